@@ -4,12 +4,19 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities demo-cluster run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
+# Every test counts, and each failure is printed when it happens. A run in which many tests fail ends early: if each of
+# them waited for its time limit, the run would take hours.
+PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
+
+# The demos start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
+DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py
+
+.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install RabbitMQ, Java and .venv if they are missing
+setup: ## Install RabbitMQ, PostgreSQL, Java, Chromium and .venv if they are missing
 	@PYTHON="$(PYTHON)" tools/setup
 
 demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real requests; ends by itself
@@ -18,8 +25,14 @@ demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real reques
 demo-priorities: setup ## Show alerts overtake a backlog on a real Spark worker while routes change
 	@$(BIN)/python tools/demo_priorities.py
 
+demo-protection: setup ## Show a circuit that opens and recovers, a clamped policy, a quota that runs out
+	@$(BIN)/python tools/demo_protection.py
+
 demo-cluster: setup ## Run a standalone Spark cluster and one key whose jobs run on it; ends by itself
 	@$(BIN)/python tools/demo_cluster.py
+
+demo-telemetry: setup ## Show telemetry from simulated devices to tables, and draw the lag; ends by itself
+	@$(BIN)/python tools/demo_telemetry.py $(ARGS)
 
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
 	@$(BIN)/osrdyne run $(ARGS)
@@ -33,26 +46,30 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
+# The archive of classes halves the processor time of each start of Java. Tests that come before it do without.
 test: setup ## Run the whole suite on real RabbitMQ and Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts $(ARGS)
+	$(BIN)/osrdyne spark warm-archive >/dev/null & \
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts --ignore=tests/delta --ignore=tests/hdfs $(DEMO_TESTS:%=--ignore=%) $(ARGS); \
+	status=$$?; wait; exit $$status
 
-# Each test starts Java processes of its own, several at once: beside others they would only wait for each other.
-test-spark-starts: setup ## Run the tests of starts of Spark: archives, failures, clusters
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq --no-loadscope-reorder -n 2 --dist loadfile --durations=15 tests/spark_starts $(ARGS)
+# Each test starts Java processes of its own, several at once: beside others they would only wait for each other. The
+# tests of clusters take longest and come first; both of their files wait minutes for a start that must fail.
+test-spark-starts: setup ## Run the tests of starts of Spark: archives, failures, clusters, the demos
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/spark_starts $(DEMO_TESTS) $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
 test-docker: setup ## Run the RabbitMQ tests and a short fault run on RabbitMQ 4; test Docker and systemd
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/contract tests/integration tests/acceptance $(ARGS)
+	$(PYTEST) -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 -m 'not soak and not one_rabbitmq' tests/contract tests/integration tests/acceptance $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips --no-loadscope-reorder -n 3 --dist loadfile tests/docker $(ARGS)
+	$(PYTEST) --no-loadscope-reorder -n 3 --dist loadfile tests/docker $(ARGS)
 
 test-kubernetes: setup ## Test the Kubernetes driver and the Helm chart on the API server of KUBECONFIG
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 3 --dist load tests/kubernetes $(ARGS)
+	$(PYTEST) -n 3 --dist load tests/kubernetes $(ARGS)
 
 soak: setup ## Repeat the tests of managed pools at full scale; takes some minutes
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 0 -m soak tests/acceptance $(ARGS)
+	$(PYTEST) -n 0 -m soak tests/acceptance $(ARGS)
 
 model: setup ## Check the lifecycle model with spin; ARGS=--all adds the slow runs
 	@tools/setup model
@@ -68,6 +85,14 @@ test-pyspark: setup ## Run the attacks on the SQL pipeline with another PySpark:
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }
 	$(BIN)/pip install --quiet --upgrade --target build/pyspark-$(PYSPARK) pyspark==$(PYSPARK)
 	PYTHONPATH=build/pyspark-$(PYSPARK):tests/plugins $(BIN)/pytest -p no_skips tests/security/test_sql_escape.py tests/security/test_sql_fuzz.py $(ARGS)
+
+# Delta Lake has no release for the PySpark of the other extras, so its own versions come first on the path.
+test-delta: setup ## Run the SQL pipeline on Delta Lake, with the versions of the extra `delta`
+	$(BIN)/pip install --quiet --upgrade --target build/delta $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["delta"][:2])')
+	PYTHONPATH=build/delta:tests/plugins $(BIN)/pytest -p no_skips tests/delta $(ARGS)
+
+test-hdfs: setup ## Run the SQL pipeline on a real HDFS, whose servers come from Maven
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/hdfs $(ARGS)
 
 fuzz-sql: setup ## Generate statements from sqlglot's and Spark's tests and check them with the plan guard: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)

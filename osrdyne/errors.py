@@ -58,6 +58,16 @@ class BrokerNotFoundError(BrokerError):
     """A queue or exchange does not exist."""
 
 
+class StreamDataLostError(BrokerError):
+    """Messages of a stream that were to be read are no longer in it."""
+
+
+class LastValueStoreError(OsrdyneError):
+    """The database of last values cannot be used; the message names the cause and the remedy."""
+
+    retryable = True
+
+
 class PublishRefusedError(BrokerError):
     """RabbitMQ refused a message: negative confirm, or no queue for it."""
 
@@ -126,12 +136,20 @@ class PoolConflictError(OsrdyneError):
     """The state of the pool does not allow the request; the message names the cause and the remedy."""
 
 
+class UnprotectedTransportError(OsrdyneError):
+    """The policy of a key demands TLS, and the request came over plain HTTP from another host."""
+
+
 class VersionConflictError(PoolConflictError):
     """A change expects another version to be active; `version` is the active one."""
 
 
 class PoisonNotFoundError(OsrdyneError):
     """There is no such entry in the poison inventory."""
+
+
+class NoSuchQueueError(OsrdyneError):
+    """No queue was created for this key."""
 
 
 class PortTakenError(OsrdyneError):

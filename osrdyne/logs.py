@@ -63,6 +63,8 @@ QUIET_LIBRARIES: Mapping[str, str] = {
     "aio_pika": "critical",
     "aiormq": "critical",
     "asyncio": "warning",
+    # The HTTP client logs each URL, whose path or query may hold a secret.
+    "httpx": "warning",
     "py4j": "warning",
 }
 

@@ -80,6 +80,18 @@ class Metrics:
         self.deletes_refused = Counter(
             "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
         )
+        self.audit_records = Counter(
+            "osrdyne_audit_records",
+            "Records of changes through the API, by whether RabbitMQ has them: stored, lost.",
+            ["result"],
+            registry=registry,
+        )
+        self.api_refused = Counter(
+            "osrdyne_api_refused",
+            "Requests of the API that were answered 401 or 403, by status.",
+            ["status"],
+            registry=registry,
+        )
         self.topology_repairs = Counter(
             "osrdyne_topology_repairs",
             "Objects of the pool that were missing or changed in RabbitMQ and were put right, by kind of object.",
@@ -97,6 +109,90 @@ class Metrics:
             ["outcome", "route", "priority"],
             registry=registry,
         )
+        self.telemetry_messages = Counter(
+            "osrdyne_telemetry_messages",
+            "Messages that the log of telemetry has confirmed, by partition.",
+            ["partition"],
+            registry=registry,
+        )
+        self.telemetry_bytes = Counter(
+            "osrdyne_telemetry_bytes", "Bytes of the bodies of these messages.", registry=registry
+        )
+        self.telemetry_lag_messages = Gauge(
+            "osrdyne_telemetry_lag_messages",
+            "Messages of the log that a reader has not read, by reader and partition.",
+            ["reader", "partition"],
+            registry=registry,
+        )
+        self.telemetry_lag_seconds = Gauge(
+            "osrdyne_telemetry_lag_seconds",
+            "Age of the first of them.",
+            ["reader", "partition"],
+            registry=registry,
+        )
+        self.telemetry_lag_drained = Gauge(
+            "osrdyne_telemetry_lag_drained_seconds",
+            "Seconds until a reader has read everything, at its present rates; infinite: never.",
+            ["reader"],
+            registry=registry,
+        )
+        self.telemetry_ingests = Counter(
+            "osrdyne_telemetry_ingests",
+            "Requests to store telemetry that have ended: stored, empty, conflict, failed.",
+            ["table", "outcome"],
+            registry=registry,
+        )
+        self.telemetry_stored_events = Counter(
+            "osrdyne_telemetry_stored_events",
+            "Events that these requests have stored, by table and partition.",
+            ["table", "partition"],
+            registry=registry,
+        )
+        self.telemetry_invalid_events = Counter(
+            "osrdyne_telemetry_invalid_events",
+            "Invalid events that they have stored, by table and partition.",
+            ["table", "partition"],
+            registry=registry,
+        )
+        self.telemetry_copies = Counter(
+            "osrdyne_telemetry_copies",
+            "Messages that they have dropped or marked as copies.",
+            ["table"],
+            registry=registry,
+        )
+        self.telemetry_purged_rows = Counter(
+            "osrdyne_telemetry_purged_rows",
+            "Rows that they have removed from the table because of its storage limit.",
+            ["table"],
+            registry=registry,
+        )
+        self.telemetry_table_rows = Gauge(
+            "osrdyne_telemetry_table_rows",
+            "Rows of the whole table, with invalid events.",
+            ["table"],
+            registry=registry,
+        )
+        self.telemetry_table_bytes = Gauge(
+            "osrdyne_telemetry_table_bytes", "Bytes of its files.", ["table"], registry=registry
+        )
+        self.last_value_events = Gauge(
+            "osrdyne_last_value_events",
+            "What the last-value reader has counted since its store was made: events, written, late, future, "
+            "invalid, and the offsets lost.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.poison_drops = Counter(
+            "osrdyne_poison_drops",
+            "Copies of poison requests for the PoisonMessageDrop of their queue policy: sent, failed, dropped.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.gone = Counter(
+            "osrdyne_gone",
+            "Requests answered `gone` because the queue of their key was being removed.",
+            registry=registry,
+        )
         self.cleaned = Counter(
             "osrdyne_cleaned",
             "Requests of queues that were looked through for expired ones, by what became of them.",
@@ -105,6 +201,22 @@ class Metrics:
         )
         self.cleaning_seconds = Histogram(
             "osrdyne_cleaning_seconds", "How long looking through one queue took.", buckets=_FAST, registry=registry
+        )
+        self.enqueue_waiting = Gauge(
+            "osrdyne_enqueue_waiting",
+            "Requests that wait for their admission to a queue of limited length.",
+            registry=registry,
+        )
+        self.evicted = Counter(
+            "osrdyne_evicted",
+            "Waiting requests that were answered `maxlen` because a later one took their place.",
+            registry=registry,
+        )
+        self.quota_used = Gauge(
+            "osrdyne_quota_used_ratio",
+            "Used part of a daily quota, by meter; of the name that has used most, if each has a quota of its own.",
+            ["meter"],
+            registry=registry,
         )
         self.splits = Counter(
             "osrdyne_splits",
@@ -150,6 +262,25 @@ class Metrics:
             registry=registry,
         )
 
+        self.circuit_fail_ratio = Gauge(
+            "osrdyne_circuit_fail_ratio",
+            "Percentage of the counted requests of a route that failed; of a route with several circuits the highest.",
+            ["route"],
+            registry=registry,
+        )
+        self.circuit_state = Gauge(
+            "osrdyne_circuit_state",
+            "State of the circuit of a route: 0 closed, 1 half open, 2 open; of several circuits the highest.",
+            ["route"],
+            registry=registry,
+        )
+        self.circuit_samples = Gauge(
+            "osrdyne_circuit_samples",
+            "Requests that the circuits of a route count now, by outcome.",
+            ["route", "outcome"],
+            registry=registry,
+        )
+
     def know_routes(self, names: Iterable[str]) -> None:
         """Names of routes that may be labels from now on."""
         self._routes.update(names)
@@ -170,6 +301,14 @@ class Metrics:
         )
         self.processes = Gauge(
             "osrdyne_processes", "Processes of pooled workers by state.", ["state"], registry=registry
+        )
+        self.process_start_seconds = Histogram(
+            "osrdyne_process_start_seconds",
+            "Parts of the start of a process of pooled workers: process, python, connection, jvm, session, warm_up, "
+            "ready.",
+            ["part"],
+            buckets=_SLOW,
+            registry=registry,
         )
         self.process_keys = Gauge(
             "osrdyne_process_keys", "Workers in a process of pooled workers, by slot.", ["slot"], registry=registry
@@ -192,11 +331,28 @@ class Metrics:
         self.memory_relief = Counter(
             "osrdyne_memory_relief", "Idle groups ended because the heap of their process was full.", registry=registry
         )
+        self.process_memory_share = Gauge(
+            "osrdyne_process_memory_share",
+            "Used share of the memory of a process's host or cgroup, whichever is tighter, by slot.",
+            ["slot"],
+            registry=registry,
+        )
+        self.memory_pressure = Counter(
+            "osrdyne_memory_pressure",
+            "What was ended because the memory of a host or cgroup was short: group, process.",
+            ["action"],
+            registry=registry,
+        )
         self.cold_start_seconds = Histogram(
             "osrdyne_worker_cold_start_seconds",
             "Parts of a worker's start, as it reports them: process, python, jvm, session, load, first_query.",
             ["part"],
             buckets=_SLOW,
+            registry=registry,
+        )
+        self.executor_seconds = Counter(
+            "osrdyne_executor_seconds",
+            "How long tasks of all workers have run on executors, in seconds on one core, as the workers report it.",
             registry=registry,
         )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)

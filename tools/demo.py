@@ -7,24 +7,19 @@ Exit code 0: everything happened as described.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from rich.console import Console
+from demo_pooled import pooled_story
+from demo_story import DemoError, ask, chapter, check, console, run_demo, tell, timed
 from rich.table import Table
 
 from osrdyne.client import AsyncClient, Reply, RequestFailedError
 from osrdyne.config.models import Settings
 from osrdyne.dev.stack import running_stack, sample_settings
-from osrdyne.errors import OsrdyneError
-from osrdyne.logs import configure_logging
 
 SMALL, LARGE, MISSING = "tpch/sf=0.001", "tpch/sf=0.01", "tpch/sf=99"
 PRICING_SUMMARY = """
@@ -32,37 +27,9 @@ select l_returnflag as flag, l_linestatus as status, sum(l_quantity) as quantity
 from lineitem where l_shipdate <= date '1998-09-02' group by l_returnflag, l_linestatus order by flag, status
 """
 WARM_CALLS = 20
-START_LIMIT = 240.0
 IDLE_LIMIT = 120.0
+REPORT_LIMIT = 10.0
 POLL_INTERVAL = 0.5
-
-console = Console(highlight=False, width=110)
-
-
-class DemoError(Exception):
-    """A step did not do what the story says."""
-
-
-def check(condition: bool, expectation: str) -> None:
-    if not condition:
-        raise DemoError(expectation)
-
-
-def chapter(title: str) -> None:
-    console.print(f"\n[bold]{title}[/bold]")
-
-
-def tell(text: str) -> None:
-    console.print(f"  {text}")
-
-
-@asynccontextmanager
-async def timed(what: str) -> AsyncIterator[None]:
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        tell(f"{what}: {time.perf_counter() - started:.1f} s")
 
 
 def demo_settings() -> Settings:
@@ -78,11 +45,7 @@ def demo_settings() -> Settings:
     )
 
 
-async def ask(client: AsyncClient, key: str, query: str) -> Reply:
-    return await client.call(key, "/sql", json.dumps({"query": query}).encode(), timeout=START_LIMIT)
-
-
-async def first_request(client: AsyncClient) -> None:
+async def first_request(client: AsyncClient, api: str) -> None:
     chapter("1. The first request for a key starts its Spark worker")
     tell(f"A client publishes a request to [cyan]demo-req-xchg[/cyan] with the key [cyan]{LARGE}[/cyan].")
     tell("The key has not been used yet: it has no queue and no worker, so the daemon makes both.")
@@ -91,6 +54,7 @@ async def first_request(client: AsyncClient) -> None:
     items = reply.json()["rows"][0][0]
     check(int(items) == 60_175, f"lineitem at scale 0.01 has 60175 rows, not {items}")
     tell(f"select count(*) from lineitem → [green]{items}[/green], from worker {reply.worker_id}")
+    await show_cold_starts(api)
 
 
 async def warm_requests(client: AsyncClient) -> None:
@@ -132,9 +96,21 @@ async def another_key(client: AsyncClient, api: str) -> None:
     for group in await list_groups(api):
         workers = ", ".join(f"pid {worker['external_id']} {worker['state']}" for worker in group["workers"])
         tell(f"[cyan]{group['key']}[/cyan] is {group['state']}, worker: {workers}")
+    await show_cold_starts(api)
+
+
+async def show_cold_starts(api: str) -> None:
+    """Where the time of each cold start went, as the workers report it; the first query soon after its answer."""
+    for _ in range(int(REPORT_LIMIT / POLL_INTERVAL)):
+        groups = await list_groups(api)
+        if all("first_query" in worker["cold_start"] for group in groups for worker in group["workers"]):
+            break
+        await asyncio.sleep(POLL_INTERVAL)
+    for group in groups:
         for worker in group["workers"]:
             parts = ", ".join(f"{part} {took / 1000:.1f} s" for part, took in worker["cold_start"].items())
-            tell(f"  its cold start: {parts}")
+            tell(f"cold start of [cyan]{group['key']}[/cyan] in parts:")
+            tell(f"  {parts}")
 
 
 async def list_groups(api: str) -> list[dict[str, Any]]:
@@ -193,30 +169,19 @@ async def story() -> None:
         tell(f"RabbitMQ and the daemon are up: {time.perf_counter() - started:.1f} s")
         api = f"http://127.0.0.1:{running.api.port}"
         async with AsyncClient(running.broker.uri.get_secret_value(), "demo") as client:
-            await first_request(client)
+            await first_request(client, api)
             await warm_requests(client)
             await another_key(client, api)
             await refused_requests(client)
             await missing_data(client)
         await idle_groups(api)
+    await pooled_story(first_chapter=7)
     chapter("Everything is stopped. Where to look next")
     tell("osrdyne dev                  the same stack, to play with: osrdyne call, osrdyne groups")
     tell("docs/tutorials/first-worker.md     from here to a worker of your own")
+    tell("docs/reference/workers/pooled.md   what pooled keys share, and what they do not")
     tell("docs/explanation/architecture.md   why no request is lost")
 
 
-def main() -> int:
-    configure_logging(level="error")
-    logging.disable(logging.CRITICAL)
-    try:
-        asyncio.run(story())
-    except (OsrdyneError, DemoError, TimeoutError) as error:
-        console.print(f"\n[red]The demo failed:[/red] {error or type(error).__name__}")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo(story()))

@@ -7,47 +7,23 @@ happened as described.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
+from demo_story import START_LIMIT, DemoError, ask, chapter, check, run_demo, tell
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from osrdyne.client import AsyncClient, Reply, StartFailedError  # noqa: E402
+from osrdyne.client import AsyncClient, StartFailedError  # noqa: E402
 from osrdyne.config.models import Settings  # noqa: E402
 from osrdyne.dev.stack import running_stack, sample_settings  # noqa: E402
-from osrdyne.errors import OsrdyneError  # noqa: E402
-from osrdyne.logs import configure_logging  # noqa: E402
 from tests.spark_starts.standalone_cluster import StandaloneCluster  # noqa: E402
 
 KEY, NEXT_KEY = "tpch/sf=0.01", "tpch/sf=0.001"
-PATIENCE = 300.0
 QUERY = "select l_returnflag as flag, count(*) as items from lineitem group by l_returnflag order by flag"
-
-console = Console(highlight=False, width=110)
-
-
-class DemoError(Exception):
-    """A step did not do what the demo says."""
-
-
-def check(condition: bool, expectation: str) -> None:
-    if not condition:
-        raise DemoError(expectation)
-
-
-def chapter(title: str) -> None:
-    console.print(f"\n[bold]{title}[/bold]")
-
-
-def tell(text: str) -> None:
-    console.print(f"  {text}")
 
 
 def demo_settings(master: str) -> Settings:
@@ -76,14 +52,10 @@ def demo_settings(master: str) -> Settings:
     return sample.model_copy(update={"worker": sample.worker.model_copy(update={"spark_master": master})})
 
 
-async def ask(client: AsyncClient, key: str, query: str) -> Reply:
-    return await client.call(key, "/sql", json.dumps({"query": query}).encode(), timeout=PATIENCE)
-
-
 async def until_idle(cluster: StandaloneCluster) -> None:
     began = time.perf_counter()
     while cluster.executors():
-        check(time.perf_counter() - began < PATIENCE, "the executors of an idle key end")
+        check(time.perf_counter() - began < START_LIMIT, "the executors of an idle key end")
         await asyncio.sleep(0.5)
 
 
@@ -122,19 +94,14 @@ async def story(cluster: StandaloneCluster) -> None:
     tell("Everything is stopped. Where to look next: docs/reference/workers/clusters.md")
 
 
-def main() -> None:
-    configure_logging(level="error")
-    logging.disable(logging.WARNING)
+def main() -> int:
     with tempfile.TemporaryDirectory(prefix="osrdyne-cluster-") as directory:
         cluster = StandaloneCluster(Path(directory))
         try:
-            asyncio.run(story(cluster))
-        except (DemoError, OsrdyneError) as error:
-            console.print(f"\n[red]The demo has failed: {error}[/red]")
-            sys.exit(1)
+            return run_demo(story(cluster))
         finally:
             cluster.close()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 import time
 
 import httpx
-from rich.console import Console
+from demo_story import START_LIMIT, chapter, check, console, run_demo, tell
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import Settings
 from osrdyne.dev.stack import running_stack, sample_settings
-from osrdyne.logs import configure_logging
 
 KEY = "tpch/sf=0.001"
 QUERY = json.dumps({"query": "select l_returnflag, sum(l_quantity) from lineitem group by l_returnflag"}).encode()
 BACKLOG, ALERTS = 20, 3
-START_LIMIT = 240.0
 ROUTES = {
     "routes": {
         "alerts": {"route": "FROM /messages/modules/camera/outputs/alerts INTO $upstream", "priority": 0},
@@ -37,17 +34,6 @@ TURNED = {
         "rest": "FROM /messages/* INTO $upstream",
     }
 }
-
-console = Console(highlight=False, width=110)
-
-
-class DemoError(Exception):
-    """A step did not do what the story says."""
-
-
-def check(condition: bool, expectation: str) -> None:
-    if not condition:
-        raise DemoError(expectation)
 
 
 class Camera:
@@ -85,7 +71,7 @@ def overtaken(camera: Camera, first: str) -> int:
 
 
 async def alerts_overtake(camera: Camera) -> None:
-    console.print(f"\n[bold]1. {BACKLOG} requests with data wait, then {ALERTS} alerts come[/bold]")
+    chapter(f"1. {BACKLOG} requests with data wait, then {ALERTS} alerts come")
     for number in range(BACKLOG):
         camera.send(f"data {number}", **{"x-output": "data"})
     await camera.under_way.wait()
@@ -95,16 +81,16 @@ async def alerts_overtake(camera: Camera) -> None:
         camera.send(f"alert {number}", **{"x-output": "alerts"})
     await camera.all_answered()
     last = overtaken(camera, "alert")
-    console.print(f"  order of the answers: {' '.join(name[0] for name in camera.answered)}")
-    console.print(f"  {before} were answered when the alerts were sent; the last alert was number {last + 1}")
-    console.print(f"  everything took {time.perf_counter() - began:.1f} s")
+    tell(f"order of the answers: {' '.join(name[0] for name in camera.answered)}")
+    tell(f"{before} were answered when the alerts were sent; the last alert was number {last + 1}")
+    tell(f"everything took {time.perf_counter() - began:.1f} s")
     check(last < BACKLOG // 2, "alerts overtake the backlog")
     alerts = [name for name in camera.answered if name.startswith("alert")]
     check(alerts == [f"alert {number}" for number in range(ALERTS)], "alerts keep their own order")
 
 
 async def routes_change(camera: Camera, api: str) -> None:
-    console.print("\n[bold]2. The routes change while requests wait[/bold]")
+    chapter("2. The routes change while requests wait")
     camera.answered.clear()
     camera.under_way.clear()
     for number in range(BACKLOG):
@@ -114,14 +100,14 @@ async def routes_change(camera: Camera, api: str) -> None:
     for number in range(ALERTS):
         camera.send(f"urgent {number}", level="urgent")
     await camera.all_answered()
-    console.print("  a header decides now: FROM /messages/* WHERE level = 'urgent' INTO $upstream, priority 1")
-    console.print(f"  order of the answers: {' '.join(name[0] for name in camera.answered)}")
+    tell("a header decides now: FROM /messages/* WHERE level = 'urgent' INTO $upstream, priority 1")
+    tell(f"order of the answers: {' '.join(name[0] for name in camera.answered)}")
     check(overtaken(camera, "urgent") < BACKLOG // 2, "what the new route calls urgent overtakes what waits")
 
 
 async def story() -> None:
     console.print("[bold]osrdyne[/bold]: routes decide which requests of a managed pool go first.")
-    console.print("\n[bold]0. Setting the stage[/bold]")
+    chapter("0. Setting the stage")
     base = Settings.model_validate({"pool": {"id": "demo_pri", "kind": "managed"}, "api": {"port": 0}})
     settings = await asyncio.to_thread(sample_settings, base, scales=("0.001",))
     async with running_stack(settings) as running:
@@ -130,32 +116,12 @@ async def story() -> None:
         async with AsyncClient(running.broker.uri.get_secret_value(), "demo_pri", name="camera") as client:
             started = time.perf_counter()
             await client.call(KEY, "/sql", QUERY, timeout=START_LIMIT)
-            console.print(f"  the Spark worker of {KEY} is up: {time.perf_counter() - started:.1f} s")
+            tell(f"the Spark worker of {KEY} is up: {time.perf_counter() - started:.1f} s")
             camera = Camera(client)
             await alerts_overtake(camera)
             await routes_change(camera, api)
     console.print("\n[bold]Everything is stopped.[/bold] See docs/reference/routes.")
 
 
-def main() -> int:
-    configure_logging(level="error")
-    logging.disable(logging.CRITICAL)
-    try:
-        asyncio.run(story())
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        console.print(f"\n[red]The demo failed:[/red] {reason(error)}")
-        return 1
-    return 0
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, out of the groups that the tasks of the stack put around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_demo(story()))

@@ -1,8 +1,8 @@
 """Creates the users of the RabbitMQ in docker-compose.yml, once: definitions for RabbitMQ, and the daemon's URI.
 
 `osrdyne` is an administrator with a random password, which the daemon alone reads. `guest` is a client: it may send
-requests and cancel them, and nothing else. A worker can reach the broker, so that no password that is known to everyone
-may open more than that.
+requests, read streamed answers, ask for the progress of starts and cancel requests, and nothing else. Workers can reach
+the broker, so the well-known password of `guest` must not allow more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
         "users": [user("osrdyne", password, "administrator"), user("guest", "guest")],
         "permissions": [
             permissions("osrdyne", configure=".*", write=".*", read=".*"),
-            permissions("guest", configure="^$", write="^osrdyne-(req|cancel)-xchg$", read="^$"),
+            permissions("guest", configure="^$", write="^osrdyne-(req|cancel|progress|credit)-xchg$", read="^$"),
         ],
     }
     new = definitions.with_suffix(".new")

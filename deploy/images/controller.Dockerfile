@@ -12,6 +12,7 @@ RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
  && /opt/osrdyne/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-controller.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY osrdyne osrdyne
+COPY workers/osrdyne_sources workers/osrdyne_sources
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/osrdyne/bin/pip install --no-cache-dir --no-index --no-deps /wheels/osrdyne-*.whl \

@@ -18,6 +18,7 @@ RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
  && rm -r /tmp/wheels /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
 COPY pyproject.toml README.md LICENSE ./
 COPY osrdyne osrdyne
+COPY workers/osrdyne_sources workers/osrdyne_sources
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 

@@ -1,4 +1,6 @@
-"""Tasks with an owner, and work in threads: endless tasks, jobs in order per key, long functions, calls that block."""
+"""Tasks with an owner, and work in threads: endless tasks, waits with a limit, jobs in order per key, long functions,
+calls that block.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +39,23 @@ def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any,
     return group.create_task(endless(name, coroutine), name=name)
 
 
+async def at_most(seconds: float, coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Await `coroutine`; cancel it after `seconds`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await coroutine
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Await the first of `coroutines`; cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 class KeyedJobs(Generic[K, T]):
     """Passes items of one key to `work` one after the other, in the order given, and items of different keys
     concurrently.
@@ -58,6 +77,19 @@ class KeyedJobs(Generic[K, T]):
         self._queues[key] = deque([item])
         self._group.create_task(self._run(key), name=f"{self._name} {key!r}")
 
+    def withdraw(self, key: K, item: T) -> bool:
+        """Remove an item that waits for those before it; False if `work` has it, or had it."""
+        queue = self._queues.get(key, deque())
+        try:
+            del queue[queue.index(item, 1)]
+        except ValueError:
+            return False
+        return True
+
+    def is_busy(self, key: K) -> bool:
+        """Whether an item of the key is worked on, or waits."""
+        return key in self._queues
+
     async def _run(self, key: K) -> None:
         queue = self._queues[key]
         while queue:
@@ -73,14 +105,14 @@ async def off_loop(size: int, function: Callable[P, T], *arguments: P.args, **na
         return function(*arguments, **named)
 
     def run() -> T:
-        with _collector_paused():
+        with collector_paused():
             return function(*arguments, **named)
 
     return await asyncio.to_thread(run)
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the collector of cyclic garbage in the whole process."""
     global _pauses
     # The collector holds the interpreter, and with it the event loop, while it visits all objects, again and again as a

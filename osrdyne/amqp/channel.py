@@ -64,6 +64,11 @@ class Channel:
     def is_closed(self) -> bool:
         return self._channel.is_closed
 
+    @property
+    def number(self) -> int:
+        """The number of the channel in the frames of its connection."""
+        return self._underlay.number
+
     async def wait_closed(self) -> BaseException | None:
         """Wait until the channel is closed; return the reason, or None if this side closed it."""
         return await asyncio.shield(self._end)

@@ -214,8 +214,8 @@ class Connection:
             await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
 
 
-async def connect(options: ConnectionOptions) -> Connection:
-    """Open a connection.
+async def connect(options: ConnectionOptions, *, transport: CoalescingTransport | None = None) -> Connection:
+    """Open a connection, over a `transport` of its own.
 
     Raises `BrokerUnavailableError` when RabbitMQ cannot be reached, `BrokerAccessError` when it refuses the
     credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI or names a TLS file that
@@ -223,7 +223,7 @@ async def connect(options: ConnectionOptions) -> Connection:
     """
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
     context = _context(options) if url.scheme == "amqps" else None
-    transport = CoalescingTransport()
+    transport = transport or CoalescingTransport()
     connection = _PlainConnection(url, ssl_context=context, transport_factory=transport)
     try:
         await _open(connection, transport, options.connect_timeout, where=mask_uri(str(url.with_query(None))))

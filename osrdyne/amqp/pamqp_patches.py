@@ -14,6 +14,7 @@ one of them.
 | Tables and arrays nested deeper than 32 levels decode as None: a message holds thousands of levels, and recursion ends the reader | bounds the depth of nested tables |
 | Floats are encoded as doubles and not cut to 32 bits | encodes floats as `d` |
 | NaN and infinities are encoded as nothing: RabbitMQ 3.10 closes the connection that publishes one (541) | refuses or drops them, or RabbitMQ 3.10 is no longer supported |
+| An `Int64` is encoded with 64 bits, as the Java client does: offsets of streams have them | lets its caller choose the width of an integer |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from pamqp import constants, decode, encode
 
 LAST_TIMESTAMP = 0xFFFFFFFF
 MAX_DEPTH = 32  # Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two.
+
+
+class Int64(int):
+    """An integer that is always encoded with 64 bits. pamqp takes the narrowest of six types instead."""
 
 
 def decode_short_string(value: bytes) -> tuple[int, str]:
@@ -106,6 +111,8 @@ def encode_table(value: dict[str, Any]) -> bytes:
 def encode_table_value(value: Any) -> bytes:
     if isinstance(value, bytes):
         return b"S" + struct.pack(">I", len(value)) + value
+    if isinstance(value, Int64):
+        return b"l" + struct.pack(">q", value)
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value) if math.isfinite(value) else b"V"
     return _encode_table_value(value)

@@ -1,33 +1,49 @@
-"""Asks `osrdyne.auth` whether a request may pass, and puts its answer into HTTP."""
+"""Asks `osrdyne.auth` whether a request may pass, and puts its answer into HTTP. Demands TLS where a policy does."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Depends, Query, Request
+from fastapi.params import Depends as Dependency
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osrdyne.aio.clock import Clock
-from osrdyne.api.problems import problem
-from osrdyne.api.token_file import TokenFile, tokens_of
-from osrdyne.auth.decision import LOCAL, OPEN, Decision, Principal, Refusal, decide
-from osrdyne.auth.tokens import Role
+from osrdyne.api.authenticators import Authenticators, authenticators_of
+from osrdyne.api.keys import path_key, query_key
+from osrdyne.api.problems import problem, problem_of
+from osrdyne.api.token_file import TokenChange
+from osrdyne.auth.decision import (
+    KEYS_RETRY_AFTER,
+    Denial,
+    Refusal,
+    authorize,
+    bearer_token,
+    check_grant,
+    is_loopback,
+)
+from osrdyne.auth.endpoints import Endpoint, KeysOf, find_endpoint
+from osrdyne.auth.grants import ANONYMOUS, LOCAL, OPEN, Grant, Method, Principal, Role
 from osrdyne.config.models import ApiSettings
-from osrdyne.errors import OsrdyneError
+from osrdyne.errors import InvalidKeyError, OsrdyneError, UnprotectedTransportError
+from osrdyne.pool.views import ManifestInspector
+from osrdyne.protocol.names import Key
 
 _LOCAL = "osrdyne.local"
 _PRINCIPAL = "osrdyne.principal"
+_PROXIED = "osrdyne.proxied"
 
 
 class ForbiddenError(OsrdyneError):
-    """The role of the request's token does not allow what it asks for."""
+    """The grants of the request's principal do not allow what it asks for."""
 
-    def __init__(self, role: Role) -> None:
-        super().__init__(Refusal.FORBIDDEN.value, role=role)
-        self.role = role
+    def __init__(self, denial: Denial) -> None:
+        super().__init__(denial.refusal.value, grant=denial.grant)
+        self.denial = denial
 
 
 class Local:
@@ -40,70 +56,196 @@ class Local:
         await self._app({**scope, _LOCAL: True}, receive, send)
 
 
+def is_local(request: Request) -> bool:
+    """Whether the request came over the Unix socket."""
+    return bool(request.scope.get(_LOCAL))
+
+
+def address_of(scope: Scope) -> str | None:
+    """Where the connection of a request comes from."""
+    peer = scope.get("client")
+    return "unix socket" if scope.get(_LOCAL) else None if peer is None else str(peer[0])
+
+
+def is_proxied(request: Request) -> bool:
+    """Whether the request came through a proxy of `api.trusted_proxies`."""
+    return bool(request.scope.get(_PROXIED))
+
+
 class Access:
-    """Who may use the API. `tokens` None: everyone who reaches it."""
+    """Who may use the API. Without tokens, JWTs and trusted proxies: everyone who reaches it."""
 
-    def __init__(self, tokens: TokenFile | None, *, clock: Clock) -> None:
-        self._tokens = tokens
-        self._clock = clock
+    def __init__(self, authenticators: Authenticators) -> None:
+        self._authenticators = authenticators
 
-    def admit(self, scope: Scope) -> JSONResponse | None:
+    async def admit(self, scope: Scope) -> JSONResponse | None:
         """None for a request that may pass, which then knows its principal; else the answer."""
-        if scope.get(_LOCAL):
-            scope[_PRINCIPAL] = LOCAL
+        endpoint, parts = find_endpoint(scope["method"], scope["path"])
+        identified = await self._identify(scope)
+        principal = ANONYMOUS if isinstance(identified, Refusal) else identified
+        scope[_PRINCIPAL] = principal
+        proxies, peer = self._authenticators.proxies, scope.get("client")
+        scope[_PROXIED] = proxies is not None and proxies.trusts(None if peer is None else peer[0])
+        if isinstance(identified, Refusal):
+            # An invalid token is refused on every endpoint: its sender expects to be identified.
+            is_open = endpoint.grant is None and identified is Refusal.NO_TOKEN
+            return None if is_open else unauthorized(endpoint.grant, identified)
+        if endpoint.grant is None:
             return None
-        decision = decide(
-            scope["method"],
-            scope["path"],
-            authorization=Headers(scope=scope).getlist("authorization"),
-            tokens=None if self._tokens is None else self._tokens.current(),
-            now=datetime.fromtimestamp(self._clock.time(), UTC),
-        )
-        scope[_PRINCIPAL] = decision.principal
-        return None if decision.refusal is None else _refused(decision)
+        try:
+            # Where the grant covers every key, an invalid key is for the endpoint to refuse.
+            key = await _key(scope, endpoint, parts) if principal.is_limited(endpoint.grant) else None
+        except InvalidKeyError as error:
+            return problem_of(error)
+        denial = authorize(principal, endpoint, key)
+        return None if denial is None else forbidden(denial)
+
+    def take_token_changes(self) -> list[TokenChange]:
+        """Changes of the file of API tokens since the last call."""
+        tokens = self._authenticators.tokens
+        return [] if tokens is None else tokens.take_changes()
+
+    async def _identify(self, scope: Scope) -> Principal | Refusal:
+        if scope.get(_LOCAL):
+            return LOCAL
+        proxies = self._authenticators.proxies
+        if self._authenticators.is_open:
+            return OPEN
+        headers, peer = Headers(scope=scope), scope.get("client")
+        presented = bearer_token(headers.getlist("authorization"))
+        if presented is Refusal.NO_TOKEN and proxies is not None:
+            return proxies.identify(None if peer is None else peer[0], headers.getlist)
+        if isinstance(presented, Refusal):
+            return presented
+        return await self._authenticators.identify(presented)
+
+
+async def _key(scope: Scope, endpoint: Endpoint, parts: Mapping[str, str]) -> Key | None:
+    match endpoint.keys:
+        case KeysOf.PATH:
+            return await path_key(Request({**scope, "path_params": parts}))
+        case KeysOf.QUERY:
+            return await query_key(Request(scope))
+        case _:
+            return None
 
 
 def principal_of(request: Request) -> Principal:
-    principal: Principal = request.scope.get(_PRINCIPAL, OPEN)
+    return principal_of_scope(request.scope)
+
+
+def principal_of_scope(scope: Scope) -> Principal:
+    principal: Principal = scope.get(_PRINCIPAL, OPEN)
     return principal
 
 
-def require(request: Request, role: Role) -> None:
+async def change_author(
+    request: Request,
+    author: Annotated[
+        str,
+        Query(min_length=1, max_length=200, description="Who makes the change, unless the request is authenticated."),
+    ],
+) -> str:
+    """Who makes a change: the principal, if one is authenticated; else what the request claims."""
+    principal = principal_of(request)
+    return principal.name if principal.method in {Method.TOKEN, Method.JWT, Method.PROXY} else author
+
+
+Author = Annotated[str, Depends(change_author)]
+
+
+def require(request: Request, grant: Grant, key: str | None = None) -> None:
     """For what the method and path of a request do not show. Raises `ForbiddenError`."""
-    if not principal_of(request).may(role):
-        raise ForbiddenError(role)
+    denial = check_grant(principal_of(request), grant, key)
+    if denial is not None:
+        raise ForbiddenError(denial)
 
 
-def forbidden(role: Role) -> JSONResponse:
-    """The answer to a token whose role is too weak."""
+def require_keys(request: Request, grant: Grant, keys: Iterable[str] | None) -> None:
+    """`require` for each of the keys; None: for all keys of the pool. Raises `ForbiddenError`."""
+    if keys is None:
+        if principal_of(request).is_limited(grant):
+            raise ForbiddenError(Denial(grant, Refusal.ALL_KEYS))
+        return
+    for key in keys:
+        require(request, grant, key)
+
+
+def forbidden(denial: Denial) -> JSONResponse:
+    """The answer to a principal whose grants do not allow the request."""
+    grant = denial.grant
+    detail = f"This needs the grant {grant}"
+    remedies = {
+        Refusal.OTHER_KEYS: "Use a token whose pattern of keys covers this key.",
+        Refusal.ALL_KEYS: "Name keys that the token covers with key=, where the endpoint takes them, or use a token "
+        "for all keys.",
+    }
+    if denial.refusal is not Refusal.FORBIDDEN:
+        detail += f" for other keys than the token has: {denial.refusal.value}"
     return problem(
         HTTPStatus.FORBIDDEN,
         code="forbidden",
-        detail=f"This needs a token with the role {role}.",
-        remedy=f"Create one with `osrdyne token create NAME --role {role}`.",
-        role=role,
+        detail=f"{detail}.",
+        remedy=remedies.get(denial.refusal, f"Create a token that has it: {_command(grant)}."),
+        grant=grant,
     )
 
 
-def _refused(decision: Decision) -> JSONResponse:
-    role, refusal = decision.required, decision.refusal
-    assert role is not None
-    assert refusal is not None
-    if refusal is Refusal.FORBIDDEN:
-        return forbidden(role)
-    answer = problem(
-        HTTPStatus.UNAUTHORIZED,
-        code="token-required" if refusal is Refusal.NO_TOKEN else "invalid-token",
-        detail=f"This needs a token with the role {role}; {refusal.value}.",
-        remedy="Send `Authorization: Bearer TOKEN`; the commands of osrdyne take it from OSRDYNE_API_TOKEN or from the "
-        "file that OSRDYNE_API_TOKEN_FILE names. `osrdyne token create` makes one.",
-        role=role,
-    )
+def unauthorized(grant: Grant | None, refusal: Refusal) -> JSONResponse:
+    """The answer to a request of an unknown sender. `grant` None: for an endpoint that needs no token."""
+    if grant is None:
+        answer = problem(
+            HTTPStatus.UNAUTHORIZED,
+            code="invalid-token",
+            detail=f"This needs no token, but the token of the request is not valid: {refusal.value}.",
+            remedy="Send the request without `Authorization`, or with a valid token.",
+        )
+    else:
+        answer = problem(
+            HTTPStatus.UNAUTHORIZED,
+            code="token-required" if refusal is Refusal.NO_TOKEN else "invalid-token",
+            detail=f"This needs the grant {grant}; {refusal.value}.",
+            remedy="Send `Authorization: Bearer TOKEN`; the commands of osrdyne take it from OSRDYNE_API_TOKEN or from "
+            f"the file that OSRDYNE_API_TOKEN_FILE names. {_command(grant)} makes one.",
+            grant=grant,
+        )
     answer.headers["www-authenticate"] = 'Bearer realm="osrdyne"'
+    if refusal is Refusal.KEYS_UNAVAILABLE:
+        answer.headers["retry-after"] = str(round(KEYS_RETRY_AFTER))
     return answer
 
 
+def _command(grant: Grant) -> str:
+    role = next((role for role in Role if grant in role.grants), None)
+    return f"`osrdyne token create NAME {f'--role {role}' if role else f'--role viewer --grant {grant}'}`"
+
+
 def access_of(settings: ApiSettings, *, clock: Clock) -> tuple[Access, list[str]]:
-    """What the settings allow, and warnings for the log. Raises `ConfigurationError` as `tokens_of` does."""
-    tokens, warnings = tokens_of(settings)
-    return Access(tokens, clock=clock), warnings
+    """What the settings allow, and warnings for the log. Raises `ConfigurationError` as `authenticators_of` does."""
+    authenticators, warnings = authenticators_of(settings, clock=clock)
+    return Access(authenticators), warnings
+
+
+def is_protected(request: Request) -> bool:
+    """Whether the request came over TLS, through a trusted proxy, or from this host: over the Unix socket or from a
+    loopback address."""
+    if is_local(request) or is_proxied(request) or request.url.scheme == "https":
+        return True
+    return request.client is not None and is_loopback(request.client.host)
+
+
+def require_protected(request: Request, inspector: ManifestInspector, keys: Iterable[Key]) -> None:
+    """For keys that the URL does not name. Raises `UnprotectedTransportError` if the policy of one demands TLS and the
+    request came without."""
+    if not is_protected(request) and any(inspector.requires_tls(key) for key in keys):
+        raise UnprotectedTransportError("The policy of this key demands TLS (TransportProtection: AllPaths).")
+
+
+def protected(inspector: ManifestInspector, key_of: Callable[[Request], Awaitable[Key]]) -> Dependency:
+    """The dependency of endpoints of one key. It raises `UnprotectedTransportError`."""
+
+    async def check(request: Request) -> None:
+        require_protected(request, inspector, [await key_of(request)])
+
+    dependency: Dependency = Depends(check)
+    return dependency

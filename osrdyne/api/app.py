@@ -5,8 +5,10 @@ There are no HTML pages: Swagger's would load scripts from elsewhere. The schema
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -15,24 +17,35 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from osrdyne.aio.clock import SystemClock
+from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.api import models
-from osrdyne.api.access import Access, ForbiddenError, forbidden, principal_of
+from osrdyne.api.access import Access, ForbiddenError, forbidden, principal_of, protected
+from osrdyne.api.audit import Auditor, audit_routes
+from osrdyne.api.authenticators import Authenticators
 from osrdyne.api.bodies import BodyLimits, BodyReader
+from osrdyne.api.capacity import capacity_routes
+from osrdyne.api.circuits import circuit_routes
 from osrdyne.api.guard import Guard
 from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+from osrdyne.api.lag import lag_routes
+from osrdyne.api.last_values import last_value_routes
 from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
-from osrdyne.auth.tokens import Role
-from osrdyne.errors import OsrdyneError
+from osrdyne.api.queues import queue_routes
+from osrdyne.api.telemetry import telemetry_routes
+from osrdyne.auth.grants import Grant
+from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
 from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
-from osrdyne.pool.views import PoolInspector, ProcessStatus, WorkerView
-from osrdyne.protocol.names import Key
+from osrdyne.pool.views import PoolInspector, ProcessStatus, ProcessView, WorkerView
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.telemetry.last_values.store import counts_by_name
 
+LAST_VALUES_TIMEOUT = 2.0
+"""Seconds: Prometheus gives up a scrape after ten."""
 _KEY_PARAMETER = {
     "name": "key",
     "required": True,
@@ -49,9 +62,12 @@ def create_app(
     allowed_hosts: Collection[str] | None = None,
     access: Access | None = None,
     limits: BodyLimits | None = None,
+    audit_required: bool = False,
+    clock: Clock | None = None,
 ) -> FastAPI:
     """The application. `allowed_hosts`: the `Host` names to answer (see `guard.hosts_of`), None for any; `access` None:
-    no request needs a token."""
+    no request needs a token; `audit_required`: no change without a stored record."""
+    clock = clock or SystemClock()
     app = FastAPI(
         title="osrdyne",
         version=version,
@@ -64,6 +80,13 @@ def create_app(
     app.include_router(_pool_routes(inspector))
     app.include_router(poison_routes(inspector))
     app.include_router(manifest_routes(inspector))
+    app.include_router(circuit_routes(inspector))
+    app.include_router(capacity_routes(inspector))
+    app.include_router(lag_routes(inspector))
+    app.include_router(telemetry_routes(inspector))
+    app.include_router(last_value_routes(inspector))
+    app.include_router(queue_routes(inspector))
+    app.include_router(audit_routes(inspector, inspector.pool))
     app.include_router(_group_routes(inspector, "/v1/group", query_key, place="query"))
     app.include_router(_group_routes(inspector, "/v1/groups/{key:path}", path_key, place="path"))
     app.add_exception_handler(OsrdyneError, _on_own_error)
@@ -73,8 +96,9 @@ def create_app(
     app.add_middleware(
         Guard,
         allowed_hosts=allowed_hosts,
-        access=access or Access(None, clock=SystemClock()),
+        access=access or Access(Authenticators()),
         bodies=BodyReader(limits or BodyLimits()),
+        auditor=Auditor(inspector, metrics, clock=clock, required=audit_required),
     )
     return app
 
@@ -91,13 +115,14 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
         components = [models.Component.of(view) for view in inspector.components()]
         is_ready = bool(components) and all(one.ok or not one.fatal for one in components)  # none: it is still starting
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        known = principal_of(request).may(Role.READ)  # a probe has no token, and needs the status only
+        principal = principal_of(request)  # a probe has no token, and needs the status only
         return models.Readiness(
             ready=is_ready,
             pool=inspector.pool,
             role="leader" if inspector.leadership().leading else "standby",
-            leader=await inspector.leader() if known else None,
-            components=components if known else [],
+            leader=await inspector.leader() if principal.may(Grant.VIEW) else None,
+            # Their details name keys of the whole pool.
+            components=[] if principal.is_limited(Grant.VIEW) else components,
         )
 
     @router.get("/version", summary="Which osrdyne this is")
@@ -109,11 +134,14 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
         _count_groups_and_workers(inspector, metrics)
         _measure_processes(inspector, metrics)
         _tell_what_waits(inspector, metrics)
+        _tell_used_quotas(inspector, metrics)
+        await _count_last_values(inspector, metrics)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/status", summary="Workers, as OSRD's client reads them")
-    async def status(keys: Annotated[set[Key] | None, Depends(status_keys)]) -> models.Status:
-        workers = [worker for group in inspector.groups() for worker in group.workers]
+    async def status(request: Request, keys: Annotated[set[Key] | None, Depends(status_keys)]) -> models.Status:
+        may = principal_of(request).may
+        workers = [worker for view in inspector.groups() if may(Grant.VIEW, view.key) for worker in view.workers]
         if keys is None:
             return models.Status(workers={worker.worker_id: models.WorkerStatus.of(worker) for worker in workers})
         return models.Status(workers={key: models.WorkerStatus.of(one) for key, one in _best(workers, keys).items()})
@@ -132,8 +160,22 @@ def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> Non
         metrics.workers.labels(worker_state).set(workers[worker_state])
 
 
+async def _count_last_values(inspector: PoolInspector, metrics: Metrics) -> None:
+    """From the store, which counts in the transactions that change values."""
+    metrics.last_value_events.clear()
+    totals = None
+    # `osrdyne last` shows the reason. All other metrics are answered in time, whatever the database does.
+    with suppress(LastValueStoreError, ConfigurationError, TimeoutError):
+        async with asyncio.timeout(LAST_VALUES_TIMEOUT):
+            totals = await inspector.last_value_totals()
+    if totals is not None:
+        for outcome, count in counts_by_name(totals).items():
+            metrics.last_value_events.labels(outcome).set(count)
+
+
 def _measure_processes(inspector: PoolInspector, metrics: Metrics) -> None:
-    for gauge in (metrics.process_keys, metrics.process_heap, metrics.process_memory):
+    gauges = (metrics.process_keys, metrics.process_heap, metrics.process_memory, metrics.process_memory_share)
+    for gauge in gauges:
         gauge.clear()
     views = inspector.processes()
     states = Counter(view.state for view in views)
@@ -147,6 +189,8 @@ def _measure_processes(inspector: PoolInspector, metrics: Metrics) -> None:
                 metrics.process_heap.labels(slot).set(view.heap_used)
             if view.memory is not None:
                 metrics.process_memory.labels(slot).set(view.memory)
+            if view.memory_share is not None:
+                metrics.process_memory_share.labels(slot).set(view.memory_share)
 
 
 def _tell_what_waits(inspector: PoolInspector, metrics: Metrics) -> None:
@@ -160,6 +204,14 @@ def _tell_what_waits(inspector: PoolInspector, metrics: Metrics) -> None:
         metrics.waiting.labels(**labels).set(view.requests)
         if view.oldest_age is not None:
             metrics.oldest.labels(**labels).set(view.oldest_age)
+
+
+def _tell_used_quotas(inspector: PoolInspector, metrics: Metrics) -> None:
+    metrics.quota_used.clear()
+    usage = inspector.quota_usage()
+    for meter in () if usage is None else usage.meters:
+        if meter.ratio is not None:
+            metrics.quota_used.labels(meter=meter.name).set(meter.ratio)
 
 
 def _best(workers: list[WorkerView], keys: set[Key]) -> dict[Key, WorkerView]:
@@ -176,8 +228,11 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
     @router.get("/groups", summary="All groups, or those of the given keys (`?key=`, repeatable)")
-    async def groups(keys: Annotated[set[Key] | None, Depends(query_keys)]) -> models.Groups:
-        views = [view for view in inspector.groups() if keys is None or view.key in keys]
+    async def groups(request: Request, keys: Annotated[set[Key] | None, Depends(query_keys)]) -> models.Groups:
+        """Those that the principal may see."""
+        may = principal_of(request).may
+        found = [view for view in inspector.groups() if keys is None or view.key in keys]
+        views = [view for view in found if may(Grant.VIEW, view.key)]
         leading = inspector.leadership().leading
         return models.Groups(pool=inspector.pool, leading=leading, groups=[models.Group.of(view) for view in views])
 
@@ -188,11 +243,19 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
 
     @router.get("/processes/{worker_id}", summary="One process, by its worker id or the beginning of it")
     async def process(worker_id: str) -> models.Process:
+        return models.Process.of(one_process(worker_id))
+
+    @router.get("/processes/{worker_id}/logs", summary="The last log lines of a process, of all its keys")
+    async def process_logs(worker_id: str, lines: int = Query(100, ge=1, le=10_000)) -> models.ProcessLogs:
+        found = WorkerId(one_process(worker_id).worker_id)
+        return models.ProcessLogs(worker_id=found, lines=list(await inspector.process_logs(found, lines=lines)))
+
+    def one_process(worker_id: str) -> ProcessView:
         found = [view for view in inspector.processes() if view.worker_id.startswith(worker_id)]
         if len(found) != 1:
             detail = "There is no such process." if not found else "Several processes have an id that begins like this."
             raise HTTPException(HTTPStatus.NOT_FOUND, detail)
-        return models.Process.of(found[0])
+        return found[0]
 
     @router.get("/leadership", summary="Whether this daemon leads its pool, and which one does")
     async def leadership() -> models.Leadership:
@@ -206,7 +269,7 @@ def _group_routes(
 ) -> APIRouter:
     """The routes of one group. They exist twice, because no HTTP client sends the keys `.`, `..` and the empty one
     in a path as they are: `/v1/group?key=` takes every key."""
-    router = APIRouter(prefix=prefix)
+    router = APIRouter(prefix=prefix, dependencies=[protected(inspector, key_of)])
     requested = Depends(key_of)
     extra: dict[str, Any] = {"parameters": [{**_KEY_PARAMETER, "in": place}]}
 
@@ -236,6 +299,18 @@ def _group_routes(
         await inspector.unpin(key)
         return models.Accepted(key=key, accepted="unpin")
 
+    @router.post("/reload", summary="Load the data of the group's workers again", openapi_extra=extra)
+    async def reload(key: Key = requested, timeout: float = Query(60.0, gt=0, le=3600)) -> models.Reload:
+        if inspector.leadership().leading and inspector.group(key) is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no group for this key.")
+        found = await inspector.reload_group(key, timeout=timeout)
+        return models.Reload(
+            key=key,
+            workers=[
+                models.WorkerReload(worker_id=one.worker_id, outcome=one.outcome, reason=one.reason) for one in found
+            ],
+        )
+
     @router.get("", summary="One group", openapi_extra=extra)
     async def group(key: Key = requested) -> models.Group:
         view = inspector.group(key)
@@ -248,7 +323,7 @@ def _group_routes(
 
 async def _on_forbidden(_: Request, error: Exception) -> Response:
     assert isinstance(error, ForbiddenError)
-    return forbidden(error.role)
+    return forbidden(error.denial)
 
 
 async def _on_own_error(_: Request, error: Exception) -> Response:

@@ -8,11 +8,13 @@
   `Content-Type: application/json` is required: a browser sends it across sites only after a preflight request, which is
   never granted here.
 - The body, within limits of size and time (`bodies`).
+- The record of a change (`audit`), before the change and with its outcome.
 - Unexpected errors: logged, and answered without any detail.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Collection
 from http import HTTPStatus
@@ -23,11 +25,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from osrdyne.api.access import Access
+from osrdyne.api.audit import Auditor, Change
 from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
 from osrdyne.auth.decision import is_loopback
 from osrdyne.logs import get_logger
 
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]*", re.ASCII)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 log = get_logger("api")
@@ -37,20 +41,28 @@ class Guard:
     """Wraps the application. `allowed_hosts` None answers every `Host`."""
 
     def __init__(
-        self, app: ASGIApp, *, allowed_hosts: Collection[str] | None, access: Access, bodies: BodyReader
+        self,
+        app: ASGIApp,
+        *,
+        allowed_hosts: Collection[str] | None,
+        access: Access,
+        bodies: BodyReader,
+        auditor: Auditor,
     ) -> None:
         self._app = app
         self._allowed_hosts = None if allowed_hosts is None else {host.lower() for host in allowed_hosts}
         self._access = access
         self._bodies = bodies
+        self._auditor = auditor
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = {**scope, "path": scope["raw_path"].decode("latin-1")} if scope.get("raw_path") else {**scope}
-        refusal = self._refusal(scope)
+        refusal = await self._refusal(scope)
         if refusal is not None:
+            self._auditor.note_answer(scope, refusal.status_code)
             await refusal(scope, receive, send)
             return
         try:
@@ -62,11 +74,11 @@ class Guard:
             return
         await self._run(scope, replayed(body, receive), send)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    async def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
         return (
             self._unknown_host(scope, headers)
-            or self._access.admit(scope)
+            or await self._access.admit(scope)
             or (None if scope["method"] in _SAFE_METHODS else _from_a_web_page(headers))
         )
 
@@ -83,14 +95,25 @@ class Guard:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        change: Change | None = None
 
         async def remember_start(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                started = True
+                self._auditor.note_answer(scope, message["status"])
+                if change is not None:
+                    # Before the answer: a client that has it finds the record.
+                    await self._auditor.finish(change, message["status"])
+                    name = (b"x-request-id", change.record.request_id.encode())
+                    message = {**message, "headers": [*message.get("headers", ()), name]}
             await send(message)
 
         try:
-            await self._app(scope, receive, remember_start)
+            await self._auditor.note_tokens(self._access.take_token_changes())
+            change = await self._auditor.begin(scope)
+            refusal = None if change is None else self._auditor.refusal(change)
+            await (refusal or self._app)(scope, receive, remember_start)
         except Exception as error:
             log.exception("request failed", path=scope["path"], error=type(error).__name__)
             if not started:
@@ -99,7 +122,7 @@ class Guard:
                     code="internal",
                     detail="Something unexpected went wrong; the daemon's log has the details.",
                 )
-                await answer(scope, receive, send)
+                await answer(scope, receive, remember_start)
 
 
 def _from_a_web_page(headers: Headers) -> JSONResponse | None:
@@ -145,6 +168,8 @@ def _own_address(scope: Scope) -> str | None:
 
 def _host_name(header: str) -> str:
     """The host of `host:port`, lower case, without the brackets of IPv6; empty when it cannot be read."""
+    if not _HOST.fullmatch(header):
+        return ""  # with a user, a path or a blank it is no host, and another program may read another name
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

@@ -1,28 +1,38 @@
-"""The manifests of a managed pool over HTTP: `/v1/routes`, `/v1/splitter` and `/v1/explain`."""
+"""The manifests of a pool over HTTP: `/v1/routes`, `/v1/splitter`, `/v1/profiles`, `/v1/policies`,
+`/v1/quota` and `/v1/explain`."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from osrdyne.aio.tasks import off_loop
+from osrdyne.api.access import Author, protected, require, require_protected
+from osrdyne.api.keys import query_key
 from osrdyne.api.problems import invalid_document
+from osrdyne.api.quota import QuotaUsage, shown_usage
+from osrdyne.auth.grants import Grant
+from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.explain import Explanation
+from osrdyne.ingress.policies.policy import Origin
+from osrdyne.ingress.policies.table import shown
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.routing.profiles import ProfileChange
 from osrdyne.pool.routing.routes import RouteChange
 from osrdyne.pool.views import ManifestInspector
+from osrdyne.protocol.names import Key, parse_key
 
-_Author = Annotated[str, Query(min_length=1, max_length=200, description="Who makes the change; kept with it.")]
 _Version = Annotated[int, Query(ge=1)]
 _IfMatch = Annotated[
     str | None,
@@ -40,7 +50,9 @@ class Version(BaseModel):
     version: int
     author: str
     at: float = Field(description="When it came into force, seconds since the epoch.")
-    size: int | None = Field(None, description="How many routes or rules it has; null where that is not known.")
+    size: int | None = Field(
+        None, description="How many routes, rules, profiles or policies it has; null where that is not known."
+    )
     manifest: dict[str, Any] | None = Field(
         None, description="The document; null for a version without one, or where manifests were not asked for."
     )
@@ -52,6 +64,12 @@ class InForce(BaseModel):
     pool: str
     version: int = Field(description="Of the latest change; 0 where there has never been one.")
     current: Version | None
+
+
+class QuotaInForce(InForce):
+    """The active document of quotas, and what was used."""
+
+    usage: QuotaUsage | None = Field(description="Null where there are no quotas.")
 
 
 class History(BaseModel):
@@ -73,6 +91,18 @@ class Change(BaseModel):
         return cls(pool=pool, version=change.kept.version, warnings=[str(warning) for warning in change.warnings])
 
 
+class ChangedProfiles(Change):
+    """The result of a change of the profiles."""
+
+    changed_groups: int = Field(0, description="Groups whose workers get other settings: they are replaced.")
+
+    @classmethod
+    def of(cls, pool: str, change: ManifestChange) -> Self:
+        changed = Change.of(pool, change)
+        number = len(change.changed) if isinstance(change, ProfileChange) else 0
+        return cls(**changed.model_dump(), changed_groups=number)
+
+
 class ChangedRoutes(Change):
     """The result of a change of the routes. Requests of a priority that was removed keep it and are served."""
 
@@ -91,6 +121,23 @@ class ChangedRoutes(Change):
         return changed
 
 
+class PolicyElement(BaseModel):
+    """One element of a policy."""
+
+    value: Any
+    origin: Origin
+    acts: bool = Field(description="Whether this pool enforces it.")
+
+
+class KeyPolicy(BaseModel):
+    """The policy of a key."""
+
+    pool: str
+    key: str
+    match: str | None = Field(description="The pattern of the policy; null: the default, or none.")
+    elements: dict[str, PolicyElement] | None = Field(description="By name; null where no policy acts on the key.")
+
+
 class Sample(BaseModel):
     """A request to be explained. It is not sent."""
 
@@ -99,6 +146,9 @@ class Sample(BaseModel):
     headers: dict[str, str | int | float | bool | None] = {}
     body: Any = Field(None, description="Of content type application/json, in UTF-8; null is no body.")
     app_id: str | None = None
+    principal: str | None = Field(
+        None, max_length=200, description="Owner of the token of the request, with the grant `send` for all keys."
+    )
     timeout: float | None = Field(None, gt=0, description="The caller's own limit, seconds.")
 
 
@@ -106,9 +156,37 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
     _add_kind(router, inspector, ManifestKind.ROUTES, "route manifest", ChangedRoutes)
     _add_kind(router, inspector, ManifestKind.SPLITTER, "splitter manifest", Change)
+    _add_kind(router, inspector, ManifestKind.PROFILES, "document of profiles", ChangedProfiles)
+
+    _add_kind(router, inspector, ManifestKind.POLICIES, "document of queue policies", Change)
+    _add_kind(router, inspector, ManifestKind.CIRCUITS, "configuration of the circuits", Change)
+
+    _add_kind(
+        router,
+        inspector,
+        ManifestKind.QUOTA,
+        "document of quotas, and what was used",
+        Change,
+        in_force=QuotaInForce,
+        more=lambda: {"usage": None if (usage := inspector.quota_usage()) is None else shown_usage(usage)},
+    )
+
+    @router.get(
+        "/policies/effective",
+        summary="The queue policy of a key, with the origin of each value",
+        dependencies=[protected(inspector, query_key)],
+    )
+    async def effective_policy(key: Annotated[Key, Depends(query_key)]) -> KeyPolicy:
+        found = await inspector.effective_policy(key)
+        elements = None if found is None else shown(found.policy)
+        match = None if found is None else found.match
+        return KeyPolicy.model_validate({"pool": inspector.pool, "key": key, "match": match, "elements": elements})
 
     @router.post("/explain", summary="What would happen to a request, and why")
-    async def explain(sample: Sample) -> dict[str, Any]:
+    async def explain(request: Request, sample: Sample) -> dict[str, Any]:
+        require(request, Grant.VIEW, sample.key)
+        with suppress(InvalidKeyError):  # no policy acts on an invalid key
+            require_protected(request, inspector, [parse_key(sample.key)])
         arrival = sample_arrival(
             sample.key,
             sample.path,
@@ -116,6 +194,7 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
             body=None if sample.body is None else json.dumps(sample.body).encode(),
             app_id=sample.app_id,
             timeout=sample.timeout,
+            principal=sample.principal,
             now=time.time(),
         )
         explanation: Explanation = await inspector.explain(arrival)
@@ -125,34 +204,45 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
 
 
 def _add_kind(
-    router: APIRouter, inspector: ManifestInspector, kind: ManifestKind, name: str, answer: type[Change]
+    router: APIRouter,
+    inspector: ManifestInspector,
+    kind: ManifestKind,
+    name: str,
+    answer: type[Change],
+    *,
+    in_force: type[InForce] = InForce,
+    more: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """The paths of one kind of manifest. Documents go through as text: a large one would be parsed on the loop."""
+    """The paths of one kind of manifest. Documents go through as text: a large one would be parsed on the loop.
 
-    @router.get(f"/{kind}", summary=f"The active {name}", response_model=InForce)
+    `more`: further members of the answer about the active one.
+    """
+
+    @router.get(f"/{kind.path}", summary=f"The active {name}", response_model=in_force)
     async def current() -> Response:
         kept = await inspector.current_manifest(kind)
         version = 0 if kept is None else kept.version
         shown = "null" if kept is None or kept.stored is None else await _shown([kept])
         pool = json.dumps(inspector.pool)
-        return _json(f'{{"pool": {pool}, "version": {version}, "current": {shown}}}', etag=version)
+        rest = "".join(f", {json.dumps(member)}: {json.dumps(value)}" for member, value in more().items())
+        return _json(f'{{"pool": {pool}, "version": {version}, "current": {shown}{rest}}}', etag=version)
 
-    @router.put(f"/{kind}", summary=f"Make a {name} the active one", response_model=answer, openapi_extra=_BODY)
-    async def change(request: Request, author: _Author, if_match: _IfMatch = None) -> Change | Response:
+    @router.put(f"/{kind.path}", summary=f"Make a {name} the active one", response_model=answer, openapi_extra=_BODY)
+    async def change(request: Request, author: Author, if_match: _IfMatch = None) -> Change | Response:
         expected = _expected(if_match)
         try:
             text = _text(await request.body())
             changed = await inspector.change_manifest(kind, text, author=author, expected=expected)
         except InvalidDocumentError as error:
-            return invalid_document(error, check=f"osrdyne {kind} check")
+            return invalid_document(error, check=f"{kind.command} check")
         return answer.of(inspector.pool, changed)
 
-    @router.delete(f"/{kind}", summary=f"Return to no {name}", response_model=answer)
-    async def clear(author: _Author, if_match: _IfMatch = None) -> Change:
+    @router.delete(f"/{kind.path}", summary=f"Return to no {name}", response_model=answer)
+    async def clear(author: Author, if_match: _IfMatch = None) -> Change:
         changed = await inspector.clear_manifest(kind, author=author, expected=_expected(if_match))
         return answer.of(inspector.pool, changed)
 
-    @router.get(f"/{kind}/history", summary=f"The versions of the {name}, newest first", response_model=History)
+    @router.get(f"/{kind.path}/history", summary=f"The versions of the {name}, newest first", response_model=History)
     async def history(
         manifests: Annotated[bool, Query(description="Whether each version comes with its document.")] = True,
     ) -> Response:
@@ -160,8 +250,8 @@ def _add_kind(
         shown = await _shown(versions, documents=manifests)
         return _json(f'{{"pool": {json.dumps(inspector.pool)}, "versions": [{shown}]}}')
 
-    @router.post(f"/{kind}/rollback", summary="Make an earlier version active again", response_model=answer)
-    async def rollback(version: _Version, author: _Author, if_match: _IfMatch = None) -> Change:
+    @router.post(f"/{kind.path}/rollback", summary="Make an earlier version active again", response_model=answer)
+    async def rollback(version: _Version, author: Author, if_match: _IfMatch = None) -> Change:
         changed = await inspector.restore_manifest(kind, version, author=author, expected=_expected(if_match))
         return answer.of(inspector.pool, changed)
 

@@ -6,14 +6,22 @@ No field may hold a secret: texts for people are masked again. The poison invent
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from osrdyne.logs import mask_uri
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
-from osrdyne.pool.views import ComponentView, GroupView, LeadershipView, ProcessStatus, ProcessView, WorkerView
+from osrdyne.pool.views import (
+    ComponentView,
+    GroupView,
+    LeadershipView,
+    ProcessStatus,
+    ProcessView,
+    ReloadOutcome,
+    WorkerView,
+)
 
 Masked = Annotated[str, AfterValidator(mask_uri)]  # Text for a person; a password in a URI becomes `***`.
 
@@ -110,6 +118,12 @@ class Worker(BaseModel):
     process: str | None = Field(description="The process that it shares with other keys, by its worker id.")
     metadata: dict[str, Masked]
     cold_start: dict[str, int] = Field(default_factory=dict, description="Milliseconds of each part of its start.")
+    executor_seconds: float | None = Field(
+        None, description="How long its tasks have run since its start, in seconds on one core; null: unknown."
+    )
+    events_per_minute: float | None = Field(
+        None, description="The rate of the quotas at which it serves events; null: no limit, or unknown."
+    )
 
     @classmethod
     def of(cls, view: WorkerView) -> Worker:
@@ -124,6 +138,8 @@ class Worker(BaseModel):
             process=view.process,
             metadata=view.metadata,
             cold_start=dict(view.cold_start),
+            executor_seconds=view.executor_seconds,
+            events_per_minute=view.events_per_minute,
         )
 
 
@@ -139,11 +155,19 @@ class Process(BaseModel):
     heap_used: int | None
     heap_max: int | None
     memory: int | None = Field(description="Proportional set size of the process with its JVM.")
+    memory_share: float | None = Field(
+        description="Used share of the memory of its host, or of its cgroup if that is tighter."
+    )
     requests: int = Field(description="Served since its start.")
     started_at: float | None
     last_report_at: float | None
     retiring: Masked | None = Field(description="Why its workers are being replaced.")
     alone: str | None = Field(description="The only key that it takes.")
+    profile: str | None = Field(None, description="Pattern of the first profile with its settings; null: the pool's.")
+    cold_start: dict[str, int] = Field(default_factory=dict, description="Milliseconds of each part of its start.")
+    executor_seconds: float | None = Field(
+        None, description="How long tasks of all its keys have run since its start, in seconds on one core."
+    )
 
     @classmethod
     def of(cls, view: ProcessView) -> Process:
@@ -194,6 +218,12 @@ class Group(BaseModel):
     next_transition: Transition | None
     reason: Masked
     waiting: list[Waiting]
+    profile: str | None = Field(None, description="Pattern of its profile; null: the settings of the pool.")
+    settings: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Effective values of the settings that a profile may change; of `spark_conf` the names only.",
+    )
+    policy: str | None = Field(None, description="The queue policy that acts on the key; null: none.")
 
     @classmethod
     def of(cls, view: GroupView) -> Group:
@@ -211,6 +241,9 @@ class Group(BaseModel):
             waiting=[
                 Waiting(priority=one.priority, requests=one.requests, oldest_age=one.oldest_age) for one in view.waiting
             ],
+            profile=view.profile,
+            settings=dict(view.settings),
+            policy=view.policy,
         )
 
 
@@ -229,11 +262,33 @@ class Accepted(BaseModel):
     accepted: Literal["start", "stop", "pin", "unpin"]
 
 
+class WorkerReload(BaseModel):
+    """The reload of one worker's data."""
+
+    worker_id: str
+    outcome: ReloadOutcome
+    reason: Masked | None = Field(None, description="Why it failed.")
+
+
+class Reload(BaseModel):
+    """The reload of a group's data, by worker."""
+
+    key: str
+    workers: list[WorkerReload]
+
+
 class Logs(BaseModel):
     """The last log lines of each worker of a group, by worker id, oldest first."""
 
     key: str
     workers: dict[str, list[Masked]]
+
+
+class ProcessLogs(BaseModel):
+    """The last log lines of a process of pooled workers, of all its keys, oldest first."""
+
+    worker_id: str
+    lines: list[Masked]
 
 
 class ProblemDetail(BaseModel):

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from osrdyne.api.access import require
+from osrdyne.api.access import principal_of, require_keys, require_protected
 from osrdyne.api.keys import query_keys
-from osrdyne.auth.tokens import Role
+from osrdyne.auth.grants import Grant
 from osrdyne.logs import mask_uri
-from osrdyne.pool.views import PoisonInspector, PoisonPage, PoisonQuery
+from osrdyne.pool.views import PoisonInspector, PoisonPage, PoisonQuery, PoolInspector
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import PoisonRecord
 
 MASK = "***"
 _SECRET_HEADERS = ("authorization", "token", "secret", "password", "cookie")
@@ -148,7 +149,7 @@ class Outcome(BaseModel):
     refused: dict[str, Readable]
 
 
-def poison_routes(inspector: PoisonInspector) -> APIRouter:
+def poison_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1/poison")
 
     @router.get("", summary="Entries of the poison inventory, oldest first; nothing is consumed")
@@ -162,8 +163,9 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         bodies: bool = False,
     ) -> Inventory:
+        require_keys(request, Grant.VIEW, keys)
         if bodies:
-            require(request, Role.OPERATE)  # a body may hold what only its sender and its worker should read
+            require_keys(request, Grant.BODIES, keys)  # what only its sender and its worker should read
         query = PoisonQuery(
             keys=None if keys is None else frozenset(keys),
             path=path,
@@ -173,19 +175,39 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
             limit=limit,
             bodies=bodies,
         )
-        return Inventory.of(inspector.pool, await inspector.poison(query))
+        page = await inspector.poison(query)
+        # Entries hold headers of requests and lines of logs, also without bodies.
+        require_protected(request, inspector, [Key(one.key) for one in page.entries if one.key is not None])
+        return Inventory.of(inspector.pool, page)
 
     @router.post("/replay", summary="Send the requests again and remove their entries")
-    async def replay(entries: _Entries) -> Outcome:
+    async def replay(request: Request, entries: _Entries) -> Outcome:
+        await _require_entries(inspector, request, entries)
         return Outcome.model_validate(await inspector.replay_poison(entries))
 
     @router.post("/drop", summary="Remove entries permanently")
-    async def drop(entries: _Entries) -> Outcome:
+    async def drop(request: Request, entries: _Entries) -> Outcome:
+        await _require_entries(inspector, request, entries)
         return Outcome.model_validate(await inspector.drop_poison(entries))
 
     @router.get("/{entry}", summary="One entry with its body, by its id or the beginning of it")
     async def poison_entry(request: Request, entry: str) -> Entry:
-        require(request, Role.OPERATE)
-        return Entry.model_validate(await inspector.poison_entry(entry))
+        found = await inspector.poison_entry(entry)
+        for grant in (Grant.VIEW, Grant.BODIES):
+            _require_of(request, grant, found)
+        require_protected(request, inspector, [] if found.key is None else [Key(found.key)])
+        return Entry.model_validate(found)
 
     return router
+
+
+async def _require_entries(inspector: PoisonInspector, request: Request, entries: list[str]) -> None:
+    """Raises `ForbiddenError` if one of the entries is of a key that the principal may not change."""
+    if principal_of(request).is_limited(Grant.OPERATE):
+        for entry in entries:
+            _require_of(request, Grant.OPERATE, await inspector.poison_entry(entry))
+
+
+def _require_of(request: Request, grant: Grant, entry: PoisonRecord) -> None:
+    """An entry without a key concerns no one key: it needs the grant for all of them."""
+    require_keys(request, grant, None if entry.key is None else [entry.key])

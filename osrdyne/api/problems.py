@@ -13,10 +13,13 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     DriverError,
     InvalidKeyError,
+    LastValueStoreError,
     LeadershipLostError,
+    NoSuchQueueError,
     OsrdyneError,
     PoisonNotFoundError,
     PoolConflictError,
+    UnprotectedTransportError,
     VersionConflictError,
 )
 from osrdyne.ingress.documents.problems import InvalidDocumentError
@@ -27,10 +30,23 @@ CONTENT_TYPE = "application/problem+json"
 _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
     (PoisonNotFoundError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne poison list` shows what there is."),
+    (NoSuchQueueError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne queues list` shows what there is."),
     (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message names the remedy
+    (
+        UnprotectedTransportError,
+        HTTPStatus.FORBIDDEN,
+        "tls-required",
+        "Use https (api.tls), a proxy of api.trusted_proxies or the Unix socket, or set TransportProtection to None.",
+    ),
     (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
     (BrokerError, HTTPStatus.BAD_GATEWAY, "broker-error", "Run `osrdyne doctor` with the daemon's configuration."),
+    (
+        LastValueStoreError,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "last-values-unavailable",
+        None,  # the message names the remedy
+    ),
     (DriverError, HTTPStatus.BAD_GATEWAY, "driver-error", "Run `osrdyne doctor` with the daemon's configuration."),
 )
 

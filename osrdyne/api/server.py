@@ -11,6 +11,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from osrdyne.api.uvicorn_server import QuietServer
+
+RENEWAL_INTERVAL = 10.0
+"""Seconds between two checks whether the certificate was renewed."""
+
+_LOADING = threading.Lock()
+"""FastAPI hides a warning of pydantic while it reads the routes, and two threads that do so at once undo each other's
+filter (`warnings.catch_warnings`). Several daemons may be in one process, as in a demo."""
 
 log = get_logger("api")
 
@@ -45,11 +53,13 @@ class ApiServer:
         self._open_local = open_local
         self._local: UnixListener | None = None
         self._socket: socket.socket | None = None
+        self._certificate: tuple[object, ...] = ()
 
     def bind(self) -> None:
         """Take port and path. Raises `PortTakenError` or `ConfigurationError`; calling it again does nothing."""
         if self._socket is not None:
             return
+        self._certificate = _version_of(self._settings.tls)
         _check_certificate(self._settings.tls)
         self._socket = bind_socket(self._settings.host, self._settings.port)
         if self._open_local is not None:
@@ -95,18 +105,44 @@ class ApiServer:
         if self._local is not None:
             serve_local = local_server.serve(sockets=[self._local.socket])
             serving.append(asyncio.create_task(serve_local, name="uvicorn, Unix socket"))
+        renewing = asyncio.create_task(self._renew_certificate(server), name="certificate of the API")
         try:
             await asyncio.shield(asyncio.gather(*serving))
         finally:
+            renewing.cancel()
             server.stop()
             local_server.stop()
             await asyncio.gather(*serving)
             self.close()
 
+    async def _renew_certificate(self, server: QuietServer) -> None:
+        """Use a renewed certificate for new connections. One that cannot be used is logged once; the old one stays."""
+        tls, failed = self._settings.tls, None
+        if tls.certificate_file is None:
+            return
+        while True:
+            await asyncio.sleep(RENEWAL_INTERVAL)
+            version = await asyncio.to_thread(_version_of, tls)
+            # Without a context uvicorn has not begun to serve: it will read the files itself.
+            if version == self._certificate or server.config.ssl is None:
+                continue
+            try:
+                # In a context of its own first: a certificate without its key would break the one in use.
+                await asyncio.to_thread(_check_certificate, tls)
+                server.config.ssl.load_cert_chain(tls.certificate_file, tls.key_file, password=lambda: "")
+            except (ConfigurationError, OSError) as error:
+                if version != failed:
+                    log.error("renewed certificate unusable, the former one stays", error=str(error))
+                failed = version
+                continue
+            self._certificate = version
+            log.info("certificate renewed", certificate=tls.certificate_file)
+
     def _load(self) -> tuple[QuietServer, QuietServer]:
         from osrdyne.api.uvicorn_server import local_server, network_server
 
-        app = self._make_app()
+        with _LOADING:
+            app = self._make_app()
         return network_server(app, self._settings), local_server(app, self._settings)
 
     def close(self) -> None:
@@ -117,6 +153,19 @@ class ApiServer:
         if self._local is not None:
             self._local.close()
             self._local = None
+
+
+def _version_of(tls: ApiTlsSettings) -> tuple[object, ...]:
+    """Changes when one of the two files does."""
+    return tuple(_file_version(path) for path in (tls.certificate_file, tls.key_file) if path is not None)
+
+
+def _file_version(path: str) -> tuple[int, ...] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _check_certificate(tls: ApiTlsSettings) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import hashlib
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from osrdyne.auth.decision import check_exposure
@@ -16,8 +20,18 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.logs import Logger, get_logger
 
 MAX_BYTES = 2**20
+MAX_CHANGES = 100  # Changes that wait for their record.
 
 Change = Callable[[tuple[Token, ...]], tuple[Token, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChange:
+    """A change of the file that the daemon has seen: SHA-256 of the tokens before and after it, and their names."""
+
+    before: str
+    after: str
+    detail: str
 
 
 class TokenFile:
@@ -28,12 +42,14 @@ class TokenFile:
         self._tokens: tuple[Token, ...] = ()
         self._read_at: tuple[int, ...] | None = None
         self._failure: str | None = None
+        self._changes: deque[TokenChange] = deque(maxlen=MAX_CHANGES)
+        self._reading = asyncio.Lock()
         self._log: Logger = get_logger("api", tokens_file=path)
 
     def read(self) -> tuple[Token, ...]:
         """The tokens of the file. Raises `ConfigurationError`."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=_open_at_once) as file:
                 status = os.fstat(file.fileno())
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
@@ -46,22 +62,51 @@ class TokenFile:
             raise ConfigurationError(f"{self._path}: the file of API tokens is larger than {MAX_BYTES} bytes.")
         return parse_tokens(content.decode("utf-8", "replace"), str(self._path))
 
-    def current(self) -> tuple[Token, ...]:
-        """The tokens now. A file that cannot be read has none: every token is refused until it is repaired."""
+    async def current(self) -> tuple[Token, ...]:
+        """The tokens now. A file that cannot be read has none: every token is refused until it is repaired.
+
+        A changed file is read in a thread: a large one takes a second. Requests wait for it, none is judged by the
+        former tokens.
+        """
+        if self._is_unchanged():
+            return self._tokens
+        async with self._reading:
+            if not self._is_unchanged():
+                version, tokens, failure = await asyncio.to_thread(self._read_again)
+                if failure is not None and failure != self._failure:
+                    self._log.error("token file unusable, all API tokens are refused", error=failure)
+                if self._read_at is not None and self._tokens != tokens:
+                    self._changes.append(_change(self._tokens, tokens))
+                self._tokens, self._read_at, self._failure = tokens, version, failure
+            return self._tokens
+
+    def known(self) -> tuple[Token, ...] | None:
+        """The tokens now; None if the file has to be read first."""
+        return self._tokens if self._is_unchanged() else None
+
+    def _is_unchanged(self) -> bool:
+        return self._read_at is not None and self._version() == self._read_at
+
+    def _version(self) -> tuple[int, ...] | None:
         try:
             status = self._path.stat()
-            version: tuple[int, ...] | None = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
         except OSError:
-            version = None
-        if version is None or version != self._read_at:
-            try:
-                self._tokens, failure = self.read(), None
-            except ConfigurationError as error:
-                self._tokens, failure = (), str(error)
-            if failure is not None and failure != self._failure:
-                self._log.error("token file unusable, all API tokens are refused", error=failure)
-            self._read_at, self._failure = version, failure
-        return self._tokens
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode
+
+    def _read_again(self) -> tuple[tuple[int, ...] | None, tuple[Token, ...], str | None]:
+        """The version, the tokens and why there are none."""
+        version = self._version()  # before the content: a change in between is read next time
+        try:
+            return version, self.read(), None
+        except ConfigurationError as error:
+            return version, (), str(error)
+
+    def take_changes(self) -> list[TokenChange]:
+        """The changes of the tokens that `current` has found since the last call."""
+        found = list(self._changes)
+        self._changes.clear()
+        return found
 
     def change(self, change: Change) -> None:
         """Replace the tokens by what `change` makes of them; one process at a time. Raises `ConfigurationError`."""
@@ -96,6 +141,24 @@ class TokenFile:
             unfinished.unlink(missing_ok=True)
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a named pipe would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _change(before: tuple[Token, ...], after: tuple[Token, ...]) -> TokenChange:
+    groups = (
+        ("added", {token.name for token in after} - {token.name for token in before}),
+        ("removed", {token.name for token in before} - {token.name for token in after}),
+    )
+    detail = "; ".join(f"{what} {', '.join(sorted(names))}" for what, names in groups if names)
+    return TokenChange(_digest(before), _digest(after), detail or "changed")
+
+
+def _digest(tokens: tuple[Token, ...]) -> str:
+    return hashlib.sha256(render_tokens(tokens).encode()).hexdigest()
+
+
 def tokens_of(settings: ApiSettings) -> tuple[TokenFile | None, list[str]]:
     """The file of API tokens, None where everyone who reaches the API may use it; and warnings for the log.
 
@@ -103,8 +166,8 @@ def tokens_of(settings: ApiSettings) -> tuple[TokenFile | None, list[str]]:
     """
     warnings = check_exposure(
         settings.host,
-        tokens_file=settings.tokens_file,
-        insecure=settings.insecure,
+        identifies=settings.identifies,
+        allow_anonymous=settings.allow_anonymous,
         allowed_hosts=settings.allowed_hosts,
         tls=settings.tls.certificate_file is not None,
     )

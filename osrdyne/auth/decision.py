@@ -6,30 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from osrdyne.auth.tokens import Role, Token, find_token, looks_like_token
+from osrdyne.auth.claims import grants_of_values, is_name
+from osrdyne.auth.endpoints import Endpoint, KeysOf
+from osrdyne.auth.grants import Grant, Method, Principal, Role
+from osrdyne.auth.tokens import Token, find_token, looks_like_token
 from osrdyne.errors import ConfigurationError
 
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_PUBLIC_PATHS = frozenset({"/health", "/ready"})
-_QUESTIONS = frozenset({"/v1/explain"})  # Paths whose POST changes nothing.
+PROXY_ROLES = {name: name for name in (*Role, Grant.BODIES)}
+"""What a trusted proxy may name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """Who sends a request. `role` None: nothing is known of the sender, and only public answers are given."""
-
-    name: str
-    role: Role | None
-
-    def may(self, role: Role) -> bool:
-        return self.role is not None and self.role.includes(role)
-
-
-OPEN = Principal("anyone", Role.OPERATE)  # Of an API without tokens.
-LOCAL = Principal("local", Role.OPERATE)  # Of the Unix socket: the file's permissions decide who can connect.
-ANONYMOUS = Principal("anonymous", None)
+KEYS_RETRY_AFTER = 60.0
+"""Seconds after which the keys of JWTs are read again at the latest, once a token needs them."""
 
 
 class Refusal(Enum):
@@ -39,56 +29,88 @@ class Refusal(Enum):
     MALFORMED = "the Authorization header is not one bearer token"
     UNKNOWN = "the token is not known: it was revoked, or belongs to another pool"
     EXPIRED = "the token has expired"
-    FORBIDDEN = "the token's role does not allow this"
+    SIGNATURE = "the JWT is malformed, or its signature or algorithm is wrong"
+    UNKNOWN_KEY = "the key that signed the JWT is not known"
+    KEYS_UNAVAILABLE = "the keys that verify JWTs cannot be read at present"
+    NO_KEYS = "the pool has nothing to verify tokens with: set api.tokens_file or api.jwt"
+    PROXY = "the user or the roles that the proxy names are not valid"
+    CLAIMS = "the issuer, the audience or another claim of the JWT is wrong"
+    FORBIDDEN = "the grant is missing"
+    OTHER_KEYS = "the grant is limited to other keys"
+    ALL_KEYS = "the grant is limited to some keys, and this concerns all of them"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """`refusal` None: the request passes, as `principal`. `required` is the role that it needs."""
+class Denial:
+    """The refusal of an identified or unknown sender, with the grant that it needs."""
 
-    principal: Principal
-    required: Role | None
-    refusal: Refusal | None = None
+    grant: Grant
+    refusal: Refusal
 
 
-def required_role(method: str, path: str) -> Role | None:
-    """The role that a request needs, by the path that the router sees. None: no token is needed.
-
-    A path or method that is not known here needs the stricter role.
-    """
-    if method in {"GET", "HEAD"} and path in _PUBLIC_PATHS:
+def authorize(principal: Principal, endpoint: Endpoint, key: str | None) -> Denial | None:
+    """None if the principal may use the endpoint for the key that the request names (`KeysOf.PATH`, `QUERY`)."""
+    if endpoint.grant is None:
         return None
-    if method in _SAFE_METHODS or (method == "POST" and path in _QUESTIONS):
-        return Role.READ
-    return Role.OPERATE
+    if endpoint.keys is KeysOf.ALL and principal.may(endpoint.grant) and principal.is_limited(endpoint.grant):
+        return Denial(endpoint.grant, Refusal.ALL_KEYS)
+    return check_grant(principal, endpoint.grant, key)
 
 
-def decide(
-    method: str, path: str, *, authorization: Sequence[str], tokens: Sequence[Token] | None, now: datetime
-) -> Decision:
-    """Whether a request may pass. `authorization`: its headers of this name; `tokens` None: the API is open."""
-    required = required_role(method, path)
-    if tokens is None:
-        return Decision(OPEN, required)
-    found, refusal = _identify(authorization, tokens, now)
-    principal = ANONYMOUS if found is None else Principal(found.name, found.role)
-    if required is None or (refusal is None and principal.may(required)):
-        return Decision(principal, required)
-    return Decision(principal, required, refusal or Refusal.FORBIDDEN)
+def check_grant(principal: Principal, grant: Grant, key: str | None = None) -> Denial | None:
+    """None if the principal has the grant for the key; without a key: for any key."""
+    if not principal.may(grant):
+        return Denial(grant, Refusal.FORBIDDEN)
+    return None if principal.may(grant, key) else Denial(grant, Refusal.OTHER_KEYS)
 
 
-def _identify(
-    authorization: Sequence[str], tokens: Sequence[Token], now: datetime
-) -> tuple[Token | None, Refusal | None]:
+def bearer_token(authorization: Sequence[str]) -> str | Refusal:
+    """The token of the `Authorization` headers of a request."""
     if not authorization:
-        return None, Refusal.NO_TOKEN
+        return Refusal.NO_TOKEN
     scheme, _, text = authorization[0].partition(" ")
-    if len(authorization) > 1 or scheme.lower() != "bearer" or not looks_like_token(text):
-        return None, Refusal.MALFORMED
-    found = find_token(tokens, text)
+    return text if len(authorization) == 1 and scheme.lower() == "bearer" else Refusal.MALFORMED
+
+
+def identify_token(presented: str, tokens: Sequence[Token], now: datetime) -> Principal | Refusal:
+    """The principal of an API token."""
+    if not looks_like_token(presented):
+        return Refusal.MALFORMED
+    found = find_token(tokens, presented)
     if found is None:
-        return None, Refusal.UNKNOWN
-    return (None, Refusal.EXPIRED) if found.has_expired(now) else (found, None)
+        return Refusal.UNKNOWN
+    return Refusal.EXPIRED if found.has_expired(now) else Principal(found.name, found.grants, Method.TOKEN)
+
+
+def identify_named(name: str, tokens: Sequence[Token], now: datetime) -> Principal | Refusal:
+    """The principal of the API token with this name."""
+    found = next((token for token in tokens if token.name == name), None)
+    if found is None:
+        return Refusal.UNKNOWN
+    return Refusal.EXPIRED if found.has_expired(now) else Principal(found.name, found.grants, Method.TOKEN)
+
+
+def identify_proxied(users: Sequence[str], roles: Sequence[str]) -> Principal | Refusal:
+    """The principal that a trusted proxy names in its headers for user and roles."""
+    if not users:
+        return Refusal.NO_TOKEN
+    if len(users) > 1 or len(roles) > 1 or not is_name(users[0]):
+        return Refusal.PROXY
+    given = [role.strip() for text in roles for role in text.split(",")]
+    if any(role not in PROXY_ROLES for role in given if role):
+        return Refusal.PROXY
+    return Principal(users[0], grants_of_values(given, PROXY_ROLES), Method.PROXY)
+
+
+def is_trusted(peer: str | None, networks: Sequence[IPv4Network | IPv6Network]) -> bool:
+    """Whether a connection comes from one of the networks."""
+    try:
+        address = ip_address(peer or "")
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in network for network in networks)
 
 
 def is_loopback(host: str) -> bool:
@@ -100,16 +122,19 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(
-    host: str, *, tokens_file: str | None, insecure: bool, allowed_hosts: Sequence[str], tls: bool
+    host: str, *, identifies: bool, allow_anonymous: bool, allowed_hosts: Sequence[str], tls: bool
 ) -> list[str]:
-    """Warnings for the log. Raises `ConfigurationError` where the API would be open to the network."""
+    """Warnings for the log. Raises `ConfigurationError` where the API would be open to the network.
+
+    `identifies`: whether tokens, JWTs or a proxy identify who sends a request.
+    """
     if is_loopback(host):
         return []
-    if tokens_file is None and not insecure:
+    if not identifies and not allow_anonymous:
         raise ConfigurationError(
             f"api.host: other hosts can reach {host or 'every address'}, and the API has no tokens. Create one with "
-            "`osrdyne token create NAME --role operate --file FILE` and set api.tokens_file, listen on 127.0.0.1, or "
-            "set api.insecure to true."
+            "`osrdyne token create NAME --role admin --file FILE` and set api.tokens_file, set api.jwt or "
+            "api.trusted_proxies, listen on 127.0.0.1, or set api.allow_anonymous to true."
         )
     if not allowed_hosts:
         raise ConfigurationError(
@@ -117,8 +142,8 @@ def check_exposure(
             "and addresses under which clients reach the API."
         )
     warnings = []
-    if tokens_file is None:
-        warnings.append("api.insecure is true: every host that reaches the API can use all of it without a token")
+    if not identifies:
+        warnings.append("api.allow_anonymous is true: every host that reaches the API can use all of it")
     elif not tls:
         warnings.append(
             "the API has no TLS (api.tls), so tokens cross the network unencrypted unless a proxy encrypts them"

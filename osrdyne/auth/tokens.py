@@ -1,4 +1,4 @@
-"""API tokens: 256 random bits, of which only the SHA-256 digest is stored, their roles, and the document of digests."""
+"""API tokens: 256 random bits, of which only the SHA-256 digest is stored, the grants, and the document of digests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import hmac
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 
+from osrdyne.auth.grants import Grant, KeyScope, parse_scope
 from osrdyne.errors import ConfigurationError
 
 PREFIX = "osr_"
@@ -23,23 +23,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-class Role(StrEnum):
-    """The rights of a token. Each role includes those before it."""
-
-    READ = "read"
-    OPERATE = "operate"
-
-    def includes(self, other: Role) -> bool:
-        order = list(Role)
-        return order.index(self) >= order.index(other)
-
-
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token as it is kept. `expires` None: never. A token is valid until it expires or is removed."""
 
     name: str
-    role: Role
+    grants: Mapping[Grant, KeyScope]
     sha256: str = field(repr=False)
     created: datetime
     expires: datetime | None = None
@@ -56,6 +45,11 @@ def generate_token() -> str:
 def digest_of(token: str) -> str:
     """The stored part of a token. A plain hash is enough: a random token cannot be guessed from its digest."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def is_token(text: str) -> bool:
+    """Whether a text is meant as an API token, and not as a JWT."""
+    return text.startswith(PREFIX)
 
 
 def looks_like_token(text: str) -> bool:
@@ -101,20 +95,46 @@ def parse_tokens(text: str, place: str) -> tuple[Token, ...]:
     return tokens
 
 
+_FORMER_ROLES: Mapping[object, Mapping[str, None]] = {
+    "read": dict.fromkeys(["view"]),
+    "operate": dict.fromkeys(["view", "operate", "admin", "bodies"]),
+}
+"""The roles of files of earlier versions."""
+
+
 def _token(entry: Any, place: str) -> Token:
-    known = {"name", "role", "sha256", "created", "expires"}
+    if isinstance(entry, dict) and entry.get("role") in list(_FORMER_ROLES):
+        entry = {name: value for name, value in entry.items() if name != "role"} | {
+            "grants": _FORMER_ROLES[entry["role"]]
+        }
+    known = {"name", "grants", "sha256", "created", "expires"}
     if not isinstance(entry, dict) or not known - {"expires"} <= set(entry) <= known:
         raise ConfigurationError(f"{place}: an object with {', '.join(sorted(known))} is expected.")
-    name, role, sha256 = entry["name"], entry["role"], entry["sha256"]
+    name, sha256 = entry["name"], entry["sha256"]
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise ConfigurationError(f"{place}.name: expected a name.")
-    if role not in list(Role):
-        raise ConfigurationError(f"{place}.role: must be {' or '.join(Role)}.")
+    grants = _grants(entry["grants"], f"{place}.grants")
     if not isinstance(sha256, str) or _DIGEST.fullmatch(sha256) is None:
         raise ConfigurationError(f"{place}.sha256: expected 64 lower-case hexadecimal digits.")
     created = _moment(entry["created"], f"{place}.created")
     expires = None if entry.get("expires") is None else _moment(entry["expires"], f"{place}.expires")
-    return Token(name, Role(role), sha256, created, expires)
+    return Token(name, grants, sha256, created, expires)
+
+
+def _grants(value: Any, place: str) -> dict[Grant, KeyScope]:
+    if not isinstance(value, dict) or not value:
+        raise ConfigurationError(f"{place}: expected an object with some of {', '.join(Grant)}.")
+    grants = {}
+    for name, scope in value.items():
+        if name not in list(Grant):
+            raise ConfigurationError(f"{place}.{name}: unknown; the grants are {', '.join(Grant)}.")
+        if scope is not None and not isinstance(scope, str):
+            raise ConfigurationError(f"{place}.{name}: expected a pattern of keys, or null for all keys.")
+        try:
+            grants[Grant(name)] = parse_scope(scope)
+        except ValueError as error:
+            raise ConfigurationError(f"{place}.{name}: {error}.") from None
+    return grants
 
 
 def _moment(value: Any, place: str) -> datetime:
@@ -133,7 +153,7 @@ def render_tokens(tokens: Sequence[Token]) -> str:
     entries = [
         {
             "name": token.name,
-            "role": token.role.value,
+            "grants": {grant.value: scope.pattern for grant, scope in token.grants.items()},
             "sha256": token.sha256,
             "created": token.created.isoformat(timespec="seconds"),
             "expires": None if token.expires is None else token.expires.isoformat(timespec="seconds"),

@@ -17,7 +17,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.leadership.channel_pool import ChannelPool, LeaderChannels
-from osrdyne.broker.leadership.token import Token, TokenChannel
+from osrdyne.broker.leadership.token import Token, TokenChannel, TokenPublisher, TokenTimes
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.publishing.publisher import LeaderPublisher
@@ -25,6 +25,7 @@ from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import Quarantine
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.queues.retry_queues import RetryQueueCommands
+from osrdyne.broker.queues.snapshots import SnapshotQueue
 from osrdyne.broker.topology.declarations import Topology, pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.version import BrokerVersion
@@ -119,15 +120,16 @@ class LeaderSession:
             await self.control.channel(),
             names=self.names,
             host=socket.gethostname(),
-            publish=lambda message: self.publisher.publish(
-                message, exchange="", routing_key=self.names.leader_queue, mandatory=True
+            publisher=TokenPublisher(
+                publish=lambda message: self.publisher.publish(
+                    message, exchange="", routing_key=self.names.leader_queue, mandatory=True
+                ),
+                is_blocked=lambda: self.publishing.is_blocked,
+                # Asked of RabbitMQ and not taken from the URI: with OAuth 2 it knows the connection by another name.
+                user=await self._verified_user(),
             ),
+            times=TokenTimes.of(heartbeat=broker.leader_heartbeat, reattaches=self.version.reattaches_consumers),
             reopen=self.control.channel,
-            is_blocked=lambda: self.publishing.is_blocked,
-            heartbeat=broker.leader_heartbeat,
-            reattaches=self.version.reattaches_consumers,
-            # Asked of RabbitMQ and not taken from the URI: with OAuth 2 it knows the connection by another name.
-            user=await self._verified_user(),
             last_term=self._last_term,
             on_forged=self._on_forged,
             clock=self._clock,
@@ -177,9 +179,13 @@ class LeaderSession:
         return connection
 
     async def _open_for_replies(self) -> Connection:
+        return await self.open_another("replies")
+
+    async def open_another(self, purpose: str) -> Connection:
+        """A further connection, for publishes that may close it. It is closed with the session at the latest."""
         heartbeat = self._settings.broker.heartbeat
         self._open = [connection for connection in self._open if not connection.is_closed]
-        return await self._open_connection(connection_options(self._settings, purpose="replies", heartbeat=heartbeat))
+        return await self._open_connection(connection_options(self._settings, purpose=purpose, heartbeat=heartbeat))
 
     async def _ensure_token(self) -> None:
         """Make sure that the leader queue and a token exist; a second token does no harm, none would (lifecycle:
@@ -223,11 +229,32 @@ class LeaderSession:
             clock=self._clock,
         )
 
+    def snapshots(self, name: str, management: ManagementClient) -> SnapshotQueue:
+        """The queue of the snapshots of this name."""
+        return SnapshotQueue(
+            name,
+            names=self.names,
+            channels=self._channels,
+            durability=self._durability,
+            management=management,
+            clock=self._clock,
+        )
+
     async def declare(self, topology: Topology) -> None:
         """Declare infrastructure, on a channel of its own: a conflict (`BrokerConflictError`) costs nothing else."""
         channel = await self.control.channel()
         await declare_topology(channel, topology)
         await channel.close()
+
+    async def declare_persisted(self, topology: Topology) -> None:
+        """Declare queues and wait until RabbitMQ has written them to disk: otherwise a node that is killed could lose
+        what they have confirmed (decision 0020)."""
+        await self.declare(topology)
+        try:
+            await self._durability.write()
+        except BrokerConflictError as error:
+            # Without it the term goes on: it protects from a node that is killed within a second.
+            self._log.warning("queue durability helper failed", error=str(error))
 
     async def channel(self) -> Channel:
         """A channel for a consumer. Its acknowledgements belong to it, and are lost with it."""

@@ -35,7 +35,8 @@ def start_check(settings: Settings) -> Callable[[], None]:
     """
     driver, untouched = settings.driver, type(settings.worker)()
     elsewhere = driver.name != "subprocess" or any(name in driver.options for name in FOREIGN_OPTIONS)
-    pooled = settings.worker.placement == "pooled"
+    placements = {settings.worker.placement, *(profile.placement for profile in settings.worker.profiles)}
+    pooled = "pooled" in placements
     is_untouched = (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config)
     if elsewhere or (is_untouched and not pooled):
         return lambda: None
@@ -46,7 +47,7 @@ def start_check(settings: Settings) -> Callable[[], None]:
         env={
             **os.environ,
             "WORKER_CONFIG": json.dumps(settings.worker_config()),
-            PLACEMENT_VARIABLE: settings.worker.placement,
+            PLACEMENT_VARIABLE: "pooled" if pooled else "dedicated",
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -10,13 +10,14 @@ import asyncio
 import json
 import sys
 from collections.abc import Coroutine
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from osrdyne.cli.call_output import CallOutput, ProgressDisplay, print_answer, print_error
+from osrdyne.cli.call_output import CallOutput, ProgressDisplay, print_answer, print_error, write_part
 from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, load
 from osrdyne.client import (
     ARROW_TYPE,
@@ -29,14 +30,18 @@ from osrdyne.client import (
     RequestTimeoutError,
 )
 from osrdyne.client.aio import ANSWER_MARGIN
+from osrdyne.client.daemon_api import token_from_environment, token_of_file
 from osrdyne.client.request import RequestOptions
 from osrdyne.config.models import Settings
 from osrdyne.config.types import parse_duration
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import configure_logging
-from osrdyne.protocol.messages import JSON_TYPE
+from osrdyne.protocol.data_versions import MAX_DATA_VERSION
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, JSON_TYPE
 from osrdyne.protocol.uri import with_tls
 
+TOKEN_VARIABLE = "OSRDYNE_CALL_TOKEN"
+"""Not that of the API: its token may have rights that no request needs."""
 FAILED, USAGE_ERROR, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
@@ -54,8 +59,19 @@ def call(
         typer.Option("--progress/--no-progress", help="Show progress messages. Default: only on a terminal."),
     ] = None,
     output: Annotated[CallOutput, typer.Option("--output", "-o", help="Output format.")] = CallOutput.TABLE,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Receive a large table in parts, as an Arrow stream to a file or pipe.")
+    ] = False,
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
+    ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="File with an API token or JWT. Default: OSRDYNE_CALL_TOKEN or OSRDYNE_CALL_TOKEN_FILE.",
+        ),
     ] = None,
     app_id: Annotated[
         str, typer.Option("--app-id", metavar="NAME", help="Name of the publisher, for routes that test it.")
@@ -63,6 +79,12 @@ def call(
     no_activate: Annotated[
         bool, typer.Option("--no-activate", help="Do not start a worker if none runs for the key.")
     ] = False,
+    data_version: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=MAX_DATA_VERSION, help="Lowest version of the data that may answer, e.g. 7."
+        ),
+    ] = None,
     broker: Annotated[
         str | None, typer.Option(metavar="URI", help="AMQP URI without a password. Default: from the configuration.")
     ] = None,
@@ -72,21 +94,31 @@ def call(
 ) -> None:
     """Send a request for KEY and print the answer; the first one starts the key's worker."""
     configure_logging(level="error")
+    if stream and output is CallOutput.JSON:
+        raise typer.BadParameter("--stream gives Arrow: leave out -o json.", param_hint="--stream")
+    output = CallOutput.ARROW if stream else output
     if output is CallOutput.ARROW and sys.stdout.isatty():
         raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
     settings = load(config, assignments, pool=pool, client=True).settings
     slack = settings.requests.max_clock_skew + ANSWER_MARGIN
-    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name=app_id, answer_slack=slack)
+    client = AsyncClient(
+        broker_uri(broker, settings), settings.pool.id, name=app_id, token=token_for(token_file), answer_slack=slack
+    )
     options: RequestOptions = {
         "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
         "headers": dict(parse_header(header) for header in headers or ()),
         "accept": ARROW_TYPE if output is CallOutput.ARROW else None,
         "content_type": JSON_TYPE if data is not None else None,
         "no_activate": no_activate,
+        "data_version": data_version,
     }
     body = read_body(data)
     with ProgressDisplay(wanted=progress, terminal=sys.stderr.isatty()) as display:
-        outcome = ask(send(client, key, path, body, display, options))
+        outcome = ask(
+            receive(client, key, path, body, options) if stream else send(client, key, path, body, display, options)
+        )
+    if outcome is None:
+        return
     if isinstance(outcome, Reply):
         print_answer(outcome, output)
     else:
@@ -94,16 +126,27 @@ def call(
         raise typer.Exit(exit_code(outcome))
 
 
+async def receive(client: AsyncClient, key: str, path: str, body: bytes | None, options: RequestOptions) -> None:
+    """Write a streamed answer to standard output, one part after the other."""
+    async with client, aclosing(client.call_parts(key, path, body, **options)) as parts:
+        async for part in parts:
+            # In a thread: a reader that is slow must not keep the client from repeating its credit.
+            await asyncio.to_thread(write_part, part)
+
+
 async def send(
     client: AsyncClient, key: str, path: str, body: bytes | None, display: ProgressDisplay, options: RequestOptions
 ) -> Reply:
     async with client:
         display.waiting(path, key)
-        on_progress = display.show if display.is_shown else None  # the worker sends progress only if asked
-        return await client.call(key, path, body, on_progress=on_progress, **options)
+        if not display.is_shown:  # progress is sent only to callers that ask
+            return await client.call(key, path, body, **options)
+        return await client.call(key, path, body, on_progress=display.show, on_starting=display.starting, **options)
 
 
-def ask(request: Coroutine[Any, Any, Reply]) -> Reply | RequestError | BrokerUnavailableError | KeyboardInterrupt:
+def ask(
+    request: Coroutine[Any, Any, Reply | None],
+) -> Reply | RequestError | BrokerUnavailableError | KeyboardInterrupt | None:
     """Run the request; what may go wrong with it is a value. Ctrl-C cancels it on its way out."""
     try:
         return asyncio.run(request)
@@ -140,6 +183,11 @@ def broker_uri(given: str | None, settings: Settings) -> str:
     return uri
 
 
+def token_for(file: str | None) -> str | None:
+    """The token of `--token-file`, else of the environment."""
+    return token_from_environment(TOKEN_VARIABLE) if file is None else token_of_file(file, "--token-file")
+
+
 def read_body(data: str | None) -> bytes | None:
     """The bytes of `-d`, checked to be JSON; None without it."""
     if data is None:
@@ -174,4 +222,10 @@ def parse_header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not in the form name=value", param_hint="--header")
+    if name.lower() == AUTHORIZATION_HEADER:
+        raise typer.BadParameter(
+            "options show in the process list: `osrdyne call` takes the token from --token-file or OSRDYNE_CALL_TOKEN, "
+            "`osrdyne explain` its owner from --principal",
+            param_hint="--header",
+        )
     return name, value

@@ -19,6 +19,7 @@ from osrdyne.cli.output import log_line, printable
 from osrdyne.client import Reply, RequestError, StartFailedError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
+from osrdyne.protocol.progress import StartProgress
 
 _PIPE_WIDTH = 10_000  # Columns of a table that is not shown on a terminal: nothing is folded.
 _NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
@@ -75,6 +76,13 @@ class ProgressDisplay:
             typer.echo(text, err=True)
         self._update(text, done, total)
 
+    def starting(self, progress: StartProgress) -> None:
+        """The key's worker is starting, or waits for its start."""
+        text = printable(progress)
+        if self._lines:
+            typer.echo(text, err=True)
+        self._update(text, None, None)
+
     def _update(self, text: str, done: float | None, total: float | None) -> None:
         if self._live is not None and self._task is not None:
             self._live.update(self._task, description=text, completed=done, total=total)
@@ -107,6 +115,11 @@ def print_answer(reply: Reply, output: CallOutput) -> None:
         _write(reply.body, end=b"\n" if reply.body else b"")
     else:
         _print_readable(reply)
+
+
+def write_part(part: bytes) -> None:
+    """Write a part of a streamed answer."""
+    _write(part)
 
 
 def _print_arrow(reply: Reply) -> None:

@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.token_file import tokens_of
+from osrdyne.api.authenticators import authenticators_of
 from osrdyne.cli.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json
@@ -30,7 +30,10 @@ def check_config(
     application_checked = start_check(loaded.settings)
     options, doubt = asyncio.run(_check_driver(loaded.settings))
     application_checked()
-    for warning in [*tokens_of(loaded.settings.api)[1], *([] if doubt is None else [doubt])]:
+    for warning in [
+        *authenticators_of(loaded.settings.api, clock=SystemClock())[1],
+        *([] if doubt is None else [doubt]),
+    ]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)
     if as_json:

@@ -9,18 +9,21 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from osrdyne.aio.clock import SystemClock
+from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
-from osrdyne.errors import OsrdyneError
+from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.findings import Finding
-from osrdyne.protocol.spark_master import MasterKind, find_reachable, parse_spark_master
+from osrdyne.pool.state.profiles import shown_master
+from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master
 
 if TYPE_CHECKING:
     from osrdyne.ingress.routes.manifest import Manifest
@@ -64,7 +67,9 @@ async def _examine(settings: Settings) -> list[Finding]:
                 longest_ttl=longest_ttl(manifest, limits),
             )
         java = await asyncio.to_thread(check_java, settings)
-        return [*of_broker, *await driver.check(), java, *await asyncio.to_thread(check_spark_master, settings)]
+        master = await asyncio.to_thread(check_spark_master, settings)
+        application = await asyncio.to_thread(check_application, settings)
+        return [*of_broker, *await driver.check(), java, *master, *application]
     finally:
         await driver.close()
 
@@ -109,9 +114,29 @@ def _as_dict(finding: Finding) -> dict[str, object]:
 REACH_TIMEOUT = 5.0  # Seconds for each address of a Spark master.
 
 
+def check_application(settings: Settings) -> list[Finding]:
+    """Whether workers of this host can import the application, and whether it accepts its configuration; nothing for
+    workers that start elsewhere."""
+    try:
+        check_app(settings)
+    except ConfigurationError as error:
+        return [Finding("worker application", ok=False, message=error.message, remedy=None, fatal=True)]
+    return []
+
+
 def check_spark_master(settings: Settings) -> list[Finding]:
-    """Whether the cluster of `worker.spark_master` accepts connections from this host; nothing for a local Spark."""
-    master = parse_spark_master(settings.worker.spark_master)
+    """Whether the clusters of `worker.spark_master` and of the profiles accept connections from this host; nothing for
+    a local Spark."""
+    masters = [settings.worker.spark_master, *(one.spark_master for one in settings.worker.profiles)]
+    distinct = dict.fromkeys(text for text in masters if text is not None)
+    found = {text: one for text in distinct if (one := _check_master(parse_spark_master(text))) is not None}
+    if len(found) < 2:
+        return list(found.values())
+    return [replace(one, subject=f"{one.subject} {shown_master(text)}") for text, one in found.items()]
+
+
+def _check_master(master: SparkMaster) -> Finding | None:
+    """Whether the cluster accepts connections; None for a local Spark."""
     subject = "spark master"
     if master.kind is MasterKind.YARN:
         known = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
@@ -119,15 +144,15 @@ def check_spark_master(settings: Settings) -> list[Finding]:
             f"YARN's configuration is in {known}." if known else "Neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set."
         )
         remedy = None if known else "Set HADOOP_CONF_DIR for the workers."
-        return [Finding(subject, ok=bool(known), message=message, remedy=remedy, fatal=False)]
+        return Finding(subject, ok=bool(known), message=message, remedy=remedy, fatal=False)
     if not master.addresses:
-        return []
+        return None
     failure = find_reachable(master.addresses, timeout=REACH_TIMEOUT)
     if failure is None:
-        return [Finding(subject, ok=True, message="It accepts connections from this host.")]
+        return Finding(subject, ok=True, message="It accepts connections from this host.")
     # Not fatal: workers may be on other hosts.
-    remedy = "Start the cluster, or correct worker.spark_master."
-    return [Finding(subject, ok=False, message=f"{failure}.", remedy=remedy, fatal=False)]
+    remedy = "Start the cluster, or correct spark_master (worker.spark_master, or that of a profile)."
+    return Finding(subject, ok=False, message=f"{failure}.", remedy=remedy, fatal=False)
 
 
 MIN_JAVA = 17
@@ -137,7 +162,8 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 def check_java(settings: Settings, *, environment: Mapping[str, str] | None = None) -> Finding:
     """Spark's Java on this host. Fatal only where workers of this host run Spark themselves."""
-    fatal = settings.driver.name == "subprocess" and not settings.worker.spark_master.startswith("sc://")
+    master = parse_spark_master(settings.worker.spark_master)
+    fatal = settings.driver.name == "subprocess" and not master.is_connect
     program = _find_java(os.environ if environment is None else environment)
     if program is None:
         return Finding("java", ok=False, message="No Java was found.", remedy=_JAVA_REMEDY, fatal=fatal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -11,14 +12,24 @@ import typer
 from osrdyne.cli.call import parse_header, read_body, seconds
 from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, load, remote
 from osrdyne.cli.output import print_json, printable
+from osrdyne.cli.policies import commands as policy_commands
+from osrdyne.cli.profiles import commands as profile_commands
 from osrdyne.cli.routes import commands as route_commands
 from osrdyne.cli.splitter import commands as splitter_commands
+from osrdyne.config.profiles import describe_profile, profile_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.ingress.checks import KEY_CHECK, IngressChecks
 from osrdyne.ingress.explain import explain as explained
+from osrdyne.ingress.policies.authorization import authorization_check, delivery_authorization_check
+from osrdyne.ingress.policies.limits import delivery_checks, request_checks
+from osrdyne.ingress.policies.manifest import PolicyManifest
+from osrdyne.ingress.policies.table import PolicyTable, bounds_of
+from osrdyne.ingress.profiles import ProfileManifest
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.ingress.splitter.rules import Splitter
+from osrdyne.ingress.telemetry import Log
 from osrdyne.protocol.names import PoolNames
 
 
@@ -33,6 +44,10 @@ def explain(
         str | None,
         typer.Option("--splitter", metavar="FILE", help="Splitter manifest to test. Default: the active one."),
     ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option("--policies", metavar="FILE", help="Queue policies to test. Default: the active ones."),
+    ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
     ] = None,
@@ -40,6 +55,10 @@ def explain(
         str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="Request body; - reads standard input.")
     ] = None,
     app_id: Annotated[str | None, typer.Option("--app-id", metavar="NAME", help="Name of the publisher.")] = None,
+    principal: Annotated[
+        str | None,
+        typer.Option("--principal", metavar="NAME", help="Owner of the token, with the grant send for all keys."),
+    ] = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Time limit of the request, e.g. 30s.")
     ] = None,
@@ -51,29 +70,57 @@ def explain(
     given = dict(map(parse_header, headers or ()))
     body = read_body(data)
     limit = None if timeout is None else seconds(timeout)
-    if routes is None and splitter is None:
-        sample = {"key": key, "path": path, "headers": given, "app_id": app_id, "timeout": limit}
+    if routes is None and splitter is None and policies is None:
+        sample = {
+            "key": key,
+            "path": path,
+            "headers": given,
+            "app_id": app_id,
+            "timeout": limit,
+            "principal": principal,
+        }
         document = {**sample, "body": None if body is None else json.loads(body)}
         print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
         return
     settings = load(config, None, client=True).settings
-    arrival = sample_arrival(key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time())
+    arrival = sample_arrival(
+        key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time(), principal=principal
+    )
     own_routes = None if routes is None else route_commands.read(routes)
     own_rules = None if splitter is None else splitter_commands.read(splitter)
+    own_policies = None if policies is None else policy_commands.read(policies)
+    own_profiles: ProfileManifest | None = None
+    missing = "routes"
     try:
         if own_routes is None:
             own_routes = route_commands.in_force(remote(api, config))
+        missing = "splitter"
         if own_rules is None:
             own_rules = splitter_commands.in_force(remote(api, config))
+        missing = "policies"
+        if own_policies is None:
+            own_policies = policy_commands.in_force(remote(api, config))
+        missing = "profiles"
+        own_profiles = profile_commands.in_force(remote(api, config))
     except OsrdyneError as error:
-        missing = "routes" if routes is None else "splitter"
         typer.echo(f"note: continuing without the active {missing}: {error}", err=True)
+    now = datetime.fromtimestamp(arrival.accepted_ms / 1000, UTC)
+    # Without stored profiles those of the configuration are active.
+    profiles = settings.worker.profiles if own_profiles is None else own_profiles.profiles
+    table = PolicyTable(own_policies or PolicyManifest(), bounds=bounds_of(settings), now=now)
     explanation = explained(
         arrival,
         None if own_routes is None else RouteTable(own_routes),
         splitter=None if own_rules is None or not own_rules.rules else Splitter(own_rules.rules),
         names=PoolNames(settings.pool.id),
         limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
+        checks=IngressChecks(
+            [KEY_CHECK, authorization_check(table.of), *request_checks(table.of)],
+            [delivery_authorization_check(table.of), *delivery_checks(table.of)],
+        ),
+        policy_of=table.of,
+        log=Log(settings.telemetry.name, settings.telemetry.partitions if settings.telemetry.name else 0),
+        profile_of=lambda key: describe_profile(profile_of(profiles, key)) if profiles else None,
     )
     print_explanation(explanation.to_json(), output)
 

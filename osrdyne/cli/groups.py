@@ -19,7 +19,9 @@ from osrdyne.cli.options import (
     load,
     remote,
 )
-from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable
+from osrdyne.cli.output import ago, ahead, core_time, log_line, print_json, print_table, printable, start_parts
+from osrdyne.config.profiles import profile_of
+from osrdyne.config.types import duration_text, size_text
 from osrdyne.protocol.names import PoolNames, parse_key
 
 app = typer.Typer(help="List, start and stop worker groups.", no_args_is_help=True)
@@ -57,6 +59,11 @@ def show(
         name = "default" if one["priority"] is None else one["priority"]
         typer.echo(f"waiting        {one['requests']} with priority {name}{_age(one['oldest_age'])}")
     typer.echo(f"generation     {group['generation']}")
+    typer.echo(f"profile        {printable(group['profile'] or 'none (settings of the pool)')}")
+    if group["policy"]:
+        typer.echo(f"policy         {printable(group['policy'])} (osrdyne policies effective KEY)")
+    if group["settings"]:
+        typer.echo(f"settings       {printable(_settings(group['settings']))}")
     rows = [
         (
             one["worker_id"],
@@ -65,15 +72,28 @@ def show(
             one["process"] or "its own",
             one["external_id"],
             ago(one["started_at"]),
+            core_time(one.get("executor_seconds")),
         )
         for one in group["workers"]
     ]
-    columns = ("worker", "state", "in flight", "process", "external id", "started")
+    columns = ("worker", "state", "in flight", "process", "external id", "started", "executor time")
     print_table(columns, rows, empty="It has no worker.")
     for one in group["workers"]:
+        if one.get("events_per_minute"):
+            typer.echo(f"rate of {one['worker_id']}: {one['events_per_minute']:g} events a minute")
         if one.get("cold_start"):
-            parts = " · ".join(f"{name} {took / 1000:.1f} s" for name, took in one["cold_start"].items())
-            typer.echo(f"cold start of {one['worker_id']}: {parts}")
+            typer.echo(f"cold start of {one['worker_id']}: {start_parts(one['cold_start'])}")
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    texts = {
+        **settings,
+        "memory": size_text(settings.get("memory") or 0),
+        "spark_conf": " ".join(settings.get("spark_conf", ())) or "-",
+        "unbind_delay": duration_text(settings.get("unbind_delay") or 0),
+        "stop_delay": duration_text(settings.get("stop_delay") or 0),
+    }
+    return " · ".join(f"{name} {texts[name]}" for name in settings)
 
 
 def _age(seconds: float | None) -> str:
@@ -102,6 +122,31 @@ def pin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) ->
 def unpin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Let a pinned group end when it is idle."""
     _ask(key, "unpin", "The group is not pinned any more.", api, config)
+
+
+@app.command("reload")
+def reload_data(
+    key: KeyArgument,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="Time limit for the workers.")
+    ] = 60.0,
+    api: ApiOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Load the data of a group's workers again; requests are served meanwhile."""
+    # Longer than the daemon waits: its answer names the workers that have not reported.
+    daemon = remote(api, config, timeout=timeout + 10)
+    workers = daemon.post("/v1/group/reload", key=parse_key(key), timeout=timeout)["workers"]
+    if output is Output.JSON:
+        print_json(workers)
+    else:
+        rows = [
+            (one["worker_id"], one["outcome"], printable(one["reason"]) if one["reason"] else "") for one in workers
+        ]
+        print_table(("worker", "outcome", "reason"), rows, empty="No worker runs; the next one loads the data.")
+    if any(one["outcome"] in {"failed", "unknown"} for one in workers):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -137,7 +182,8 @@ def env(
 ) -> None:
     """Print the environment for a worker that you start yourself, as shell commands.
 
-    The AMQP URI is printed with its password. Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
+    A profile of worker.profiles that matches the key is applied. The AMQP URI is printed with its password.
+    Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
     """
     settings = load(config, assignments, pool=pool).settings
     from osrdyne.broker.topology.layout import (
@@ -146,7 +192,8 @@ def env(
     from osrdyne.pool.workers.specs import worker_environment
 
     layout = QueueLayout(PoolNames(settings.pool.id), managed=settings.pool.is_managed)
-    variables = worker_environment(settings, parse_key(key), layout).to_variables()
+    group = settings.with_profile(profile_of(settings.worker.profiles, key))
+    variables = worker_environment(group, parse_key(key), layout).to_variables()
     if as_json:
         print_json(variables)
         return

@@ -60,9 +60,21 @@ _COMMANDS = {
         ("poison", "poison", "app"),
         ("routes", "routes", "app"),
         ("splitter", "splitter", "app"),
+        ("profiles", "profiles", "app"),
+        ("policies", "policies", "app"),
+        ("quota", "quota", "app"),
+        ("circuits", "circuits", "app"),
+        ("queues", "queues", "app"),
+        ("audit", "audit", "audit"),
         ("token", "token", "app"),
+        ("credentials", "credentials", "app"),
         ("spark", "spark", "app"),
         ("explain", "explain", "explain"),
+        ("capacity", "capacity", "capacity"),
+        ("lag", "lag", "lag"),
+        ("telemetry", "telemetry", "app"),
+        ("last", "last_values", "last"),
+        ("last-value", "last_values", "run"),
     )
 }
 

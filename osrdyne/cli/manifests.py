@@ -1,9 +1,10 @@
-"""The commands that every kind of manifest has: `show`, `apply`, `diff`, `history`, `rollback`. Used by `routes` and
-`splitter`, which add `check` and what else they have. Thin."""
+"""The commands that every kind of manifest has: `show`, `apply`, `diff`, `history`, `rollback`. Used by `routes`,
+`splitter`, `profiles` and `policies`, which add `check` and what else they have. Thin."""
 
 from __future__ import annotations
 
 import getpass
+import inspect
 import json
 import socket
 import sys
@@ -23,9 +24,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.pool.routing.manifest_store import D, ManifestKind
 
-FileArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="Manifest file, JSON or YAML; - reads standard input.")
-]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="File, JSON or YAML; - reads standard input.")]
 AuthorOption = Annotated[
     str | None, typer.Option("--author", metavar="NAME", help="Author stored with the version. Default: user@host.")
 ]
@@ -47,7 +46,8 @@ class ManifestCommands(Generic[D]):
     """The commands of one kind.
 
     `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds where there has never been
-    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of.
+    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of; `applies`
+    says what a change affects; `noun` is what the kind is called.
     """
 
     def __init__(
@@ -58,25 +58,32 @@ class ManifestCommands(Generic[D]):
         print_meaning: Callable[[D], None],
         none: str,
         size: str,
+        applies: str = "for all new requests. Waiting requests are not affected",
         warnings: Callable[[D, Settings], Iterable[Problem]] = lambda manifest, settings: (),
+        noun: str = "manifest",
     ) -> None:
         self._kind = kind
         self._load = load
         self._print_meaning = print_meaning
         self._none = none
         self._size = size
+        self._applies = applies
         self._warnings = warnings
+        self._noun = noun
 
     def add_to(self, app: typer.Typer) -> None:
         for command in (self.check, self.show, self.apply, self.diff, self.history, self.rollback, self.clear):
-            app.command()(command)
+            help_text = inspect.getdoc(command) or ""
+            if command == self.apply:
+                help_text = f"Make a manifest the active one, {self._applies}."
+            app.command(help=help_text.replace("manifest", self._noun))(command)
 
     def read(self, file: str) -> D:
         """Raises `InvalidDocumentError`, a `ConfigurationError` that lists all errors."""
         with opened(file) as text:
             written = text.read()
         if not written.strip():
-            raise ConfigurationError(f"{file} is empty: write an empty manifest as {{}}.")
+            raise ConfigurationError(f"{file} is empty: write an empty {self._noun} as {{}}.")
         try:
             return self._load(written)
         except InvalidDocumentError as error:
@@ -98,7 +105,7 @@ class ManifestCommands(Generic[D]):
         if output is Output.JSON:
             print_json(current["manifest"] if current else None)
         elif current is None:
-            typer.echo(f"There is no manifest: {self._none}")
+            typer.echo(f"There is no {self._noun}: {self._none}")
         else:
             typer.echo(f"version {current['version']}, by {printable(current['author'])}, {ago(current['at'])}")
             self._print_meaning(self._load(json.dumps(current["manifest"])))
@@ -111,11 +118,11 @@ class ManifestCommands(Generic[D]):
         api: ApiOption = None,
         config: ConfigOption = None,
     ) -> None:
-        """Make a manifest the active one, for all new requests. Waiting requests are not affected."""
+        """Make a manifest the active one."""
         document = self.read(file).document()
         daemon = remote(api, config)
-        path, who = f"/v1/{self._kind}", author or _own_name()
-        _report(daemon.send("PUT", path, document, author=who, if_match=expect_version), daemon)
+        path, who = f"/v1/{self._kind.path}", author or own_name()
+        report(daemon.send("PUT", path, document, author=who, if_match=expect_version), daemon)
 
     def diff(self, file: FileArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
         """Show what `apply` would change. Exit code 1 when there is a difference."""
@@ -129,12 +136,12 @@ class ManifestCommands(Generic[D]):
     def history(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
         """List the stored versions, newest first."""
         as_json = output is Output.JSON
-        versions = remote(api, config).get(f"/v1/{self._kind}/history", manifests=as_json)["versions"]
+        versions = remote(api, config).get(f"/v1/{self._kind.path}/history", manifests=as_json)["versions"]
         if as_json:
             print_json(versions)
             return
         rows = ((one["version"], one["author"], ago(one["at"]), one["size"]) for one in versions)
-        print_table(("version", "author", "applied", self._size), rows, empty="There has never been a manifest.")
+        print_table(("version", "author", "applied", self._size), rows, empty=f"There has never been a {self._noun}.")
 
     def rollback(
         self,
@@ -145,8 +152,8 @@ class ManifestCommands(Generic[D]):
         config: ConfigOption = None,
     ) -> None:
         """Make an earlier version active again, as a new version."""
-        daemon, path = remote(api, config), f"/v1/{self._kind}/rollback"
-        _report(daemon.post(path, version=version, author=author or _own_name(), if_match=expect_version), daemon)
+        daemon, path = remote(api, config), f"/v1/{self._kind.path}/rollback"
+        report(daemon.post(path, version=version, author=author or own_name(), if_match=expect_version), daemon)
 
     def clear(
         self,
@@ -155,10 +162,10 @@ class ManifestCommands(Generic[D]):
         api: ApiOption = None,
         config: ConfigOption = None,
     ) -> None:
-        """Return to no manifest, as a new version; `rollback` restores an earlier one."""
-        daemon, path = remote(api, config), f"/v1/{self._kind}"
-        _report(daemon.send("DELETE", path, None, author=author or _own_name(), if_match=expect_version), daemon)
-        typer.echo(f"There is no manifest now: {self._none}")
+        """Remove the active manifest, as a new version; `rollback` restores an earlier one."""
+        daemon, path = remote(api, config), f"/v1/{self._kind.path}"
+        report(daemon.send("DELETE", path, None, author=author or own_name(), if_match=expect_version), daemon)
+        typer.echo(f"There is no {self._noun} now: {self._none}")
 
     def in_force(self, daemon: DaemonApi) -> D | None:
         """The active manifest. Raises `OsrdyneError`."""
@@ -166,7 +173,7 @@ class ManifestCommands(Generic[D]):
         return None if current is None else self._load(json.dumps(current["manifest"]))
 
     def _current(self, daemon: DaemonApi) -> Any:
-        return daemon.get(f"/v1/{self._kind}")["current"]
+        return daemon.get(f"/v1/{self._kind.path}")["current"]
 
 
 @contextmanager
@@ -186,7 +193,8 @@ def _lines(document: Any) -> list[str]:
     return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
 
 
-def _report(change: Any, daemon: DaemonApi) -> None:
+def report(change: Any, daemon: DaemonApi) -> None:
+    """Print the result of a change."""
     for warning in change["warnings"]:
         typer.echo(f"warning: {printable(warning)}", err=True)
     place = f"pool {printable(change['pool'])}, daemon at {printable(daemon.answered_by)}"
@@ -197,9 +205,12 @@ def _report(change: Any, daemon: DaemonApi) -> None:
     ):
         if change.get(name):
             typer.echo(f"{text}: {', '.join(map(str, change[name]))}.")
+    if change.get("changed_groups"):
+        typer.echo(f"Groups whose workers are replaced: {change['changed_groups']}.")
     for priority, requests in change.get("pending", {}).items():
         typer.echo(f"Requests that still wait with priority {priority}, and are served: {requests}.")
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """The author of a change where none is given."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -6,6 +6,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -77,19 +78,19 @@ def _dev_stack(client: bool) -> str | None:
     return find_announcement() if client else None
 
 
-def remote(api: str | None, config: str | None) -> DaemonApi:
-    """The daemon's HTTP API."""
+def remote(api: str | None, config: str | None, *, timeout: float | None = None) -> DaemonApi:
+    """The daemon's HTTP API; `timeout`: seconds for one answer, if not the default."""
     from osrdyne.client.daemon_api import DaemonApi  # a daemon needs no client, which takes a while to import
 
     url, ca_file = daemon_address(api, config)
-    return DaemonApi(url, ca_file=ca_file)
+    return DaemonApi(url, ca_file=ca_file) if timeout is None else DaemonApi(url, ca_file=ca_file, timeout=timeout)
 
 
 def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None]:
     """Where the daemon's HTTP API is, and the authorities to trust there: `--api`, else the Unix socket of a daemon on
     this host, else the address that the configuration makes the daemon listen on."""
     if api is not None:
-        ca_file = load(config, None, client=True).settings.api.tls.ca_file if api.startswith("https") else None
+        ca_file = load(config, None, client=True).settings.api.tls.ca_file if urlsplit(api).scheme == "https" else None
         return api, ca_file
     from osrdyne.client.daemon_api import UNIX
 

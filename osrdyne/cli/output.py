@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -23,12 +23,14 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table, or the sentence `empty` when there are no rows."""
+    """A table, or the sentence `empty` when there are no rows. A column without a name holds notes, which may be
+    empty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        cells = zip(columns, row, strict=True)
+        table.add_row(*(Text(printable(cell) if column or cell != "" else "") for column, cell in cells))
     if table.row_count == 0:
         typer.echo(empty)
         return
@@ -50,6 +52,16 @@ def printable(value: object) -> str:
 def log_line(text: str) -> str:
     """A line of a log for a terminal: as `printable`, tabs kept."""
     return "\t".join(printable(part) if part else "" for part in text.split("\t"))
+
+
+def start_parts(parts: Mapping[str, int]) -> str:
+    """The parts of a start, given in milliseconds, as `jvm 2.5 s · session 2.3 s`."""
+    return " · ".join(f"{printable(name)} {took / 1000:.1f} s" for name, took in parts.items())
+
+
+def core_time(seconds: float | None) -> str:
+    """The time that tasks have run on one core, as `12.3 s`."""
+    return "-" if seconds is None else f"{seconds:,.1f} s"
 
 
 def ago(moment: float | None) -> str:

@@ -33,12 +33,13 @@ def print_routes(manifest: Manifest) -> None:
             "default" if route.priority is None else route.priority,
             _ttl(route, manifest),
             _retry(route),
+            "yes" if route.coalesce else "no",
             route.text,
         )
         for route in sorted(manifest.routes, key=lambda route: route.rank)
     )
     print_table(
-        ("route", "priority", "ttl", "retry", "text"),
+        ("route", "priority", "ttl", "retry", "coalesce", "text"),
         rows,
         empty="The manifest has no route: every request is answered no-route.",
     )

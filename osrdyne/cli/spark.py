@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,8 @@ import typer
 from osrdyne.cli.options import ConfigOption, KeyArgument, SetOption, load
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
-from osrdyne.protocol.names import parse_key
+from osrdyne.protocol.environment import ESCAPED_KEY_VARIABLE
+from osrdyne.protocol.names import encode_key, parse_key
 
 app = typer.Typer(help="Make Spark workers start faster.", no_args_is_help=True)
 
@@ -46,8 +47,10 @@ def warm_archive(
 def infer_columns(key: KeyArgument, config: ConfigOption = None, assignments: SetOption = None) -> None:
     """Print the columns of a key's views, for `columns` in the configuration: workers then open them faster."""
     settings = load(config, assignments).settings
-    program = (sys.executable, "-m", "osrdyne_worker.pipelines.infer", parse_key(key))
-    typer.echo(_output_of(_start(settings, program, output=subprocess.PIPE)))
+    program = (sys.executable, "-m", "osrdyne_worker.pipelines.infer")
+    # Escaped and in a variable: neither a variable nor an argument can hold every key.
+    variables = {ESCAPED_KEY_VARIABLE: encode_key(parse_key(key))}
+    typer.echo(_output_of(_start(settings, program, output=subprocess.PIPE, variables=variables)))
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:
@@ -68,10 +71,12 @@ def start_training(settings: Settings) -> subprocess.Popen[str]:
     return _start(settings, ("nice", "-n", "19", *_TRAINING), output=subprocess.DEVNULL)
 
 
-def _start(settings: Settings, command: Sequence[str], *, output: int) -> subprocess.Popen[str]:
+def _start(
+    settings: Settings, command: Sequence[str], *, output: int, variables: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
-        env={**os.environ, "WORKER_CONFIG": json.dumps(settings.worker_config())},
+        env={**os.environ, **(variables or {}), "WORKER_CONFIG": json.dumps(settings.worker_config())},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from osrdyne.api.token_file import TokenFile
-from osrdyne.auth.tokens import MAX_TOKENS, Role, Token, check_name, digest_of, generate_token
+from osrdyne.auth.grants import Grant, KeyScope, Principal, Role, grants_of, parse_scope
+from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
 from osrdyne.cli.call import seconds
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, load
 from osrdyne.cli.output import ago, ahead, print_json, print_table
@@ -24,8 +25,23 @@ FileOption = Annotated[str | None, typer.Option("--file", metavar="FILE", help="
 def create(
     name: NameArgument,
     role: Annotated[
-        Role, typer.Option("--role", help="Role: `read`, or `operate` (may also change things and read bodies).")
-    ],
+        Role | None,
+        typer.Option(
+            "--role", help="`viewer` reads, `operator` also starts and stops groups, `admin` does everything."
+        ),
+    ] = None,
+    grant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grant",
+            metavar="GRANT[=PATTERN]",
+            help="Further grant, repeatable: `bodies`, `send`, `listen`; e.g. `bodies=tpch/{table}` for some keys.",
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option("--keys", metavar="PATTERN", help="Keys of all grants, e.g. `tpch/{table}`. Default: all keys."),
+    ] = None,
     expires: Annotated[
         str | None,
         typer.Option("--expires", metavar="DURATION", help="Validity, e.g. 30d. Default: no expiry."),
@@ -35,6 +51,7 @@ def create(
 ) -> None:
     """Create a token and print it once: only its digest is stored. A running daemon accepts it at once."""
     check_name(name)
+    grants = _grants(role, grant or [], keys)
     text, created = generate_token(), datetime.now(UTC).replace(microsecond=0)
     try:
         until = None if expires is None else created + timedelta(seconds=seconds(expires, option="--expires"))
@@ -46,7 +63,7 @@ def create(
             raise ConfigurationError(f"There is a token {name!r} already: revoke it first, or choose another name.")
         if len(tokens) >= MAX_TOKENS:
             raise ConfigurationError(f"There are {MAX_TOKENS} tokens, which is the maximum: revoke some.")
-        return (*tokens, Token(name, role, digest_of(text), created, until))
+        return (*tokens, Token(name, grants, digest_of(text), created, until))
 
     _file(file, config).change(add)
     typer.echo(text)
@@ -54,14 +71,15 @@ def create(
 
 @app.command("list")
 def list_tokens(file: FileOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """List the tokens: names, roles and when they expire."""
+    """List the tokens: names, grants and when they expire."""
     tokens, now = _file(file, config).read(), datetime.now(UTC)
     if output is Output.JSON:
         print_json(
             [
                 {
                     "name": token.name,
-                    "role": token.role.value,
+                    "role": _role(token),
+                    "grants": {grant.value: scope.pattern for grant, scope in token.grants.items()},
                     "created": token.created.isoformat(),
                     "expires": None if token.expires is None else token.expires.isoformat(),
                     "expired": token.has_expired(now),
@@ -70,8 +88,11 @@ def list_tokens(file: FileOption = None, config: ConfigOption = None, output: Ou
             ]
         )
         return
-    rows = ((token.name, token.role.value, ago(token.created.timestamp()), _expiry(token, now)) for token in tokens)
-    print_table(("name", "role", "created", "expires"), rows, empty="There are no tokens.")
+    rows = (
+        (token.name, _role(token) or "-", _shown(token), ago(token.created.timestamp()), _expiry(token, now))
+        for token in tokens
+    )
+    print_table(("name", "role", "grants", "created", "expires"), rows, empty="There are no tokens.")
 
 
 @app.command()
@@ -86,6 +107,37 @@ def revoke(name: NameArgument, file: FileOption = None, config: ConfigOption = N
 
     _file(file, config).change(remove)
     typer.echo(f"The token {name} is revoked.")
+
+
+def _grants(role: Role | None, further: list[str], keys: str | None) -> dict[Grant, KeyScope]:
+    """Raises `ConfigurationError`."""
+    found = grants_of(role, keys=_scope(keys, "--keys"))
+    for text in further:
+        name, equals, pattern = text.partition("=")
+        if name not in list(Grant):
+            raise ConfigurationError(f"--grant: {name!r} is no grant; there are {', '.join(Grant)}.")
+        found[Grant(name)] = _scope(pattern if equals else keys, f"--grant {name}")
+    if not found:
+        raise ConfigurationError("A token needs a right: use --role, or --grant.")
+    return found
+
+
+def _scope(pattern: str | None, option: str) -> KeyScope:
+    try:
+        return parse_scope(pattern)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}.") from None
+
+
+def _role(token: Token) -> str | None:
+    role = Principal(token.name, token.grants).role
+    return None if role is None else role.value
+
+
+def _shown(token: Token) -> str:
+    return ", ".join(
+        grant.value if scope.pattern is None else f"{grant}={scope.pattern}" for grant, scope in token.grants.items()
+    )
 
 
 def _expiry(token: Token, now: datetime) -> str:

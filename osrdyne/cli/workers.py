@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import ago, print_json, print_table, printable
+from osrdyne.cli.output import ago, core_time, log_line, print_json, print_table, printable, start_parts
 
 app = typer.Typer(help="Look at the processes that pooled workers share.", no_args_is_help=True)
 
@@ -45,12 +45,35 @@ def show(
         return
     typer.echo(f"process      {found['worker_id']} (external id {printable(found['external_id'])})")
     typer.echo(f"state        {found['state']}{_because(found)}")
+    typer.echo(f"profile      {printable(found.get('profile') or '-')}")
     typer.echo(f"started      {ago(found['started_at'])}")
+    if found.get("cold_start"):
+        typer.echo(f"cold start   {start_parts(found['cold_start'])}")
     typer.echo(f"last report  {ago(found['last_report_at'])}")
     typer.echo(f"heap         {_heap(found)}")
     typer.echo(f"memory       {_size(found['memory'])}")
+    if found.get("memory_share") is not None:
+        typer.echo(f"host         {found['memory_share']:.0%} of the memory of its host or cgroup is used")
     typer.echo(f"served       {found['requests']} requests, {found['in_flight']} in flight")
+    typer.echo(f"executors    {core_time(found.get('executor_seconds'))} of tasks, on one core")
     print_table(("key",), [(key,) for key in found["keys"]], empty="It has no worker.")
+
+
+@app.command()
+def logs(
+    process: Annotated[str, typer.Argument(help="Worker id of the process, or the beginning of it.")],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of lines.")] = 100,
+    api: ApiOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the last log lines of one process, of all its keys."""
+    answer = remote(api, config).get(f"/v1/processes/{quote(process, safe='')}/logs", lines=lines)
+    if output is Output.JSON:
+        print_json(answer["lines"])
+        return
+    for line in answer["lines"]:
+        typer.echo(log_line(line))
 
 
 def _row(process: dict[str, Any]) -> tuple[object, ...]:

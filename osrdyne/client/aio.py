@@ -11,22 +11,40 @@ import itertools
 import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions
-from osrdyne.client.errors import ClientClosedError, ConnectionLostError, RequestTimeoutError, error_from_reply
+from osrdyne.client.errors import (
+    ClientClosedError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    StreamInterruptedError,
+    error_from_reply,
+)
+from osrdyne.client.progress import StartCallback
 from osrdyne.client.reply import Reply
-from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest, RequestOptions, build_request
+from osrdyne.client.request import (
+    DIRECT_REPLY_TO,
+    CallTimes,
+    OutgoingRequest,
+    RequestOptions,
+    Sender,
+    WantedAnswer,
+    build_request,
+)
 from osrdyne.client.session import ProgressCallback, Session
+from osrdyne.client.streams import BatchDecoder, PartQueue, require_arrow
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.messages import ARROW_TYPE
 from osrdyne.protocol.names import PoolNames, is_pool_id
+from osrdyne.protocol.streams import DEFAULT_CREDIT, GRANT_INTERVAL, MAX_CREDIT
 
 log = get_logger("client")
 
@@ -67,6 +85,9 @@ class AsyncClient:
 
     `user_id` is sent as the AMQP property of that name, for pools whose routes ask for it. RabbitMQ closes the channel
     of a client that gives another user than that of its connection.
+
+    `token` is an API token or a JWT, for managed pools whose policies demand one; or a function that returns it, which
+    is called for each request and must not block. Do not give one to a direct pool, where workers could read it.
     """
 
     def __init__(
@@ -76,6 +97,7 @@ class AsyncClient:
         *,
         name: str = "osrdyne-client",
         user_id: str | None = None,
+        token: str | Callable[[], str] | None = None,
         tls: ssl.SSLContext | None = None,
         default_timeout: float = DEFAULT_TIMEOUT,
         answer_slack: float = ANSWER_SLACK,
@@ -87,6 +109,7 @@ class AsyncClient:
         self._names = PoolNames(pool)
         self._options = ConnectionOptions(uri, name=name, tls=tls)
         self._user_id = user_id
+        self._token = token
         self._default_timeout = default_timeout
         self._answer_slack = answer_slack
         self._reconnect = reconnect
@@ -151,6 +174,7 @@ class AsyncClient:
         body: object = None,
         *,
         on_progress: ProgressCallback | None = None,
+        on_starting: StartCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
@@ -158,14 +182,18 @@ class AsyncClient:
         """Send a request and wait for its last answer.
 
         `body` is sent as it is when it is bytes, as JSON otherwise. `on_progress` is called with every progress or
-        partial answer. `idempotent=True` sends the request again when the connection is lost before the answer.
+        partial answer. `on_starting` is called every few seconds with a `StartProgress` (position in the queue of
+        starts, expected time) while the key's worker starts. `idempotent=True` sends the request again when the
+        connection is lost before the answer.
         Cancelling the task asks the worker to stop, too. For the other keywords see `RequestOptions`.
 
         Raises the subclass of `RequestError` that stands for the answer's status (with `raise_on_error=False` such an
         answer is returned), `RequestTimeoutError` without any answer, `ConnectionLostError`, `PoolNotFoundError`.
         """
         request = self._build(key, path, body, options, wants_progress=on_progress is not None)
-        reply = await self._attempt(request, lambda session: session.call(request, on_progress), idempotent=idempotent)
+        reply = await self._attempt(
+            request, lambda session: session.call(request, on_progress, on_starting), idempotent=idempotent
+        )
         if raise_on_error and (error := error_from_reply(reply, key=key, path=path)) is not None:
             raise error
         return reply
@@ -176,6 +204,7 @@ class AsyncClient:
         path: str = "",
         body: object = None,
         *,
+        on_starting: StartCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
@@ -187,7 +216,7 @@ class AsyncClient:
         request = self._build(key, path, body, options, wants_progress=True)
         replies: asyncio.Queue[Reply | None] = asyncio.Queue()
         attempt = self._attempt(
-            request, lambda session: session.call(request, replies.put_nowait), idempotent=idempotent
+            request, lambda session: session.call(request, replies.put_nowait, on_starting), idempotent=idempotent
         )
         call = asyncio.create_task(attempt, name="osrdyne client stream")
         call.add_done_callback(lambda _: replies.put_nowait(None))
@@ -202,6 +231,91 @@ class AsyncClient:
             # An iteration that is left early: cancelling the call cancels its request as well.
             call.cancel()
             await asyncio.wait({call})
+
+    async def call_batches(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        credit: int = DEFAULT_CREDIT,
+        idempotent: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[Any, None]:
+        """Send a request whose answer is a table, and iterate over its `pyarrow.RecordBatch`es as the worker makes
+        them.
+
+        At most `credit` parts of 4 MiB are on their way at a time: a slow caller slows the worker down, and the memory
+        of both is bounded. `timeout` is the time for the whole stream. Leaving the iteration early cancels the request:
+        close the iterator (`contextlib.aclosing`) to do so at once. A pool that cannot stream answers in one message.
+
+        Raises what `call` raises, also after some batches, which are then incomplete. In particular
+        `StreamInterruptedError`, if the worker was lost after the first batch; before that, the stream of the next
+        worker is used. Raises `ConfigurationError` without pyarrow, and `InvalidMessageError` if the answer is no
+        table.
+        """
+        decoder = BatchDecoder()
+        parts = self.call_parts(key, path, body, credit=credit, idempotent=idempotent, **options)
+        async with aclosing(parts):
+            async for part in parts:
+                for batch in decoder.decode(part):
+                    yield batch
+
+    async def call_parts(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        credit: int = DEFAULT_CREDIT,
+        idempotent: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[bytes, None]:
+        """Like `call_batches`, but iterate over the undecoded parts. Written to a file one after the other, they are
+        one Arrow IPC stream. Needs no pyarrow."""
+        if not 1 <= credit <= MAX_CREDIT:
+            raise ValueError(f"credit must be a whole number from 1 to {MAX_CREDIT}, not {credit!r}")
+        request = self._build(key, path, body, {**options, "accept": ARROW_TYPE}, credit=credit)
+        parts = PartQueue(credit=credit)
+
+        async def operation(session: Session) -> Reply:
+            if parts.handed_out:
+                raise StreamInterruptedError("The connection was lost within the streamed answer.", key=key, path=path)
+            parts.repeat()
+            return await session.call(request, parts.arrived, ends=parts.ends)
+
+        attempt = self._attempt(request, operation, idempotent=idempotent)
+        call = asyncio.create_task(attempt, name="osrdyne client stream")
+        call.add_done_callback(lambda _: parts.end())
+        granting = asyncio.create_task(self._keep_granting(parts), name="osrdyne client credit")
+        try:
+            while (part := await parts.next()) is not None:
+                yield part
+                parts.consumed()
+                await self._grant(parts)
+            last = call.result()
+            if (error := error_from_reply(last, key=key, path=path)) is not None:
+                raise error
+            require_arrow(last)
+            if last.body:
+                yield last.body
+        finally:
+            # An iteration that is left early: cancelling the call cancels its request as well.
+            call.cancel()
+            granting.cancel()
+            await asyncio.wait({call, granting})
+
+    async def _keep_granting(self, parts: PartQueue) -> None:
+        """Repeat the credit of a stream while its caller processes a part, however long that takes."""
+        while True:
+            await self._clock.sleep(GRANT_INTERVAL)
+            with suppress(OsrdyneError):  # the next grant of the caller raises it
+                await self._grant(parts)
+
+    async def _grant(self, parts: PartQueue) -> None:
+        session = self._state.value
+        if (grant := parts.grant) is not None and isinstance(session, Session):
+            await session.grant(grant, parts.worker_id)
 
     async def cast(
         self,
@@ -236,6 +350,7 @@ class AsyncClient:
         *,
         one_way: bool = False,
         wants_progress: bool = False,
+        credit: int | None = None,
     ) -> OutgoingRequest:
         timeout, slack = options.get("timeout"), options.get("answer_slack")
         return build_request(
@@ -243,18 +358,15 @@ class AsyncClient:
             path,
             body,
             correlation_id=options.get("correlation_id") or f"{self._id_prefix}-{next(self._id_counter):x}",
-            timeout=self._default_timeout if timeout is None else timeout,
-            answer_slack=self._answer_slack if slack is None else slack,
-            now=self._clock.time(),
-            app_id=self._options.name,
-            user_id=self._user_id,
-            reply_to=None if one_way else DIRECT_REPLY_TO,
-            has_deadline=timeout is not None or not one_way,
-            headers=options.get("headers"),
-            accept=options.get("accept"),
-            content_type=options.get("content_type"),
-            no_activate=options.get("no_activate", False),
-            wants_progress=wants_progress,
+            times=CallTimes(
+                now=self._clock.time(),
+                timeout=self._default_timeout if timeout is None else timeout,
+                answer_slack=self._answer_slack if slack is None else slack,
+                has_deadline=timeout is not None or not one_way,
+            ),
+            sender=Sender(self._options.name, self._user_id, self._token() if callable(self._token) else self._token),
+            answer=WantedAnswer(None if one_way else DIRECT_REPLY_TO, wants_progress, credit),
+            options=options,
         )
 
     async def _attempt(

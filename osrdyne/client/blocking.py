@@ -11,7 +11,7 @@ import queue
 import ssl
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
@@ -20,9 +20,12 @@ from typing import Any, Self, TypeVar, Unpack
 from osrdyne.aio.clock import Backoff
 from osrdyne.client.aio import ANSWER_SLACK, DEFAULT_TIMEOUT, AsyncClient, ConnectionStatus
 from osrdyne.client.errors import ClientClosedError
+from osrdyne.client.progress import StartCallback
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import RequestOptions
 from osrdyne.client.session import ProgressCallback
+from osrdyne.protocol.progress import StartProgress
+from osrdyne.protocol.streams import DEFAULT_CREDIT
 
 T = TypeVar("T")
 
@@ -43,6 +46,7 @@ class Client:
         *,
         name: str = "osrdyne-client",
         user_id: str | None = None,
+        token: str | Callable[[], str] | None = None,
         tls: ssl.SSLContext | None = None,
         default_timeout: float = DEFAULT_TIMEOUT,
         answer_slack: float = ANSWER_SLACK,
@@ -53,6 +57,7 @@ class Client:
             pool,
             name=name,
             user_id=user_id,
+            token=token,
             tls=tls,
             default_timeout=default_timeout,
             answer_slack=answer_slack,
@@ -103,21 +108,41 @@ class Client:
         body: object = None,
         *,
         on_progress: ProgressCallback | None = None,
+        on_starting: StartCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Reply:
-        """Send a request and wait for its last answer; see `AsyncClient.call`. `on_progress` runs in this thread."""
-        if on_progress is None:
+        """Send a request and wait for its last answer; see `AsyncClient.call`. `on_progress` and `on_starting` run in
+        this thread."""
+        if on_progress is None and on_starting is None:
             return self._wait(
                 self._client.call(key, path, body, idempotent=idempotent, raise_on_error=raise_on_error, **options)
             )
-        replies = self.stream(key, path, body, idempotent=idempotent, raise_on_error=raise_on_error, **options)
-        for reply in replies:
-            if not reply.progress:
-                return reply
-            on_progress(reply)
-        raise AssertionError("a stream ends with an answer or an error")
+        arrived: queue.SimpleQueue[Reply | StartProgress | None] = queue.SimpleQueue()
+        call = self._submit(
+            self._client.call(
+                key,
+                path,
+                body,
+                on_progress=None if on_progress is None else arrived.put,
+                on_starting=None if on_starting is None else arrived.put,
+                idempotent=idempotent,
+                raise_on_error=raise_on_error,
+                **options,
+            )
+        )
+        call.add_done_callback(lambda _: arrived.put(None))
+        try:
+            while (item := arrived.get()) is not None:
+                if isinstance(item, StartProgress):
+                    assert on_starting is not None
+                    on_starting(item)
+                elif on_progress is not None:
+                    on_progress(item)
+            return call.result()
+        finally:
+            call.cancel()
 
     def stream(
         self,
@@ -125,21 +150,69 @@ class Client:
         path: str = "",
         body: object = None,
         *,
+        on_starting: StartCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Reply]:
-        """Iterate over the progress and partial answers and then the last one; see `AsyncClient.stream`."""
-        replies = self._client.stream(key, path, body, idempotent=idempotent, raise_on_error=raise_on_error, **options)
-        arrived: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
+        """Iterate over the progress and partial answers and then the last one; see `AsyncClient.stream`.
+        `on_starting` runs in this thread."""
+        arrived: queue.SimpleQueue[Reply | StartProgress | None] = queue.SimpleQueue()
+        replies = self._client.stream(
+            key,
+            path,
+            body,
+            on_starting=None if on_starting is None else arrived.put,
+            idempotent=idempotent,
+            raise_on_error=raise_on_error,
+            **options,
+        )
         pump = self._submit(_pump(replies, arrived))
         pump.add_done_callback(lambda _: arrived.put(None))
         try:
-            while (reply := arrived.get()) is not None:
-                yield reply
+            while (item := arrived.get()) is not None:
+                if not isinstance(item, StartProgress):
+                    yield item
+                elif on_starting is not None:
+                    on_starting(item)
             pump.result()
         finally:
             pump.cancel()
+
+    def call_batches(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        credit: int = DEFAULT_CREDIT,
+        idempotent: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[Any]:
+        """Iterate over the `pyarrow.RecordBatch`es of a streamed answer; see `AsyncClient.call_batches`."""
+        return self._each(self._client.call_batches(key, path, body, credit=credit, idempotent=idempotent, **options))
+
+    def call_parts(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        credit: int = DEFAULT_CREDIT,
+        idempotent: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[bytes]:
+        """Iterate over the undecoded parts of a streamed answer; see `AsyncClient.call_parts`."""
+        return self._each(self._client.call_parts(key, path, body, credit=credit, idempotent=idempotent, **options))
+
+    def _each(self, values: AsyncGenerator[T, None]) -> Iterator[T]:
+        """One value at a time, and the next one only when it is asked for: that limits what the worker sends."""
+        try:
+            while (value := self._wait(_next(values))) is not None:
+                yield value
+        finally:
+            if self._finalizer.alive:  # otherwise the call has ended with the client
+                self._wait(values.aclose())
 
     def cast(
         self,
@@ -176,7 +249,11 @@ async def _status(client: AsyncClient) -> ConnectionStatus:
     return client.status
 
 
-async def _pump(replies: AsyncGenerator[Reply, None], arrived: queue.SimpleQueue[Reply | None]) -> None:
+async def _next(values: AsyncGenerator[T, None]) -> T | None:
+    return await anext(values, None)
+
+
+async def _pump(replies: AsyncGenerator[Reply, None], arrived: queue.SimpleQueue[Reply | StartProgress | None]) -> None:
     async with aclosing(replies):
         async for reply in replies:
             arrived.put(reply)

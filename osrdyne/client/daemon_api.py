@@ -22,28 +22,30 @@ from osrdyne.protocol.leaders import leader_to_ask
 
 TIMEOUT = 30.0
 TOKEN_VARIABLE = "OSRDYNE_API_TOKEN"
-TOKEN_FILE_VARIABLE = "OSRDYNE_API_TOKEN_FILE"
 UNIX = "unix:"
 """What the address of a Unix socket begins with; its path follows."""
 
 Parameter = str | int | float | bool | Sequence[str] | None
 
 
-def token_from_environment() -> str | None:
-    """The API token of `OSRDYNE_API_TOKEN`, or of the file that `OSRDYNE_API_TOKEN_FILE` names.
+def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
+    """The token of the variable (`OSRDYNE_API_TOKEN`), or of the file that the variable with `_FILE` names.
 
     Raises `ConfigurationError` for a file that cannot be read, and where both are set.
     """
-    token, file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    token, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
     if token and file:
-        raise ConfigurationError(f"Set either {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, not both.")
-    if not file:
-        return token or None
+        raise ConfigurationError(f"Set either {variable} or {variable}_FILE, not both.")
+    return token_of_file(file, f"{variable}_FILE") if file else token or None
+
+
+def token_of_file(file: str, place: str) -> str:
+    """The token that a file holds. Raises `ConfigurationError`, which names `place`."""
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigurationError(f"{TOKEN_FILE_VARIABLE}: cannot read {file}: {reason}.") from error
+        raise ConfigurationError(f"{place}: cannot read {file}: {reason}.") from error
 
 
 class DaemonApi:
@@ -125,12 +127,12 @@ class DaemonApi:
         content = None if document is None else json.dumps(document)
         base, transport = url, None
         if url.startswith(UNIX):
-            base, transport = "http://localhost", httpx.HTTPTransport(uds=url.removeprefix(UNIX))
+            base, transport = "http://localhost", httpx.HTTPTransport(uds=url.removeprefix(UNIX), verify=False)
         self.answered_by = url
         try:
             # The environment's proxies are for the internet, not for a daemon next door.
             with httpx.Client(
-                timeout=self._timeout, trust_env=False, transport=transport, verify=self._trusted()
+                timeout=self._timeout, trust_env=False, transport=transport, verify=self._trusted(url)
             ) as client:
                 return client.request(method, f"{base}{path}", params=given, headers=headers, content=content)
         except httpx.TimeoutException as error:
@@ -144,7 +146,10 @@ class DaemonApi:
         """Not unencrypted where a standby was asked over TLS: another party may have forged the leader's address."""
         return urlsplit(url).scheme == urlsplit(self._url).scheme or urlsplit(self._url).scheme != "https"
 
-    def _trusted(self) -> ssl.SSLContext | bool:
+    def _trusted(self, url: str) -> ssl.SSLContext | bool:
+        """False without TLS: to load the certificates of all authorities takes a while."""
+        if urlsplit(url).scheme != "https":  # in lower case, as httpx reads it
+            return False
         if self._ca_file is None:
             return True
         try:

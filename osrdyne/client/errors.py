@@ -101,6 +101,45 @@ class RequestQueueFullError(RequestError):
     summary = "The request queue is full"
 
 
+class UnauthorizedError(RequestError):
+    """The policy of the key demands a token, and the request has none that counts; `detail` says why."""
+
+    summary = "The request needs a token"
+
+
+class ForbiddenError(RequestError):
+    """The token does not allow to send to this key."""
+
+    summary = "The token does not allow the request"
+
+
+class RequestTooLargeError(RequestError):
+    """The request is larger than the queue policy of its key allows."""
+
+    summary = "The request is too large"
+
+
+class QuotaExceededError(RequestError):
+    """A daily quota of the pool is used up; `retry_after` says when it begins anew."""
+
+    retryable = True
+    summary = "The daily quota is used up"
+
+
+class RateLimitedError(RequestError):
+    """Requests were sent faster than the pool allows; `retry_after` says when the next one may be sent."""
+
+    retryable = True
+    summary = "Requests are sent too fast"
+
+
+class QueueGoneError(RequestError):
+    """The queue of the key expired or was deleted while the request waited."""
+
+    retryable = True
+    summary = "The queue of the key was removed"
+
+
 class RequestPoisonedError(RequestError):
     """Requests with the same path and body have ended the workers that ran them; they are refused for a while."""
 
@@ -152,6 +191,14 @@ class InvalidRequestError(RequestError):
     summary = "The request is not valid"
 
 
+class CircuitOpenError(RequestError):
+    """The requests of the route fail at present, so that its circuit is open; `reply.retry_after` is when to try again,
+    if that is known."""
+
+    retryable = True
+    summary = "The circuit of the route is open"
+
+
 class NoRouteError(RequestError):
     """No route of a managed pool matches the request; `osrdyne explain` shows why."""
 
@@ -176,6 +223,13 @@ class RequestTimeoutError(RequestError):
 
 class ConnectionLostError(RequestError):
     """The connection was lost while the request was under way: whether it was or will be processed is unknown."""
+
+    retryable = True
+
+
+class StreamInterruptedError(RequestError):
+    """A streamed answer was interrupted: its worker, or one of its parts, was lost. The rows received so far are
+    incomplete; to get all of them, send the request again."""
 
     retryable = True
 
@@ -206,7 +260,15 @@ _BY_STATUS: dict[str, type[RequestError]] = {
     Status.CAPACITY: NoCapacityError,
     Status.NOT_RUNNING: NotRunningError,
     Status.INVALID: InvalidRequestError,
+    Status.UNAUTHORIZED: UnauthorizedError,
+    Status.FORBIDDEN: ForbiddenError,
     Status.NO_ROUTE: NoRouteError,
+    Status.TOO_LARGE: RequestTooLargeError,
+    Status.QUEUE_FULL: RequestQueueFullError,
+    Status.QUOTA_EXCEEDED: QuotaExceededError,
+    Status.RATE_LIMITED: RateLimitedError,
+    Status.GONE: QueueGoneError,
+    Status.CIRCUIT_OPEN: CircuitOpenError,
 }
 
 

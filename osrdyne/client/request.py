@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypedDict
 
 from osrdyne.amqp import Message
-from osrdyne.errors import InvalidMessageError
+from osrdyne.errors import ConfigurationError, InvalidMessageError
+from osrdyne.protocol.data_versions import DATA_VERSION_HEADER, check_data_version
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import (
     ACCEPT_HEADER,
+    AUTHORIZATION_HEADER,
     JSON_TYPE,
     NO_ACTIVATE_HEADER,
     PATH_HEADER,
@@ -21,7 +23,10 @@ from osrdyne.protocol.messages import (
     encode_path,
 )
 from osrdyne.protocol.names import Key, parse_key
+from osrdyne.protocol.streams import CREDIT_HEADER
 
+MAX_TOKEN = 8_192
+"""Characters of a token; a pool refuses longer ones."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 """RabbitMQ's pseudo-queue: answers come straight to the channel that published the request."""
 
@@ -36,7 +41,9 @@ class RequestOptions(TypedDict, total=False):
     - `accept`: content type wanted for the answer.
     - `content_type`: of the body; JSON when the client encodes it, not stated when it is bytes.
     - `no_activate`: answer `not-running` instead of starting a worker.
+    - `data_version`: the lowest version of the data that may answer, an integer; the worker reloads older data first.
     - `correlation_id`: instead of one of the client's own, to `cancel` the call by.
+    - `message_id`: the same for each copy of a message, so that readers of the log of telemetry can recognise copies.
     """
 
     timeout: float | None
@@ -45,7 +52,9 @@ class RequestOptions(TypedDict, total=False):
     accept: str | None
     content_type: str | None
     no_activate: bool
+    data_version: int | None
     correlation_id: str | None
+    message_id: str | None
 
 
 @dataclass(slots=True)
@@ -65,65 +74,109 @@ class OutgoingRequest:
     sent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a request. `user_id`: the user of the connection; `token`: an API token or a JWT."""
+
+    app_id: str
+    user_id: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """When a request is made (`now`, seconds since the epoch), and how many seconds its caller grants from then on.
+    `answer_slack`: how much longer the caller waits for the answer. Without `has_deadline` the pool decides how long
+    the request may live. Raises `ValueError` for seconds that are not possible."""
+
+    now: float
+    timeout: float
+    answer_slack: float = 0.0
+    has_deadline: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout < math.inf:
+            raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout!r}")
+        if not 0 <= self.answer_slack < math.inf:
+            raise ValueError(f"answer_slack must be a number of seconds, 0 or more, not {self.answer_slack!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAnswer:
+    """What is to come back. `reply_to`: None for no answer; `credit` asks for a streamed one."""
+
+    reply_to: str | None = DIRECT_REPLY_TO
+    wants_progress: bool = False
+    credit: int | None = None
+
+
 def build_request(
     key: str,
     path: str,
     body: object,
     *,
     correlation_id: str,
-    timeout: float,
-    now: float,
-    app_id: str,
-    user_id: str | None = None,
-    answer_slack: float = 0.0,
-    reply_to: str | None = DIRECT_REPLY_TO,
-    has_deadline: bool = True,
-    headers: Mapping[str, object] | None = None,
-    accept: str | None = None,
-    content_type: str | None = None,
-    no_activate: bool = False,
-    wants_progress: bool = False,
+    times: CallTimes,
+    sender: Sender,
+    answer: WantedAnswer = WantedAnswer(),
+    options: RequestOptions | None = None,
 ) -> OutgoingRequest:
-    """Build a request at `now` (seconds since the epoch).
+    """Build a request. Of the `options`, those about times and correlation id have no effect here.
 
-    Raises `InvalidKeyError` for a key that is none, `InvalidMessageError` for a body that JSON cannot express.
+    Raises `InvalidKeyError` for a key that is none, `InvalidMessageError` for a body that JSON cannot express,
+    `ConfigurationError` for a token that can be none.
 
     The three fields of the deadline say the same: `timestamp` has whole seconds only, so `expiration` counts from
     there, and `timestamp` + `expiration` = `x-deadline` to the millisecond.
     """
-    if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    if not 0 <= answer_slack < math.inf:
-        raise ValueError(f"answer_slack must be a number of seconds, 0 or more, not {answer_slack!r}")
-    all_headers: dict[str, object] = dict(headers or {})
+    options = options or {}
+    headers: dict[str, object] = dict(options.get("headers") or {})
+    if sender.token is not None:
+        headers[AUTHORIZATION_HEADER] = f"Bearer {check_token(sender.token)}"
     if path:
-        all_headers[PATH_HEADER] = encode_path(path)
-    if accept is not None:
-        all_headers[ACCEPT_HEADER] = accept
-    if no_activate:
-        all_headers[NO_ACTIVATE_HEADER] = True
-    if wants_progress:
-        all_headers[WANTS_PROGRESS_HEADER] = True
-    seconds, expiration = int(now), None
-    if has_deadline:
-        deadline_ms = math.ceil((now + timeout) * 1000)
-        all_headers[DEADLINE_HEADER] = deadline_ms
+        headers[PATH_HEADER] = encode_path(path)
+    if (accept := options.get("accept")) is not None:
+        headers[ACCEPT_HEADER] = accept
+    if options.get("no_activate", False):
+        headers[NO_ACTIVATE_HEADER] = True
+    if (data_version := options.get("data_version")) is not None:
+        headers[DATA_VERSION_HEADER] = check_data_version(data_version)
+    if answer.wants_progress:
+        headers[WANTS_PROGRESS_HEADER] = True
+    if answer.credit is not None:
+        headers[CREDIT_HEADER] = answer.credit
+    seconds, expiration = int(times.now), None
+    if times.has_deadline:
+        deadline_ms = math.ceil((times.now + times.timeout) * 1000)
+        headers[DEADLINE_HEADER] = deadline_ms
         expiration = str(deadline_ms - seconds * 1000)
     encoded, encoded_type = encode_body(body)
+    content_type = options.get("content_type") or encoded_type
     message = Message(
         body=encoded,
-        headers=all_headers,
+        headers=headers,
         correlation_id=correlation_id,
-        reply_to=reply_to,
-        content_type=content_type or encoded_type,
+        message_id=options.get("message_id"),
+        reply_to=answer.reply_to,
+        content_type=content_type,
         # Conditions of routes look into bodies that say both; JSON that is exchanged is UTF-8 (RFC 8259).
-        content_encoding="utf-8" if (content_type or encoded_type) == JSON_TYPE else None,
+        content_encoding="utf-8" if content_type == JSON_TYPE else None,
         expiration=expiration,
         timestamp=datetime.fromtimestamp(seconds, tz=UTC),
-        app_id=app_id,
-        user_id=user_id,
+        app_id=sender.app_id,
+        user_id=sender.user_id,
     )
-    return OutgoingRequest(parse_key(key), path, correlation_id, timeout, answer_slack, message)
+    return OutgoingRequest(parse_key(key), path, correlation_id, times.timeout, times.answer_slack, message)
+
+
+def check_token(token: str) -> str:
+    """The token itself. Raises `ConfigurationError`, which does not repeat it."""
+    if not 0 < len(token) <= MAX_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigurationError(
+            f"The token is empty, longer than {MAX_TOKEN} characters, or has blanks or other characters that no token "
+            "has: give the text of an API token or of a JWT, without `Bearer`."
+        )
+    return token
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:

@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, connect
 from osrdyne.client.errors import (
     ConnectionLostError,
     InvalidRequestError,
     PoolNotFoundError,
+    RequestError,
     RequestQueueFullError,
     RequestRefusedError,
 )
+from osrdyne.client.progress import StartCallback, StartInquiries
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest
 from osrdyne.errors import (
+    BrokerAccessError,
     BrokerConflictError,
+    BrokerError,
     BrokerNotFoundError,
     BrokerUnavailableError,
     OsrdyneError,
@@ -31,6 +35,8 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.progress import StartProgress
+from osrdyne.protocol.streams import Grant
 
 log = get_logger("client")
 
@@ -40,6 +46,8 @@ _LOST = (
     "Repeat it if that does no harm (idempotent=True does so by itself)."
 )
 _UNCONFIRMED = "RabbitMQ did not confirm the request in time; whether it is processed is unknown."
+
+T = TypeVar("T")
 
 ProgressCallback = Callable[[Reply], None]
 
@@ -54,10 +62,39 @@ class PendingCall:
     request: OutgoingRequest
     outcome: asyncio.Future[Reply | BaseException]
     on_progress: ProgressCallback | None
+    on_starting: StartCallback | None
+    cancel_soon: Callable[[OutgoingRequest], None]
+    ends: Callable[[Reply], bool] | None = None
+    """Whether a terminating reply ends the call; None: each does."""
 
     def end(self, outcome: Reply | BaseException) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
+
+    def is_ended_by(self, reply: Reply) -> bool:
+        """Whether a terminating reply ends the call. If it interrupts a stream, the call ends with that error here."""
+        try:
+            return self.ends is None or self.ends(reply)
+        except RequestError as error:
+            self.end(error)
+            return False
+
+    def progressed(self, reply: Reply) -> None:
+        """Pass on a progress or partial answer."""
+        if self.on_progress is not None:
+            self._call_back(self.on_progress, reply)
+
+    def starting(self, progress: StartProgress) -> None:
+        """Pass on what the leader says about the start of the key."""
+        if self.on_starting is not None and not self.outcome.done():
+            self._call_back(self.on_starting, progress)
+
+    def _call_back(self, callback: Callable[[T], None], value: T) -> None:
+        try:
+            callback(value)
+        except Exception as error:  # the caller's code: its failure ends this call and no other
+            self.cancel_soon(self.request)
+            self.end(error)
 
 
 class Session:
@@ -72,6 +109,9 @@ class Session:
         self._known_exchanges: set[str] = set()
         self._looking = asyncio.Lock()
         self._cancels: set[asyncio.Task[None]] = set()
+        self._inquiries = StartInquiries(names, connection)
+        self._grants: Channel | None = None
+        self._granting = asyncio.Lock()
         self.ignored_replies = 0
 
     @classmethod
@@ -116,11 +156,22 @@ class Session:
             call.end(ConnectionLostError(_LOST))
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=_CANCEL_TIMEOUT)
+        await self._inquiries.close()
         await self._connection.close()
 
-    async def call(self, request: OutgoingRequest, on_progress: ProgressCallback | None) -> Reply:
-        """Publish a request and wait for its last answer. Who is cancelled while waiting cancels the request."""
-        call = PendingCall(request, asyncio.get_running_loop().create_future(), on_progress)
+    async def call(
+        self,
+        request: OutgoingRequest,
+        on_progress: ProgressCallback | None = None,
+        on_starting: StartCallback | None = None,
+        ends: Callable[[Reply], bool] | None = None,
+    ) -> Reply:
+        """Publish a request and wait for its last answer. Cancelling the wait cancels the request.
+
+        `ends`: whether a terminating reply ends the call; None: each does.
+        """
+        outcome_of = asyncio.get_running_loop().create_future()
+        call = PendingCall(request, outcome_of, on_progress, on_starting, self._cancel_soon, ends)
         # Registered before the publish: the answer may arrive before the confirm.
         if self._pending.setdefault(request.correlation_id, call) is not call:
             raise InvalidRequestError(
@@ -128,12 +179,15 @@ class Session:
             )
         try:
             await self.publish(request)
+            if on_starting is not None:
+                self._inquiries.watch(request.key, call)
             outcome = await call.outcome
         except asyncio.CancelledError:
             self._cancel_soon(request)
             raise
         finally:
             del self._pending[request.correlation_id]
+            self._inquiries.forget(request.key, call)
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -155,6 +209,30 @@ class Session:
         if call is not None:
             await self._publish_cancel(call.request)
         return call is not None
+
+    async def grant(self, grant: Grant, worker_id: str) -> None:
+        """Grant credit to the worker of a streamed answer. A message that is lost is repeated by the caller.
+
+        Raises `RequestRefusedError` if the user of this connection may not do that.
+        """
+        exchange = self._names.credit_exchange
+        try:
+            async with self._granting:
+                # On a channel of its own: RabbitMQ closes the channel of a user who may not write to the exchange.
+                if self._grants is None or self._grants.is_closed:
+                    self._grants = await self._connection.channel()
+                message = Message(headers=grant.wire_headers(), persistent=False)
+                await self._grants.publish(message, exchange=exchange, routing_key=worker_id)
+                # Answered after the message: an error that the publish causes is known by now.
+                await self._grants.ping()
+        except BrokerAccessError as error:
+            raise RequestRefusedError(
+                f"The user of this connection may not write to {exchange}, which streamed answers need: see "
+                "docs/how-to/create-client-users.md.",
+            ) from error
+        except BrokerError as error:
+            # The connection, and with it the call, may be lost; otherwise the next grant replaces this one.
+            log.info("credit not granted", error=str(error))
 
     def _cancel_soon(self, request: OutgoingRequest) -> None:
         if not request.sent or self.is_over:
@@ -231,11 +309,9 @@ class Session:
             self.ignored_replies += 1
             return
         reply = Reply.from_wire(headers=delivery.headers, body=delivery.body, content_type=properties.content_type)
-        if not reply.progress:
+        if reply.progress:
+            # A worker runs it.
+            self._inquiries.forget(call.request.key, call)
+            call.progressed(reply)
+        elif call.is_ended_by(reply):
             call.end(reply)
-        elif call.on_progress is not None:
-            try:
-                call.on_progress(reply)
-            except Exception as error:  # the caller's code: its failure ends this call and no other
-                self._cancel_soon(call.request)
-                call.end(error)

@@ -97,6 +97,10 @@ def _masked(value: Any, *, hidden: bool = False) -> Any:
     match value:
         case SecretStr():
             return masked_uri(value.get_secret_value())
+        case BaseModel():  # an entry of a list, such as a profile: what it gives, each field by its own type
+            fields = type(value).model_fields
+            given = {name: getattr(value, name) for name in fields if name in value.model_fields_set}
+            return {name: _masked(item, hidden=may_hold_secret(fields[name])) for name, item in given.items()}
         case Mapping():
             return {name: _masked(item, hidden=hidden) for name, item in value.items()}
         case list() | tuple():

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from osrdyne.config.display import masked_uri
 from osrdyne.config.schema import Path, Setting, all_settings, sections
-from osrdyne.config.types import Duration, Size, size_text
+from osrdyne.config.types import Duration, Size, duration_text, size_text
 
 BEGIN = "<!-- settings: written by `python -m osrdyne.config.document` -->"
 END = "<!-- end of settings -->"
@@ -60,14 +60,6 @@ def _default(setting: Setting) -> str:
     if _is(setting, Size):
         return f"`{size_text(value)}`"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
-
-
-def duration_text(seconds: float) -> str:
-    """`600.0` as `10m`: the longest unit that leaves a whole number."""
-    for unit, size in (("h", 3600), ("m", 60)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:g}{unit}"
-    return f"{seconds:g}s"
 
 
 def _limits(setting: Setting) -> str:

@@ -6,22 +6,21 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
-from osrdyne.config.types import Duration, Size
+from osrdyne.config.profiles import LEAST_HEAP, Footprint, PlacementName, Profile, profile_problems
+from osrdyne.config.types import Duration, PublicMarker, Size, SparkConf
+from osrdyne.config.types import Model as Model
 from osrdyne.errors import InvalidKeyError
 from osrdyne.protocol.names import is_pool_id, parse_key
 from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, MasterKind, parse_spark_master
 from osrdyne.protocol.uri import TlsFiles, tls_of, with_tls
 
-
-class Model(BaseModel):
-    """Base of all settings: frozen, and an unknown key is an error with its path."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+HEADER_NAME = r"^[A-Za-z0-9-]{1,100}$"
 
 
 class TlsSettings(Model):
@@ -186,16 +185,6 @@ class DriverSettings(Model):
     )
 
 
-def _spark_text(value: Any) -> Any:
-    """Convert numbers and booleans of a YAML file (`2`, `false`) to text: Spark accepts only text."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: str(item).lower() if isinstance(item, bool) else str(item) if isinstance(item, int | float) else item
-        for name, item in value.items()
-    }
-
-
 class ScalingSettings(Model):
     """The number of workers of a group, for drivers whose platform does not scale workers itself."""
 
@@ -231,6 +220,18 @@ class PooledSettings(Model):
         le=1,
         description="Used share of a process's heap above which it gets no further keys, and its least recently used "
         "idle key ends.",
+    )
+    max_memory_used: float | None = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="Used share of the memory of a host, or of the cgroup of a process if that share is larger. Above "
+        "it the leader ends spares, then idle keys, then the least loaded process.",
+    )
+    max_heap_growth: float | None = Field(
+        0.3,
+        gt=0,
+        description="A process whose live heap has grown by this share, with the same keys, is replaced.",
     )
     max_age: Duration | None = Field(None, gt=0, description="A process of this age is replaced.")
     max_requests: int | None = Field(None, ge=1, description="A process that has served so many requests is replaced.")
@@ -269,6 +270,11 @@ class WorkerSettings(Model):
     app: str = Field(
         "osrdyne_worker.pipelines.sql:app", description="`module:attribute` of the application that answers requests."
     )
+    principal: str | None = Field(
+        None,
+        description="Managed pools only: name of the API token whose grant `listen` says for which keys workers may "
+        "receive requests, where a queue policy demands it (Authorization).",
+    )
     concurrency: int = Field(1, ge=1, le=64, description="Requests that one worker runs at once.")
     processing_timeout: Duration = Field(
         1800.0, gt=0, description="Limit for the work on one request; RabbitMQ's consumer timeout must be longer."
@@ -298,22 +304,32 @@ class WorkerSettings(Model):
     cores: int = Field(
         4, ge=1, description="Cores of a cluster that one worker may use at once: `spark://`, `k8s://` and `yarn` only."
     )
-    spark_conf: Annotated[dict[str, str], BeforeValidator(_spark_text)] = Field(
+    memory: Size | None = Field(
+        None,
+        ge=LEAST_HEAP,
+        description="Heap of Spark's Java process, whole MiB; `spark.driver.memory` in `spark_conf` takes precedence.",
+    )
+    spark_conf: SparkConf = Field(
         default_factory=dict, repr=False, description="Further Spark settings, as Spark names them."
     )
-    footprint: Literal["standard", "small"] = Field(
+    footprint: Footprint = Field(
         "standard",
         description="`small`: Spark settings for keys with little data, which save memory and processor time "
-        "at the start and are slower on heavy queries; `spark_conf` wins.",
+        "at the start and are slower on heavy queries; `spark_conf` takes precedence.",
     )
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
-    placement: Literal["dedicated", "pooled"] = Field(
+    placement: PlacementName = Field(
         "dedicated",
         description="`dedicated`: a process for each worker; `pooled`: the workers of many keys share a process and "
         "its JVM. Keys whose authors do not trust each other stay dedicated.",
     )
     pooled: PooledSettings = Field(default_factory=PooledSettings, description="Processes of `placement: pooled`.")
+    profiles: tuple[Profile, ...] = Field(
+        (),
+        description="Settings by key: a list of profiles; a key has the first one that matches it. They apply until "
+        "`osrdyne profiles apply` stores others.",
+    )
     environment: Literal["minimal", "reference"] = Field(
         "minimal",
         description="`minimal`: the driver passes the AMQP URI in a file or on standard input if it can, not in the "
@@ -328,11 +344,13 @@ class WorkerSettings(Model):
         return text
 
     def effective_spark_conf(self) -> dict[str, str]:
-        """`spark_conf` on top of the settings of `footprint`. Options of the JVM are joined; a later one wins."""
+        """`spark_conf` on top of `memory`, on top of the settings of `footprint`. Options of the JVM are joined; a
+        later one wins."""
+        memory = {} if self.memory is None else {"spark.driver.memory": f"{self.memory // 2**20}m"}
         if self.footprint == "standard":
-            return self.spark_conf
+            return {**memory, **self.spark_conf}
         options = f"{SMALL_FOOTPRINT[JAVA_OPTIONS]} {self.spark_conf.get(JAVA_OPTIONS, '')}".strip()
-        return {**SMALL_FOOTPRINT, **self.spark_conf, JAVA_OPTIONS: options}
+        return {**SMALL_FOOTPRINT, **memory, **self.spark_conf, JAVA_OPTIONS: options}
 
     def to_worker_config(
         self,
@@ -444,6 +462,11 @@ class RequestSettings(Model):
         description="Managed pools only: the longest time-to-live that a route or a manifest may give; up to 49 days.",
     )
     delivery_limit: int = Field(5, ge=3, le=1000, description="Failed deliveries after which a request is poison.")
+    poison_drop_networks: tuple[str, ...] = Field(
+        (),
+        description="Managed pools only: networks, such as 127.0.0.0/8, whose addresses a PoisonMessageDrop of a queue "
+        "policy may have although they are loopback or link-local.",
+    )
     poison_time: Duration = Field(
         600.0,
         ge=0,
@@ -491,6 +514,16 @@ class RequestSettings(Model):
         "longer.",
     )
 
+    @field_validator("poison_drop_networks")
+    @classmethod
+    def _networks(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            try:
+                ip_network(text)
+            except ValueError:
+                raise ValueError(f"{text!r} is not a network; write 127.0.0.0/8 or ::1/128") from None
+        return texts
+
     @property
     def longest_ttl(self) -> float:
         """The longest time-to-live of a request of the pool, in seconds."""
@@ -515,12 +548,81 @@ class ApiTlsSettings(Model):
         return self
 
 
+GrantedRole = Literal["viewer", "operator", "admin", "bodies"]
+
+
+class JwtSettings(Model):
+    """JWTs that the HTTP API accepts as bearer tokens."""
+
+    algorithm: Literal["HS256", "RS256", "ES256", "EdDSA"] | None = Field(
+        None, description="The only algorithm that is accepted. It turns JWTs on."
+    )
+    key_file: str | None = Field(
+        None, description="The public key, PEM, or the secret for HS256 (at least 32 bytes). Read at the start."
+    )
+    jwks_file: str | None = Field(None, description="A JWKS instead of one key. Read again as `jwks_url`.")
+    jwks_url: str | None = Field(
+        None,
+        description="URL of a JWKS: https, or http on loopback; without user and password. Read again for a token with "
+        "an unknown `kid`, at most once a minute.",
+    )
+    issuer: str | None = Field(None, min_length=1, description="Required `iss` of a token.")
+    audience: str | None = Field(None, min_length=1, description="Required `aud` of a token.")
+    role_claim: str = Field("role", min_length=1, description="Claim with one role, or with a list of roles.")
+    roles: Annotated[dict[str, GrantedRole], PublicMarker()] = Field(
+        default={"viewer": "viewer", "operator": "operator", "admin": "admin", "bodies": "bodies"},
+        description="Values of `role_claim`, and what each gives: `viewer`, `operator`, `admin` or `bodies`.",
+    )
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _url_of_keys(cls, url: str | None) -> str | None:
+        if url is not None and not _is_url_of_keys(url):
+            # Without the value: it may hold a password.
+            raise ValueError("must be an https URL, or http on localhost, without user, password, blanks and backslash")
+        return url
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        sources = [one for one in (self.key_file, self.jwks_file, self.jwks_url) if one is not None]
+        if self.algorithm is None:
+            if sources:
+                raise ValueError("set algorithm to turn JWTs on, or remove key_file, jwks_file and jwks_url")
+        elif len(sources) != 1:
+            raise ValueError("set one of key_file, jwks_file and jwks_url")
+        elif self.issuer is None or self.audience is None:
+            raise ValueError("set issuer and audience: a token for another service must not count here")
+        elif self.algorithm == "HS256" and self.jwks_url is not None:
+            raise ValueError("HS256 has a secret, which no URL may show: use key_file or jwks_file")
+        return self
+
+
+def _is_url_of_keys(url: str) -> bool:
+    """Whether keys may be read from a URL: the host that answers decides which tokens count."""
+    # Parsers disagree about such characters, so one of them may see another host.
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or "@" in parts.netloc:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and host in {"localhost", "127.0.0.1", "::1"})
+
+
+WIDEST_NETWORKS = {4: 8, 6: 7}
+"""The shortest prefix of a network of proxies, by version of IP: that of the largest private network."""
+
+
 class ApiSettings(Model):
     """The HTTP API."""
 
     host: str = Field(
         "127.0.0.1",
-        description="Address to listen on. Any other than loopback needs `tokens_file` and `allowed_hosts`.",
+        description="Address to listen on. Any other than loopback needs `allowed_hosts`, and `tokens_file`, `jwt` or "
+        "`trusted_proxies`.",
     )
     port: int = Field(4242, ge=0, le=65535, description="Port; 0 picks a free one.")
     allowed_hosts: tuple[str, ...] = Field(
@@ -531,13 +633,28 @@ class ApiSettings(Model):
     )
     tokens_file: str | None = Field(
         None,
-        description="File with the digests of API tokens, written by `osrdyne token`. With it every request over TCP "
-        "needs a token; without it the API is open.",
+        description="File with the digests of API tokens, written by `osrdyne token`. Without it, `jwt` and "
+        "`trusted_proxies` the API is open.",
     )
-    insecure: bool = Field(
+    jwt: JwtSettings = Field(default_factory=JwtSettings, description="JWTs as bearer tokens.")
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses or networks (`10.0.0.0/24`) of proxies that identify users. Their headers count only on "
+        "connections from these addresses.",
+    )
+    proxy_user_header: str = Field(
+        "X-Forwarded-User", pattern=HEADER_NAME, description="Header in which a trusted proxy names the user."
+    )
+    proxy_role_header: str = Field(
+        "X-Forwarded-Role",
+        pattern=HEADER_NAME,
+        description="Header in which a trusted proxy names the roles of the user, separated by commas: `viewer`, "
+        "`operator`, `admin`, `bodies`. A user without a role may do nothing.",
+    )
+    allow_anonymous: bool = Field(
         False,
-        description="Listen on an address other than loopback without tokens. Every host that can reach the address "
-        "may use the API.",
+        description="Listen on an address other than loopback without tokens, JWTs or a trusted proxy. Every host that "
+        "can reach the address may use the API.",
     )
     socket: str = Field(
         "auto",
@@ -554,6 +671,188 @@ class ApiSettings(Model):
         ge=2,
         description="Maximum number of connections and of requests at once; further requests are answered 503.",
     )
+
+    @property
+    def identifies(self) -> bool:
+        """Whether a request over TCP needs to be identified."""
+        return self.tokens_file is not None or self.jwt.algorithm is not None or bool(self.trusted_proxies)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                found = ip_network(network)
+            except ValueError:
+                raise ValueError(
+                    f"{network!r} is not an IP address or network such as 10.0.0.0/24, with zeros after the prefix"
+                ) from None
+            if found.prefixlen < WIDEST_NETWORKS[found.version]:
+                raise ValueError(
+                    f"{network!r} holds addresses that are not proxies, and each of them could name any user. List the "
+                    "addresses of the proxies"
+                )
+        return networks
+
+
+class PriceSettings(Model):
+    """Prices per unit and month, from which `osrdyne capacity` finds the cheapest tiers."""
+
+    iot_hub_free: float = Field(0.0, ge=0, description="Azure IoT Hub, edition free.")
+    iot_hub_s1: float = Field(25.0, ge=0, description="Azure IoT Hub, edition S1.")
+    iot_hub_s2: float = Field(250.0, ge=0, description="Azure IoT Hub, edition S2.")
+    iot_hub_s3: float = Field(2500.0, ge=0, description="Azure IoT Hub, edition S3.")
+    store_s1: float = Field(150.0, ge=0, description="Azure Time Series Insights, edition S1.")
+    store_s2: float = Field(1350.0, ge=0, description="Azure Time Series Insights, edition S2.")
+
+    def by_tier(self) -> dict[str, float]:
+        """The prices by the names of the tiers, such as `iot-hub-s1`."""
+        return {name.replace("_", "-"): price for name, price in self.model_dump().items()}
+
+
+class AuditSettings(Model):
+    """Records of the changes that are made through the API."""
+
+    max_age: Duration = Field(
+        30 * 86400.0,
+        ge=3600,
+        le=49 * 86400,
+        description="How long RabbitMQ keeps the record of a change. A changed value counts for new records.",
+    )
+    max_changes: int = Field(
+        10_000,
+        ge=100,
+        le=30_000,
+        description="Changes whose records RabbitMQ keeps; the oldest are dropped. The leader holds them in memory once"
+        " they are read.",
+    )
+    required: bool = Field(
+        False,
+        description="Refuse a change with `audit-unavailable` (503) if RabbitMQ does not confirm its record within "
+        "5 s.",
+    )
+
+
+class ScheduledTable(Model):
+    """A table of telemetry for which the leader requests ingests."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9_-]{1,64}$", description="Name of the table in `worker.config` of the pool that writes it."
+    )
+    pool: str | None = Field(None, description="Pool whose workers run the ingest. Default: the pool of the log.")
+    target_lag: Duration = Field(60.0, ge=1, le=86_400, description="Age of unread messages that demands an ingest.")
+    interval: Duration | None = Field(
+        None, ge=1, le=86_400, description="Time after an ingest when the next one follows if there are messages."
+    )
+    at_once: int = Field(4, ge=1, le=256, description="Partitions that are ingested at the same time.")
+    request_timeout: Duration = Field(
+        600.0, ge=1, le=86_400, description="Deadline of a request; without an answer it is sent again."
+    )
+
+    @field_validator("pool")
+    @classmethod
+    def _valid_pool(cls, value: str | None) -> str | None:
+        if value is not None and not is_pool_id(value):
+            raise ValueError(f"{value!r} is not a valid pool id: use 1 to 32 characters out of a-z, 0-9 and _")
+        return value
+
+
+class LastValueSettings(Model):
+    """The last-value reader of a log, and its database."""
+
+    store: Literal["sqlite", "postgresql"] = Field(
+        "sqlite", description="Database of the last values: a file of SQLite on this host, or PostgreSQL."
+    )
+    file: str | None = Field(
+        None, description="The file of SQLite. Default: `POOL-last-values.db` in the user's state directory."
+    )
+    uri: SecretStr | None = Field(
+        None, description="URI of PostgreSQL: `postgresql://user:password@host/database`. Needs psycopg."
+    )
+    uri_file: str | None = Field(None, description="A file that contains the URI, instead of `uri`.")
+    max_future: Duration = Field(
+        300.0,
+        le=365 * 86400,
+        description="How far the time of an event may be after the time when the ingress took it. An event beyond it "
+        "gets the time of the ingress: the clock of a device must not hide later values.",
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _postgresql_uri(cls, value: SecretStr | None) -> SecretStr | None:
+        return _checked_uri(
+            value, schemes=("postgresql", "postgres"), example="postgresql://user:password@host:5432/database"
+        )
+
+    @model_validator(mode="after")
+    def _uri_of_postgresql(self) -> Self:
+        if self.store == "postgresql" and self.uri is None:
+            raise ValueError("store postgresql needs a URI: set uri or uri_file")
+        if self.store == "sqlite" and self.uri is not None:
+            raise ValueError("uri is used by the store postgresql only: set store to postgresql, or remove it")
+        return self
+
+
+class TelemetrySettings(Model):
+    """The log of telemetry of a managed pool."""
+
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Name of the log, which sinks of routes use: `/streams/NAME/inputs/log`. Without a name the pool "
+        "has no log.",
+    )
+    partitions: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="Streams of the log; a key always has the same one. The number of an existing log cannot change.",
+    )
+    max_age: Duration = Field(
+        7 * 86400.0,
+        ge=1,
+        le=3650 * 86400,
+        description="How long RabbitMQ keeps messages, at least: it removes whole segments. It cannot change later.",
+    )
+    max_bytes: Size = Field(
+        16 * 2**30,
+        ge=2**20,
+        description="Size of the whole log; each partition has an equal share. RabbitMQ removes the oldest segments "
+        "beyond it. It cannot change later.",
+    )
+    tables: tuple[ScheduledTable, ...] = Field(
+        (),
+        description="Tables for which the leader requests ingests: a list of mappings with `name`, `pool`, "
+        "`target_lag`, `interval`, `at_once` and `request_timeout`.",
+    )
+    last_values: LastValueSettings = Field(
+        default_factory=LastValueSettings, description="The last-value reader, `osrdyne last-value`."
+    )
+
+    @property
+    def partition_bytes(self) -> int:
+        return self.max_bytes // self.partitions
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of a segment. Retention removes whole segments, and never the one that is being written."""
+        return min(128 * 2**20, max(64 * 2**10, self.partition_bytes // 8))
+
+    @model_validator(mode="after")
+    def _room_for_segments(self) -> Self:
+        if self.partition_bytes < 2 * self.segment_bytes:
+            least = 2 * self.segment_bytes * self.partitions
+            raise ValueError(f"max_bytes is too small for {self.partitions} partitions: set it to {least} or more")
+        return self
+
+    @model_validator(mode="after")
+    def _tables_of_a_log(self) -> Self:
+        if self.tables and self.name is None:
+            raise ValueError("tables need a log: set telemetry.name, or remove them")
+        names = [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tables: {next(one for one in names if names.count(one) > 1)!r} is there twice")
+        return self
 
 
 class LogSettings(Model):
@@ -575,12 +874,21 @@ class Settings(Model):
     lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings, description="When groups come and go.")
     requests: RequestSettings = Field(default_factory=RequestSettings, description="Request queues.")
     api: ApiSettings = Field(default_factory=ApiSettings, description="HTTP API.")
+    audit: AuditSettings = Field(default_factory=AuditSettings, description="Records of changes.")
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings, description="The log of telemetry.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+    prices: PriceSettings = Field(default_factory=PriceSettings, description="Prices for plans of capacity.")
 
     @model_validator(mode="after")
     def _cleanup_of_managed_pools(self) -> Self:
         if self.requests.check_entire_queue_on_cleanup and not self.pool.is_managed:
             raise ValueError("requests.check_entire_queue_on_cleanup needs a managed pool: set pool.kind to managed")
+        return self
+
+    @model_validator(mode="after")
+    def _log_of_managed_pools(self) -> Self:
+        if self.telemetry.name is not None and not self.pool.is_managed:
+            raise ValueError("telemetry.name needs a managed pool: set pool.kind to managed, or remove it")
         return self
 
     @model_validator(mode="after")
@@ -597,14 +905,44 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _image_of_executors(self) -> Self:
-        on_kubernetes = parse_spark_master(self.worker.spark_master).kind is MasterKind.KUBERNETES
-        # Pods of the Kubernetes driver know their own image, and executors get the same.
-        if on_kubernetes and self.driver.name != "kubernetes" and EXECUTOR_IMAGE not in self.worker.spark_conf:
+        if self.lacks_executor_image:
             raise ValueError(
                 f"worker.spark_master {self.worker.spark_master!r} needs the image of the executors: set "
                 f"{EXECUTOR_IMAGE} in worker.spark_conf"
             )
         return self
+
+    @model_validator(mode="after")
+    def _usable_profiles(self) -> Self:
+        if problems := profile_problems(self, self.worker.profiles):
+            texts = (f"{'.'.join(filter(None, ('worker.profiles', path)))}: {message}" for path, message in problems)
+            raise ValueError("; ".join(texts))
+        return self
+
+    @property
+    def lacks_executor_image(self) -> bool:
+        """Whether Spark starts executors on Kubernetes and does not know their image."""
+        on_kubernetes = parse_spark_master(self.worker.spark_master).kind is MasterKind.KUBERNETES
+        # Pods of the Kubernetes driver know their own image, and executors get the same.
+        return on_kubernetes and self.driver.name != "kubernetes" and EXECUTOR_IMAGE not in self.worker.spark_conf
+
+    def with_profile(self, profile: Profile | None) -> Settings:
+        """The settings of the groups that have this profile; those of the pool if it is None."""
+        if profile is None:
+            return self
+        given = profile.given()
+        given.pop("eviction", None)  # of the group, not of its workers: a change replaces none
+        delays = ("unbind_delay", "stop_delay")
+        lifecycle: dict[str, Any] = {name: given.pop(name) for name in delays if name in given}
+        if "spares" in given:
+            given["pooled"] = self.worker.pooled.model_copy(update={"spares": given.pop("spares")})
+        given["spark_conf"] = {**self.worker.spark_conf, **profile.spark_conf}
+        return self.model_copy(
+            update={
+                "worker": self.worker.model_copy(update=given),
+                "lifecycle": self.lifecycle.model_copy(update=lifecycle),
+            }
+        )
 
     def worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""

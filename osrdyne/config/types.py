@@ -1,4 +1,4 @@
-"""Field types of the configuration: durations and sizes as people write them."""
+"""Base and field types of the configuration: durations, sizes and Spark settings as people write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)")
@@ -14,10 +14,16 @@ _ISO = re.compile(
     r"P(?:(?P<d>\d+(?:\.\d+)?)D)?(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?\Z",
     re.IGNORECASE,
 )
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|kB|MB|GB)?\Z")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|[kK]B|MB|GB)?\Z")
 _SIZE_UNITS = {
-    None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9,
+    None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9,
 }  # fmt: skip
+
+
+class Model(BaseModel):
+    """Base of all settings: frozen, and an unknown key is an error with its path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 def parse_duration(value: object) -> object:
@@ -62,6 +68,27 @@ def size_text(size_bytes: int) -> str:
             return f"{size_bytes // size}{unit}"
     return str(size_bytes)
 
+
+def duration_text(seconds: float) -> str:
+    """`600.0` as `10m`: the longest unit that leaves a whole number."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _spark_text(value: Any) -> Any:
+    """Convert numbers and booleans of a YAML file (`2`, `false`) to text: Spark accepts only text."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(item).lower() if isinstance(item, bool) else str(item) if isinstance(item, int | float) else item
+        for name, item in value.items()
+    }
+
+
+# Settings of Spark by their names. Their values may be secrets.
+SparkConf = Annotated[dict[str, str], BeforeValidator(_spark_text)]
 
 # Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers.
 Duration = Annotated[float, BeforeValidator(parse_duration)]

@@ -22,8 +22,8 @@ import uvloop
 from osrdyne import __version__
 from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.tasks import start_endless
+from osrdyne.api.authenticators import authenticators_of
 from osrdyne.api.server import ApiServer
-from osrdyne.api.token_file import tokens_of
 from osrdyne.api.unix_socket import open_listener
 from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.management.client import ManagementClient
@@ -44,6 +44,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCounter
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.protocol.names import PoolNames
+from osrdyne.telemetry.last_values.query import LastValues
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -78,7 +79,8 @@ class Daemon:
     """One daemon of one pool."""
 
     def __init__(self, settings: Settings, *, clock: Clock) -> None:
-        self._tokens, self._warnings = tokens_of(settings.api)  # before anything else: it may refuse to start
+        # Before anything else: it may refuse to start.
+        self._authenticators, self._warnings = authenticators_of(settings.api, clock=clock)
         self._settings = settings
         self._clock = clock
         self._metrics = Metrics()
@@ -90,6 +92,7 @@ class Daemon:
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
         self._leader = LeaderAddress(self._management, pool=settings.pool.id)
         self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
+        self._last_values = LastValues(settings)
         self._inspector = DaemonInspector(
             pool=settings.pool.id,
             state=self._state,
@@ -98,7 +101,9 @@ class Daemon:
             pins=self._pins,
             leader=self._leader,
             own_url=lambda: self.api.announced_url,
+            prices=settings.prices.by_tier(),
             clock=clock,
+            last_values=self._last_values,
         )
         self.api = ApiServer(self._create_app, settings.api, open_local=lambda: open_listener(settings))
         self._leading = asyncio.Event()
@@ -117,8 +122,10 @@ class Daemon:
             self._metrics,
             version=__version__,
             allowed_hosts=hosts_of(api.host, api.allowed_hosts),
-            access=Access(self._tokens, clock=self._clock),
+            access=Access(self._authenticators),
             limits=BodyLimits(api.max_body, api.max_manifest, api.body_timeout),
+            audit_required=self._settings.audit.required,
+            clock=self._clock,
         )
 
     async def _serve_api(self) -> None:
@@ -146,6 +153,7 @@ class Daemon:
                 api.cancel()
         finally:
             self.api.close()
+            await self._last_values.close()
             await self._management.close()
             await self._driver.close()
         self._log.info("daemon stopped")
@@ -219,8 +227,11 @@ class Daemon:
                     driver=self._driver,
                     management=self._management,
                     pinned=pinned,
+                    unpin=self._pins.remove,
                     parameters=(self._pins, self._leader),
                     key_counter=self._key_counter,
+                    measures_lag=True,
+                    verifier=self._authenticators if self._authenticators.verifies_tokens else None,
                 )
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))

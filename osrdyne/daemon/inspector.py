@@ -6,41 +6,69 @@ Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP AP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
+from osrdyne.aio.tasks import off_loop
+from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.daemon.term import Term
 from osrdyne.drivers.base import Driver, Instance, InstanceState
+from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.pooled.process import Process, split_id
-from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
+from osrdyne.errors import BrokerError, LeadershipLostError, NoSuchQueueError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.policies.lifetimes import EndReason
+from osrdyne.ingress.policies.manifest import load_proposal
+from osrdyne.ingress.policies.policy import TransportProtection
+from osrdyne.ingress.policies.table import FoundPolicy
+from osrdyne.ingress.quotas.quotas import Usage
 from osrdyne.ingress.requests import Arrival
+from osrdyne.pool.queues.delivery_limits import MAX_POLICIES
+from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.state.backlog import Waiting
 from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.lag import Lag
 from osrdyne.pool.state.observed import ObservedQueue, ObservedWorkers
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,
+    IsVisible,
     LeadershipView,
     PoisonPage,
     PoisonQuery,
     ProcessStatus,
     ProcessView,
+    QueuePage,
     QueueView,
+    RegisteredQueue,
+    ReloadOutcome,
+    ReloadView,
     WaitingView,
     WorkerView,
 )
-from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
+from osrdyne.protocol.activity import PROCESS_START_PARTS
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId, started_as
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 from osrdyne.protocol.pooled import ProcessMemory
+from osrdyne.telemetry.last_values.query import LastValuePage, LastValues
+from osrdyne.telemetry.last_values.values import Counts
+from osrdyne.telemetry.status import LogStatus
 
+MAX_RELOADS = 16  # Reloads that are waited for at the same time.
+RELOAD_POLL = Backoff(initial=0.1, maximum=1.0)  # Between two checks of the workers' reports.
+RELOAD_INTERVAL = 2.0  # Seconds until workers are asked again for the outcome of a reload.
+MAX_EXAMINED = 1_000  # Keys whose policy one page of the registry compares with the rights of its reader.
+EXAMINED_AT_ONCE = 10
 FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to say where the leader is.
 
 
@@ -68,7 +96,9 @@ class DaemonInspector:
         pins: PinStore,
         leader: LeaderAddress,
         own_url: Callable[[], str],
+        prices: Mapping[str, float],
         clock: Clock,
+        last_values: LastValues | None = None,
     ) -> None:
         self._names = PoolNames(pool)
         self._state = state
@@ -77,11 +107,18 @@ class DaemonInspector:
         self._pins = pins
         self._leader = leader
         self._own_url = own_url
+        self._prices = prices
         self._clock = clock
+        self._last_values = last_values
+        self._reloads = 0
 
     @property
     def pool(self) -> str:
         return self._names.pool
+
+    @property
+    def prices(self) -> Mapping[str, float]:
+        return self._prices
 
     def leadership(self) -> LeadershipView:
         term = self._state.term
@@ -111,9 +148,19 @@ class DaemonInspector:
             keys = ", ".join(sorted({repr(key) for key in silent.values()})[:5])
             reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
             found.append(ComponentView("worker priorities", False, reason, fatal=False))
+        if self._state.term is not None and (left_out := self._state.term.routing.profiles.left_out):
+            reason = f"left out, because they cannot be used with the present settings: {'; '.join(map(str, left_out))}"
+            found.append(ComponentView("profiles", False, reason, fatal=False))
+        if self._state.term is not None and (left := self._state.term.queues.limits.left_out):
+            reason = f"{len(left)} keys have the delivery limit of the pool: at most {MAX_POLICIES} can have their own"
+            found.append(ComponentView("delivery limits", False, reason, fatal=False))
         if self._state.term is not None:
-            topology = self._state.term.routing.topology.finding()
-            found.append(ComponentView(topology.subject, topology.ok, topology.message, fatal=topology.fatal))
+            routing = self._state.term.routing
+            found += [
+                ComponentView(finding.subject, finding.ok, finding.message, fatal=finding.fatal)
+                for finding in (routing.topology.finding(), routing.log.finding(), routing.log_inspector.finding())
+                if finding is not None
+            ]
         return sorted(found, key=lambda component: component.name)
 
     def groups(self) -> list[GroupView]:
@@ -134,12 +181,14 @@ class DaemonInspector:
         term = self._state.term
         if term is None or term.workers.pooled is None:
             return []
-        found = sorted(term.workers.pooled.driver.processes.values(), key=lambda process: process.instance.slot)
-        return [self._process(process) for process in found]
+        driver = term.workers.pooled.driver
+        found = sorted(driver.processes.values(), key=lambda process: process.instance.slot)
+        return [self._process(driver, process) for process in found]
 
-    def _process(self, process: Process) -> ProcessView:
+    def _process(self, driver: PooledDriver, process: Process) -> ProcessView:
         state = process.state
         memory = ProcessMemory() if state is None else state.memory
+        settings = driver.settings.get(process.settings_hash)
         living = [worker for worker in process.assignments() if process.runs(worker.worker_id)]
         return ProcessView(
             worker_id=process.worker_id,
@@ -151,16 +200,44 @@ class DaemonInspector:
             heap_used=memory.heap_used,
             heap_max=memory.heap_max,
             memory=memory.pss,
+            memory_share=None if memory.limit is None else memory.limit.share,
             requests=0 if state is None else state.requests,
             started_at=process.instance.started_at,
             last_report_at=None if state is None else self._wall(process.heard_at),
             retiring="its settings have changed" if process.is_outdated else process.retiring,
             alone=process.alone,
+            profile=None if settings is None else settings.profile,
+            cold_start={} if state is None else _known_parts(state.cold_start),
+            executor_seconds=None if state is None else state.executor_seconds,
         )
+
+    async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:
+        pooled = (await self._leading()).workers.pooled
+        return () if pooled is None else await pooled.driver.process_logs(worker_id, lines=lines)
 
     def waiting(self) -> list[WaitingView]:
         term = self._state.term
         return [] if term is None else self._waiting(term.state.backlog.waiting())
+
+    def lags(self) -> tuple[Lag | None, list[Lag]]:
+        term = self._state.term
+        return (None, []) if term is None else (term.groups.lags.pool(), term.groups.lags.groups())
+
+    async def telemetry(self) -> LogStatus | None:
+        term = await self._leading()
+        log = term.routing.log.log
+        if log.name is None:
+            return None
+        status, scheduler = await term.routing.log_inspector.status(log.name, log.partitions), term.routing.scheduler
+        return status if scheduler is None else replace(status, tables=scheduler.status())
+
+    async def last_values(self, key: Key, *, series: str | None, after: str | None, limit: int) -> LastValuePage:
+        if self._last_values is None:
+            raise PoolConflictError("This daemon has no last values.")
+        return await self._last_values.page(key, series=series, after=after, limit=limit)
+
+    async def last_value_totals(self) -> Counts | None:
+        return None if self._last_values is None else await self._last_values.totals()
 
     def retrying(self) -> Mapping[int, int]:
         term = self._state.term
@@ -208,6 +285,52 @@ class DaemonInspector:
         await self._pins.remove(key)
         (await self._leading()).state.tracker.unpin(key)
 
+    async def reload_group(self, key: Key, *, timeout: float) -> list[ReloadView]:
+        # The leader may lose its lead, or die, while it waits: the caller gets an error and may ask again, and workers
+        # that have the command reload anyway.
+        if self._reloads >= MAX_RELOADS:
+            raise PoolConflictError(
+                f"{MAX_RELOADS} reloads are waited for already: try again when one of them has ended."
+            )
+        self._reloads += 1
+        try:
+            return await self._reload(key, timeout=timeout)
+        finally:
+            self._reloads -= 1
+
+    async def _reload(self, key: Key, *, timeout: float) -> list[ReloadView]:
+        term, reload_id = await self._leading(), secrets.token_hex(8)
+        asked = sorted(self._living_workers(term, key))
+        until, send_at = self._clock.monotonic() + timeout, -math.inf
+        checks = 0
+        while True:
+            outcomes = [self._reload_outcome(term, key, worker_id, reload_id) for worker_id in asked]
+            now = self._clock.monotonic()
+            if now >= until or not any(one.outcome is ReloadOutcome.UNKNOWN for one in outcomes):
+                return outcomes
+            if self._state.term is not term:
+                raise LeadershipLostError("This daemon has lost the lead while workers reloaded their data.")
+            if now >= send_at:
+                # Repeated, because control messages and reports may get lost.
+                send_at = now + RELOAD_INTERVAL
+                await term.workers.control.ask_for_reload(key, reload_id)
+            # Most reloads take seconds: a report is noticed at most a second late.
+            checks += 1
+            await self._clock.sleep(min(RELOAD_POLL.delay(checks), until - now))
+
+    def _living_workers(self, term: Term, key: Key) -> set[str]:
+        views = self._workers(term, key, term.state.worker_status[key])
+        return {one.worker_id for one in views if one.state not in (WorkerState.STOPPING, WorkerState.FAILED)}
+
+    def _reload_outcome(self, term: Term, key: Key, worker_id: str, reload_id: str) -> ReloadView:
+        report = term.state.worker_reports[worker_id]
+        reloads = {} if report is None else report.reloads
+        if reload_id in reloads:
+            error = reloads[reload_id]
+            return ReloadView(worker_id, ReloadOutcome.RELOADED if error is None else ReloadOutcome.FAILED, error)
+        alive = worker_id in self._living_workers(term, key)
+        return ReloadView(worker_id, ReloadOutcome.UNKNOWN if alive else ReloadOutcome.ENDED)
+
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         instances = (await self._leading()).state.worker_status[key].instances
         return {
@@ -233,6 +356,77 @@ class DaemonInspector:
     async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
         return await (await self._leading()).routing.manifests[kind].clear(author=author, expected=expected)
 
+    def requires_tls(self, key: Key) -> bool:
+        found = None if self._state.term is None else self._state.term.routing.policies.of(key)
+        return found is not None and found.policy.transport_protection is TransportProtection.ALL_PATHS
+
+    async def circuits(self) -> list[CircuitView]:
+        return (await self._leading()).routing.circuits.circuits()
+
+    async def close_circuits(self, circuit: str | None, *, author: str) -> list[CircuitView]:
+        return await (await self._leading()).routing.circuits.close(circuit, author=author)
+
+    async def effective_policy(self, key: Key) -> FoundPolicy | None:
+        return (await self._leading()).routing.policies.effective(key)
+
+    def quota_usage(self) -> Usage | None:
+        term = self._state.term
+        return None if term is None else term.routing.quotas.usage()
+
+    async def queues(self, *, after: Key | None, limit: int, is_visible: IsVisible) -> QueuePage:
+        term = await self._leading_managed()
+        keys = {*(record.key for record in term.state.created_queues.all()), *term.state.queue_status.existing()}
+        following = await off_loop(sum(map(len, keys)), _first_keys, keys, after)
+        found: list[RegisteredQueue] = []
+        seen = after
+        for number, key in enumerate(following[:MAX_EXAMINED]):
+            if len(found) == limit:
+                break
+            if number % EXAMINED_AT_ONCE == EXAMINED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # a document may have thousands of patterns, and anyone may ask
+            if is_visible(key, term.routing.policies.of(key)):
+                found.append(self._queue(term, key))
+            seen = key
+        more = bool(following) and seen != following[-1]
+        return QueuePage(tuple(found), seen if more else None)
+
+    async def queue(self, key: Key) -> RegisteredQueue:
+        term = await self._leading_managed()
+        found = self._queue(term, key)
+        if found.record is None and not found.exists:
+            raise NoSuchQueueError("This key has no queue, and none was created for it.")
+        return found
+
+    async def create_queue(self, key: Key, proposal: str, *, author: str) -> RegisteredQueue:
+        term = await self._leading_managed()
+        await term.routing.lifetimes.create(key, load_proposal(proposal), author=author)
+        return self._queue(term, key)
+
+    async def renew_queue(self, key: Key, proposal: str | None, *, author: str) -> RegisteredQueue:
+        term = await self._leading_managed()
+        proposed = None if proposal is None else load_proposal(proposal)
+        await term.routing.lifetimes.renew(key, proposed, author=author)
+        return self._queue(term, key)
+
+    async def remove_queue(self, key: Key, *, author: str) -> RegisteredQueue:
+        term = await self._leading_managed()
+        await term.routing.lifetimes.remove(key, author=author)
+        return self._queue(term, key)
+
+    async def _leading_managed(self) -> Term:
+        term = await self._leading()
+        term.routing.policies.require_managed()
+        return term
+
+    def _queue(self, term: Term, key: Key) -> RegisteredQueue:
+        return RegisteredQueue(
+            key=key,
+            queue=str(self._names.request_queue(key)),
+            exists=term.state.queue_status[key].exists,
+            record=term.state.created_queues.get(key),
+            policy=term.routing.policies.effective(key),
+        )
+
     async def explain(self, arrival: Arrival) -> Explanation:
         term = await self._leading()
         routing, splitter = term.routing.routes, term.routing.splitter.splitter
@@ -244,6 +438,11 @@ class DaemonInspector:
             names=self._names,
             limits=routing.ttl_limits,
             retrying=routing.retrying,
+            profile_of=term.state.profiles.describe,
+            rate_of=term.state.rates.describe,
+            checks=term.processors.checks,
+            policy_of=term.routing.policies.of,
+            log=term.routing.log.log,
         )
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
@@ -258,12 +457,20 @@ class DaemonInspector:
     async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
         return await (await self._leading()).processors.poison.drop(entries)
 
+    async def record_change(self, record: AuditRecord) -> bool:
+        term = self._state.term
+        return term is not None and await term.processors.audit.write(record)
+
+    async def audit(self, query: AuditQuery) -> AuditPage:
+        return await (await self._leading()).processors.audit.page(query)
+
     # --- one group
 
     def _view(self, term: Term, key: Key) -> GroupView:
         record = term.state.tracker.record(key)
         queue, workers = term.state.queue_status[key], term.state.worker_status[key]
         transition, due = _next_transition(term, key)
+        group = term.state.profiles.of(key)
         return GroupView(
             key=key,
             state=record.status if record is not None else GroupStatus.STOPPING,
@@ -276,6 +483,9 @@ class DaemonInspector:
             next_transition_at=None if due is None else self._wall(due),
             reason=_reason(term, key, queue, workers),
             waiting=tuple(self._waiting(term.state.backlog.of_group(key))),
+            profile=None if group.profile is None else group.profile.match,
+            settings=group.shown(),
+            policy=_policy_of(term, key),
         )
 
     def _wall(self, monotonic: float) -> float:
@@ -302,15 +512,31 @@ class DaemonInspector:
                     process=None if instance is None else _process_of(instance),
                     metadata={"driver": self._driver.name},
                     cold_start=report.cold_start if report else {},
+                    executor_seconds=report.executor_seconds if report else None,
+                    events_per_minute=report.rate.events_per_minute if report and report.rate else None,
                 )
             )
         return tuple(views)
+
+
+def _first_keys(keys: Set[Key], after: Key | None) -> list[Key]:
+    """The first keys after a key, in their order: one more than a page examines."""
+    return heapq.nsmallest(MAX_EXAMINED + 1, (key for key in keys if after is None or key > after))
+
+
+def _policy_of(term: Term, key: Key) -> str | None:
+    found = term.routing.policies.of(key)
+    return None if found is None else found.name
 
 
 def _process_of(instance: Instance) -> str | None:
     """The process that the worker shares with others; None if it has one of its own."""
     found = split_id(instance.instance_id)
     return None if found is None else found[0]
+
+
+def _known_parts(cold_start: Mapping[str, int]) -> dict[str, int]:
+    return {part: cold_start[part] for part in PROCESS_START_PARTS if part in cold_start}
 
 
 def _process_status(process: Process) -> ProcessStatus:
@@ -343,12 +569,20 @@ def _reason(term: Term, key: Key, queue: ObservedQueue, workers: ObservedWorkers
     """Why the group is where it is, in a sentence; the most pressing fact first."""
     tracker = term.state.tracker
     status = tracker.status(key)
+    if (record := term.state.created_queues.get(key)) is not None and record.is_ending:
+        why = "has expired" if record.reason is EndReason.EXPIRED else "was deleted"
+        return f"its queue {why} and is being removed; requests for it are answered gone"
     if queue.fault is not None:
         return str(queue.fault)
     if workers.failure is not None:
         return f"its workers cannot be started: {workers.failure.reason}"
+    if term.state.paused.is_paused(key):
+        return "a circuit pauses it: its workers take no requests; `osrdyne circuits list` shows why"
     if workers.waiting_for is not None:
         return f"it waits for {workers.waiting_for}"
+    reported = next((one.waiting_for for one in term.state.worker_reports.of_key(key) if one.waiting_for), None)
+    if reported is not None:
+        return f"its worker waits for {reported}"
     if tracker.is_pinned(key):
         return "it is pinned"
     if tracker.is_held(key):

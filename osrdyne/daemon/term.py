@@ -68,6 +68,8 @@ class Term:
             for task in loops:
                 task.cancel()
             await asyncio.wait(loops)  # otherwise a worker that is just being started could be missed
+            await self.routing.quotas.save()  # after the last request was counted
+            await self.routing.circuits.step()
             if stop.stop_workers:
                 await self._stop_workers()
             # Last: until here every command needs the token.
@@ -84,7 +86,19 @@ class Term:
         # The alternate exchange of the work exchanges exists by now (lifecycle: prepare-then-consume).
         await self.routing.routes.load()
         await self.routing.splitter.load()
-        await self._wiring.apply_policy(self.routing.routes.longest_ttl)
+        # Before the consumers: a message is published to streams that exist.
+        await self.routing.log.load()
+        await self.routing.policies.load()
+        # Before requests are taken and workers are started: both ask for it.
+        await self.routing.worker_principal.load()
+        # Before requests are taken: what they use up is added to what the earlier leader has counted.
+        await self.routing.quotas.load()
+        await self.routing.circuits.load()
+        # Before instances are listed: the profiles say which of them have other settings than their group.
+        await self.routing.profiles.load()
+        # Before the consumers: requests for a queue that is being removed are answered `gone`.
+        await self.routing.lifetimes.load()
+        await self._wiring.apply_policies(self.routing.routes.longest_ttl)
         await self.groups.resync.seed()
         if self.workers.pooled is not None:
             # Only the processes know which workers there are, and they answer through the activity queue. Reports of
@@ -100,6 +114,14 @@ class Term:
             "topology watch": self.routing.topology.run(),
             "routes": self.routing.routes.run(),
             "splitter": self.routing.splitter.run(),
+            "profiles": self.routing.profiles.run(),
+            "policies": self.routing.policies.run(),
+            "principal of the workers": self.routing.worker_principal.run(),
+            "quotas": self.routing.quotas.run(),
+            "rates of workers": self.routing.rates.run(),
+            "counts of quotas": self.routing.quotas.run_saving(),
+            "configuration of circuits": self.routing.circuits.run(),
+            "circuits": self.routing.circuits.work(),
             "pool state tracker": self.state.tracker.run(),
             "request queues loop": self.queues.loop.run(),
             "worker groups loop": self.workers.loop.run(),
@@ -107,6 +129,11 @@ class Term:
             "queue depths": self.queues.depths.run(),
             "autoscaler": self.workers.autoscaler.run(),
             "start failure responder": self.processors.start_failures.run(),
+            "queue lifetimes": self.routing.lifetimes.run(),
+            "delivery limits": self.queues.limits.run(),
+            "removal responder": self.processors.removals.run(),
+            "copies of poison": self.processors.drops.run(),
+            "audit": self.processors.audit.run(),
             "idle groups": self.groups.idle.run(),
             "eviction": self.groups.eviction.run(),
             "unused queues": self.routing.unused_levels.run(),
@@ -116,6 +143,11 @@ class Term:
         if self.workers.pooled is not None:
             loops["pooled processes"] = self.workers.pooled.upkeep.run()
             loops["memory of processes"] = self.groups.memory.run()
+        log = self.routing.log.log
+        if self._wiring.resources.measures_lag and log.name is not None:
+            loops["lag of telemetry"] = self.routing.log_inspector.run(log.name, log.partitions)
+            if self.routing.scheduler is not None and log.partitions:
+                loops["ingests of telemetry"] = self.routing.scheduler.run(log.name, log.partitions)
         return [start_endless(group, name, loop) for name, loop in loops.items()]
 
     async def _ask_workers_for_reports(self) -> None:

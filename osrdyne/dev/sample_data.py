@@ -9,12 +9,23 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.user_directories import cache_directory
 
-TABLES = ("customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier")
+KEY_COLUMNS: Mapping[str, Sequence[str]] = {
+    "customer": ["c_custkey"],
+    "lineitem": ["l_orderkey"],
+    "nation": ["n_nationkey"],
+    "orders": ["o_orderkey"],
+    "part": ["p_partkey"],
+    "partsupp": ["ps_partkey", "ps_suppkey"],
+    "region": ["r_regionkey"],
+    "supplier": ["s_suppkey"],
+}
+"""The tables, and the columns by which `/lookup` finds their rows."""
 KEY_PATTERN = "tpch/sf={scale}"
 GENERATION_TIMEOUT = 600.0
 
@@ -55,7 +66,13 @@ def _generator() -> str:
 def sql_configuration(directory: Path) -> dict[str, object]:
     """The `worker.config` of the SQL pipeline over the sample data."""
     tables = [
-        {"view": table, "format": "parquet", "path": f"{KEY_PATTERN}/{table}.parquet", "cache": table == "lineitem"}
-        for table in TABLES
+        {
+            "view": table,
+            "format": "parquet",
+            "path": f"{KEY_PATTERN}/{table}.parquet",
+            "cache": table == "lineitem",
+            "key_columns": list(columns),
+        }
+        for table, columns in KEY_COLUMNS.items()
     ]
     return {"base_directory": str(directory), "datasets": [{"key": KEY_PATTERN, "tables": tables}]}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import SecretStr
 
@@ -21,6 +22,7 @@ from osrdyne.daemon.term import StopRequest
 from osrdyne.dev.announcement import announced
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.sample_data import default_directory, generate_tpch, sql_configuration
+from osrdyne.telemetry.last_values.reader import run_reader
 
 # Small enough for a laptop with several workers side by side.
 SAMPLE_SPARK_CONF = {
@@ -59,24 +61,43 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
                 "scoped_credentials": True,
             }
         )
-        with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
-            effective = _with_state(settings.model_copy(update={"broker": embedded}), Path(directory))
-            daemon = Daemon(effective, clock=SystemClock())
-            daemon.api.bind()
-            stop = StopRequest(asyncio.Event(), stop_workers=True)
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(daemon.serve(stop), name="daemon")
-                try:
-                    with announced(effective, api_port=daemon.api.port, api_socket=daemon.api.local_path):
-                        await daemon.wait_leading()
-                        yield _with_port(effective, daemon.api.port)
-                finally:
-                    stop.requested.set()
-                    await asyncio.wait({serving})
+        async with running_daemon(settings.model_copy(update={"broker": embedded}), announce=True) as running:
+            yield running
+
+
+@asynccontextmanager
+async def running_daemon(settings: Settings, *, announce: bool = False) -> AsyncIterator[Settings]:
+    """Run a daemon in this process until it leads its pool, and stop it and its workers at the end; yields the
+    effective settings. `announce`: other commands of this user find it without a configuration."""
+    with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
+        effective = _with_state(settings, Path(directory))
+        daemon = Daemon(effective, clock=SystemClock())
+        daemon.api.bind()
+        reader: asyncio.Task[NoReturn] | None = None
+        stop = StopRequest(asyncio.Event(), stop_workers=True)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(daemon.serve(stop), name="daemon")
+            try:
+                announcement = announced(effective, api_port=daemon.api.port, api_socket=daemon.api.local_path)
+                with announcement if announce else nullcontext():
+                    await daemon.wait_leading()
+                    if effective.telemetry.name is not None:
+                        reader = group.create_task(run_reader(effective), name="last-value reader")
+                    yield _with_port(effective, daemon.api.port)
+            finally:
+                if reader is not None:
+                    reader.cancel()
+                stop.requested.set()
+                await asyncio.wait({serving})
 
 
 def _with_state(settings: Settings, directory: Path) -> Settings:
-    """Keep what the subprocess driver writes in a directory that ends with the stack."""
+    """Keep what the subprocess driver and the last-value reader write in a directory that ends with the stack."""
+    chosen = settings.telemetry.last_values
+    if chosen.store == "sqlite" and chosen.file is None:
+        last_values = chosen.model_copy(update={"file": str(directory / "last-values.db")})
+        telemetry = settings.telemetry.model_copy(update={"last_values": last_values})
+        settings = settings.model_copy(update={"telemetry": telemetry})
     if settings.driver.name != "subprocess":
         return settings
     options = {

@@ -23,8 +23,9 @@ from osrdyne.aio.clock import Clock
 from osrdyne.config.models import Model
 from osrdyne.findings import Finding as Finding
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.environment import Placement, WorkerEnvironment
 from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.spark_master import MasterKind, parse_spark_master
 
 InstanceId = NewType("InstanceId", str)
 """The backend's name of an instance for as long as it exists: container id, pod uid, pid + start time."""
@@ -38,11 +39,17 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How an instance ended: an exit code or a signal name, and a sentence when more is known (`out of memory`)."""
+    """How an instance ended: an exit code or a signal name, and a sentence when more is known (`out of memory`).
+
+    `shared`: workers of other keys were in its process, so that any of them may be the cause. `of_process`: it did not
+    end by itself, but with its process.
+    """
 
     code: int | None = None
     signal: str | None = None
     reason: str | None = None
+    shared: bool = False
+    of_process: bool = False
 
     def __str__(self) -> str:
         text = (
@@ -55,12 +62,16 @@ class Exit:
 class WorkerSpec:
     """One worker to be started: its place (pool, key, slot) and everything it is given.
 
-    `environment` holds the credentials, so that neither it nor this value's repr may be logged.
+    `environment` holds the credentials, so that neither it nor this value's repr may be logged. `spec_hash`: the hash
+    that its instance carries; None: `Driver.spec_hash()`. `placement`: whether it has a process of its own, for a
+    driver that has workers of both kinds; None: the kind of the driver.
     """
 
     environment: WorkerEnvironment = field(repr=False)
     generation: Generation
     slot: int = 0
+    spec_hash: str | None = None
+    placement: Placement | None = None
 
     @property
     def pool(self) -> str:
@@ -112,7 +123,8 @@ class DriverContext:
     keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
     with this very installation; a backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs.
     `worker_config` is the pool's `WORKER_CONFIG`, which is part of what shapes a worker. `uri_in_environment`: workers
-    read the AMQP URI from `WORKER_AMQP_URI` and know no other way (`worker.environment: reference`).
+    read the AMQP URI from `WORKER_AMQP_URI` and know no other way (`worker.environment: reference`). `pooled`: the
+    driver starts processes of pooled workers.
     """
 
     pool: str
@@ -122,19 +134,23 @@ class DriverContext:
     worker_app: str = ""
     worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
     uri_in_environment: bool = False
+    pooled: bool = False
 
     @property
     def worker_shape(self) -> Mapping[str, object]:
         """The pool's settings that shape a worker, for `Driver.spec_hash`: a change of them replaces workers."""
+        return self.shape_of(None)
+
+    def shape_of(self, config: Mapping[str, object] | None) -> Mapping[str, object]:
+        """The same for a group with a worker configuration of its own; None: that of the pool."""
         # A further name in the default case would be another hash, and an upgrade would replace all workers.
         reference = {"environment": "reference"} if self.uri_in_environment else {}
-        return {**self.worker_config, **reference}
+        return {**(self.worker_config if config is None else config), **reference}
 
     @property
     def uses_kubernetes_executors(self) -> bool:
         """Whether Spark in the workers asks Kubernetes for executors (`worker.spark_master: k8s://…`)."""
-        spark = self.worker_config.get("spark")
-        return isinstance(spark, Mapping) and str(spark.get("master")).startswith("k8s://")
+        return uses_kubernetes_executors(self.worker_config)
 
     @property
     def stop_grace(self) -> float | None:
@@ -142,6 +158,16 @@ class DriverContext:
         runtime = self.worker_config.get("runtime")
         grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
         return grace if isinstance(grace, int | float) else None
+
+
+def uses_kubernetes_executors(config: Mapping[str, object]) -> bool:
+    """Whether Spark in a worker with this configuration asks Kubernetes for executors."""
+    spark = config.get("spark")
+    try:
+        master = parse_spark_master(str(spark.get("master"))) if isinstance(spark, Mapping) else None
+    except ValueError:  # the configuration refuses it; a driver of a test may get anything
+        return False
+    return master is not None and master.kind is MasterKind.KUBERNETES
 
 
 class Driver(ABC):
@@ -173,10 +199,32 @@ class Driver(ABC):
         """A driver that has options of its own keeps them itself, in their own type."""
         self.context = context
 
+    def obstacle_to_processes(self) -> str | None:
+        """Why this driver cannot start processes of pooled workers; None if it can.
+
+        Such a start has `Placement.POOLED` in its environment. Its instance must be one process: it has the worker id
+        of the start, and the platform never starts it again (lifecycle: pooled-ids-once).
+        """
+        if not self.manages_workers:
+            return (
+                f"the driver {self.name} starts no processes, and can neither list nor kill those that you start: "
+                "the leader could not tell which workers run."
+            )
+        if not self.instance_is_worker:
+            return (
+                f"with the driver {self.name} the platform counts the processes of a group itself, so workers cannot "
+                "be assigned to one of them."
+            )
+        return None
+
     @abstractmethod
-    def spec_hash(self) -> str:
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
         """A hash of all that shapes a worker: options, worker command, worker configuration. The same settings give
-        the same hash, also in another process; every instance carries the hash it was started with."""
+        the same hash, also in another process; every instance carries the hash it was started with.
+
+        `config`: the worker configuration of a group with a profile; None: that of the pool. The pool passes the hash
+        of a group in `WorkerSpec.spec_hash`.
+        """
 
     @abstractmethod
     async def list_instances(self) -> list[Instance]:

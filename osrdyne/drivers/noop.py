@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import ClassVar
 
 from osrdyne.drivers.base import Driver, Finding, Instance, InstanceId, WorkerSpec, hash_options
@@ -19,8 +19,8 @@ class NoopDriver(Driver):
     name: ClassVar[str] = "noop"
     manages_workers: ClassVar[bool] = False
 
-    def spec_hash(self) -> str:
-        return hash_options({"config": self.context.worker_config})
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
+        return hash_options({"config": self.context.worker_config if config is None else config})
 
     async def list_instances(self) -> list[Instance]:
         return []

@@ -6,7 +6,9 @@ Called by the composition root and by `doctor`. A package adds a driver with an 
 
 from __future__ import annotations
 
+import inspect
 import sys
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,6 +17,7 @@ from pydantic import ValidationError
 
 from osrdyne.aio.clock import Clock
 from osrdyne.config.models import DriverSettings, Settings
+from osrdyne.config.profiles import Profile
 from osrdyne.drivers.base import Driver, DriverContext, DriverOptions
 from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.pooled.placement import PooledRules
@@ -44,11 +47,24 @@ def create_pool_driver(settings: Settings, *, clock: Clock) -> Driver:
     Raises `ConfigurationError`, also where that driver cannot have pooled workers.
     """
     driver = create_driver(settings.driver, driver_context(settings, clock=clock))
-    if settings.worker.placement == "dedicated":
-        return driver
-    if (obstacle := _obstacle_to_pooling(settings, driver)) is not None:
-        raise ConfigurationError(f"worker.placement: {obstacle} Set worker.placement: dedicated, or change the driver.")
-    return PooledDriver(driver, pooled_rules(settings))
+    if (place := _pooled_place(settings)) is not None:
+        if (obstacle := _obstacle_to_pooling(settings, driver)) is not None:
+            raise ConfigurationError(f"{place}: {obstacle} Write placement: dedicated there, or change the driver.")
+        if settings.worker.placement == "dedicated" and not driver.instance_is_worker:
+            raise ConfigurationError(f"{place}: {_one_placement(settings)}.")
+        driver = PooledDriver(driver, pooled_rules(settings))
+    for number, profile in enumerate(settings.worker.profiles):
+        if (obstacle := profile_obstacle(settings, profile, driver)) is not None:
+            raise ConfigurationError(f"worker.profiles.{number}: {obstacle}")
+    return driver
+
+
+def _pooled_place(settings: Settings) -> str | None:
+    """The first setting that asks for pooled workers; None if there is none."""
+    if settings.worker.placement == "pooled":
+        return "worker.placement"
+    profiles = enumerate(settings.worker.profiles)
+    return next((f"worker.profiles.{number}.placement" for number, one in profiles if one.placement == "pooled"), None)
 
 
 def pooled_rules(settings: Settings) -> PooledRules:
@@ -61,14 +77,42 @@ def pooled_rules(settings: Settings) -> PooledRules:
     )
 
 
-def _obstacle_to_pooling(settings: Settings, driver: Driver) -> str | None:
-    if not driver.manages_workers:
-        return f"the driver {settings.driver.name} starts no processes, so there are none to share."
-    if not driver.instance_is_worker:
+def profile_obstacle(settings: Settings, profile: Profile, driver: Driver) -> str | None:
+    """Why the driver cannot have workers of this profile, with the remedy; None if it can."""
+    effective = settings.with_profile(profile)
+    if effective.worker.placement == "pooled" and not isinstance(driver, PooledDriver):
         return (
-            f"with the driver {settings.driver.name} the platform counts the processes of a group itself, so workers "
-            "cannot be assigned to one of them."
+            "this daemon was started without pooled workers: write placement: pooled in a profile of worker.profiles, "
+            "or in worker.placement, and restart it"
         )
+    if isinstance(driver, PooledDriver):
+        driver = driver.inner
+        if effective.worker.placement == "dedicated" and not driver.instance_is_worker:
+            return _one_placement(settings)
+    config = effective.worker_config()
+    if config == settings.worker_config():
+        return None
+    if not inspect.signature(driver.spec_hash).parameters:
+        return (
+            f"the driver {settings.driver.name} has no worker settings by key: its spec_hash takes no configuration. "
+            "Update the driver, or remove the settings of workers from the profile."
+        )
+    options = _parse_options(type(driver), settings.driver)
+    contradiction = options.contradiction(replace(driver.context, worker_config=config))
+    return None if contradiction is None else f"driver.options.{contradiction}"
+
+
+def _one_placement(settings: Settings) -> str:
+    """Why keys of this pool cannot have different placements."""
+    return (
+        f"with the driver {settings.driver.name} the platform counts dedicated workers itself, so all keys of a pool "
+        "have the same placement: remove placement from the profiles, or run a second pool"
+    )
+
+
+def _obstacle_to_pooling(settings: Settings, driver: Driver) -> str | None:
+    if (obstacle := driver.obstacle_to_processes()) is not None:
+        return obstacle
     if settings.worker.environment == "reference":
         return "workers of the reference (worker.environment: reference) cannot share a process."
     return None
@@ -129,6 +173,7 @@ def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
         worker_app=settings.worker.app,
         worker_config=settings.worker_config(),
         uri_in_environment=settings.worker.environment == "reference",
+        pooled=_pooled_place(settings) is not None,
     )
 
 

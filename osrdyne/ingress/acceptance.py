@@ -27,6 +27,7 @@ class Limiter(StrEnum):
     POOL = "pool"
     POOL_MAXIMUM = "pool-maximum"
     CALLER = "caller"
+    POLICY = "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class RoutedRequest:
 
     `route` is None in a pool without a manifest. Only the first delivery of a request keeps its reply address.
     `attempts`: how often a worker has tried it before. `split_from`: the client's key if the splitter changed it.
-    `failed_deliveries`: how often it was requeued before it was published again.
+    `failed_deliveries`: how often it was requeued before it was published again. `coalesce`: identical requests share
+    one run. `log`: a write to the log of this name instead; then `key` is the client's.
     """
 
     key: Key
@@ -64,6 +66,8 @@ class RoutedRequest:
     attempts: int = 0
     split_from: str | None = None
     failed_deliveries: int = 0
+    coalesce: bool = False
+    log: str | None = None
 
 
 def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> list[RoutedRequest]:
@@ -72,10 +76,10 @@ def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> 
     `table` is None in a pool without a manifest: then a request goes to its own group, at the default level.
     """
     if table is None:
-        return [_upstream(arrival, limits)]
+        return [_deliver_to_own_group(arrival, limits)]
     ttl = table.manifest.ttl
     return [
-        _along(route, arrival, ttl, limits, keeps_reply=place == 0)
+        _deliver_by(route, arrival, ttl, limits, keeps_reply=place == 0)
         for place, route in enumerate(table.winners(arrival))
     ]
 
@@ -124,7 +128,7 @@ def warn_of_capped_ttls(manifest: Manifest, limits: TtlLimits) -> Iterator[Probl
         yield Problem(f"{manifest.ttl} s; {remedy}", path="storeAndForwardConfiguration.timeToLiveSecs")
 
 
-def _upstream(arrival: Arrival, limits: TtlLimits) -> RoutedRequest:
+def _deliver_to_own_group(arrival: Arrival, limits: TtlLimits) -> RoutedRequest:
     request = arrival.request
     deadline = deadline_of(
         route_ttl=0,
@@ -136,10 +140,13 @@ def _upstream(arrival: Arrival, limits: TtlLimits) -> RoutedRequest:
     return RoutedRequest(Key(request.key), request.path, None, deadline, None, split_from=arrival.split_from)
 
 
-def _along(
+def _deliver_by(
     route: Route, arrival: Arrival, manifest_ttl: int | None, limits: TtlLimits, *, keeps_reply: bool
 ) -> RoutedRequest:
     request, endpoint = arrival.request, route.statement.endpoint
+    if endpoint.log is not None:
+        # Nothing else ends its wait: what is kept is up to the retention of the log, not to the pool's default.
+        limits = TtlLimits(limits.longest, limits.longest)
     deadline = deadline_of(
         route_ttl=route.ttl,
         manifest_ttl=manifest_ttl,
@@ -148,7 +155,21 @@ def _along(
         accepted_ms=arrival.accepted_ms,
     )
     key = Key(request.key) if endpoint.key is None else endpoint.key
+    if endpoint.log is not None:
+        # A device stays in one partition, whatever groups the splitter makes of its key.
+        key = Key(request.key if arrival.split_from is None else arrival.split_from)
+        if deadline.limiter is Limiter.POOL:
+            deadline = Deadline(deadline.at_ms, Limiter.POOL_MAXIMUM)
     path = request.path if endpoint.path is None else endpoint.path
     return RoutedRequest(
-        key, path, route.priority, deadline, route.name, keeps_reply, route.retry, split_from=arrival.split_from
+        key,
+        path,
+        route.priority,
+        deadline,
+        route.name,
+        keeps_reply,
+        route.retry,
+        split_from=arrival.split_from,
+        coalesce=route.coalesce,
+        log=endpoint.log,
     )

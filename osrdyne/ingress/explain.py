@@ -5,34 +5,37 @@ Used by `osrdyne explain` and `POST /v1/explain`. Pure; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.acceptance import Limiter, RoutedRequest, TtlLimits, accept
+from osrdyne.ingress.checks import KEY_CHECK, IngressChecks, Refusal, Result, check_key
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.conditions.causes import undefined_part
+from osrdyne.ingress.policies.limits import PolicyOf, limit_age
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.routes.retries import describe_retry
 from osrdyne.ingress.routes.table import Examined, RouteTable
 from osrdyne.ingress.splitter.rules import Split, Splitter, split_arrival
-from osrdyne.protocol.names import PoolNames
+from osrdyne.ingress.telemetry import Log
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status
 
-_LIMITS = {
+_LIMITER_TEXTS = {
     Limiter.ROUTE: "the route's time-to-live",
     Limiter.MANIFEST: "the manifest's time-to-live",
     Limiter.POOL: "the pool's requests.ttl",
     Limiter.POOL_MAXIMUM: "the pool's requests.max_ttl",
     Limiter.CALLER: "the caller's own deadline",
+    Limiter.POLICY: "MaxMessageAge of the policy of its key",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that was decided, for a person."""
+    """One decision: the name of the check, and a sentence for a person."""
 
     name: str
     text: str
@@ -40,8 +43,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRoute:
-    """What came of one route: `condition` is true, false or `undefined`, None where it was not looked at. `undefined`
-    names the part of the condition that has no value."""
+    """The result of one route. `condition`: true, false or `undefined`; None if it was not evaluated. `undefined`: the
+    part of the condition that has no value."""
 
     name: str
     source: bool
@@ -52,9 +55,10 @@ class ExplainedRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainedPassage:
-    """One delivery; `priority` None is the default class, `deadline` in seconds since the epoch, `retry` None: the
-    first outcome is the answer."""
+class ExplainedDelivery:
+    """One delivery. `priority`: None for the default level. `deadline`: seconds since the epoch. `retry`: None if the
+    first outcome is the answer. `coalesce`: identical requests share one run. `log`, `partition`: of a write to the log
+    of telemetry, whose stream is `queue`."""
 
     route: str | None
     key: str
@@ -66,21 +70,28 @@ class ExplainedPassage:
     limited_by: str
     keeps_reply: bool
     retry: RetryTerms | None
+    coalesce: bool
+    log: str | None = None
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole answer. `refused` is the status that the caller would get, None when the request passes."""
+    """The whole answer. `passages`: the deliveries. `refused`: the caller's status; None if the request passes."""
 
     source: str
     steps: tuple[Step, ...]
     split: Split
     routes: tuple[ExplainedRoute, ...]
-    passages: tuple[ExplainedPassage, ...]
+    passages: tuple[ExplainedDelivery, ...]
     refused: str | None
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
+
+
+_KEY_ONLY = IngressChecks([KEY_CHECK])
+_NO_LOG = Log()
 
 
 def explain(
@@ -91,31 +102,63 @@ def explain(
     names: PoolNames,
     limits: TtlLimits,
     retrying: Mapping[int, int] | None = None,
+    profile_of: Callable[[Key], str | None] = lambda key: None,
+    rate_of: Callable[[Key], str | None] = lambda key: None,
+    checks: IngressChecks = _KEY_ONLY,
+    policy_of: PolicyOf = lambda key: None,
+    log: Log = _NO_LOG,
 ) -> Explanation:
     """What would happen to this request, the key of which is valid, in a managed pool. `retrying`: how many requests
-    wait for their next attempt, by delay in milliseconds, where that is known."""
+    wait for their next attempt, by delay in milliseconds, where that is known. `profile_of`: a sentence about the
+    profile of a group; None if the pool has none, or it is not known. `rate_of`: the same about the rate of its
+    workers. `checks`: those of the pool. `policy_of`: the policy of a key. `log`: the pool's log of telemetry."""
     own_key = arrival.request.key
+    results = checks.explain_request(arrival, now_ms=arrival.accepted_ms)
+    if results and (refusal := results[-1].refusal) is not None:
+        return _refused(arrival, Split(own_key), [*_describe_checks(results)], refusal)
     split = Split(own_key) if splitter is None else splitter.preview(arrival)
     beginning = [
         Step("source", f"The request comes from {arrival.source}."),
+        *_describe_checks(results),
         *_describe_split(own_key, split, splitter),
     ]
     if not own_key:
         beginning.insert(0, Step("key", "The key is empty. That is a key like any other, with a group of its own."))
     arrival = split_arrival(arrival, split)
-    try:
-        arrival.check_key()
-    except InvalidKeyError as error:
-        beginning.append(Step("refusal", f"The caller is answered invalid: {error}"))
-        return Explanation(arrival.source, tuple(beginning), split, (), (), Status.INVALID)
-    passages = accept(arrival, table, limits=limits)
+    if (refusal := check_key(arrival, arrival.accepted_ms)) is not None:
+        return _refused(arrival, split, beginning, refusal)
+    passages = [limit_age(arrival, one, policy_of) for one in accept(arrival, table, limits=limits)]
     winners = {passage.route for passage in passages}
     routes = [_explained(one, winners, arrival) for one in (table.examine(arrival) if table else ())]
     steps = [*beginning, *_describe_routes(table, routes)]
+    allowed = []
     for passage in passages:
-        steps += _describe_passage(passage, names)
+        if passage.log is not None:
+            refusal = log.refuse(passage)
+            steps += [] if refusal is not None else _describe_write(passage, names, log)
+        else:
+            steps += _describe_delivery(passage, names)
+            results = checks.explain_delivery(arrival, passage, now_ms=arrival.accepted_ms)
+            steps += _describe_checks(results)
+            refusal = results[-1].refusal if results else None
+        if refusal is not None:
+            if passage.keeps_reply:
+                for write in (one for one in passages if one.log is not None and one is not passage):
+                    steps += _describe_write(write, names, log) if log.refuse(write) is None else ()
+                return _refused(arrival, split, steps, refusal, tuple(routes))
+            steps.append(Step("refusal", f"This copy is dropped ({refusal.status}): {refusal.detail}"))
+            continue
+        allowed.append(passage)
+        if passage.log is not None:
+            continue
+        if (profile := profile_of(passage.key)) is not None:
+            steps.append(Step("profile", profile))
+        if (rate := rate_of(passage.key)) is not None:
+            steps.append(Step("rate", rate))
         if passage.retry is not None:
             steps.append(Step("retry", describe_retry(passage.retry, retrying=retrying)))
+        if passage.coalesce:
+            steps.append(Step("coalesce", "It shares one run with identical requests in the same worker."))
     if not passages:
         steps.append(Step("refusal", "No route takes the request: its caller is answered no-route."))
     return Explanation(
@@ -123,9 +166,22 @@ def explain(
         steps=tuple(steps),
         split=split,
         routes=tuple(routes),
-        passages=tuple(_shown(passage, names) for passage in passages),
+        passages=tuple(_explained_delivery(passage, names, log) for passage in allowed),
         refused=None if passages else Status.NO_ROUTE,
     )
+
+
+def _refused(
+    arrival: Arrival, split: Split, steps: list[Step], refusal: Refusal, routes: tuple[ExplainedRoute, ...] = ()
+) -> Explanation:
+    step = Step("refusal", f"The caller is answered {refusal.status}: {refusal.detail}")
+    return Explanation(arrival.source, (*steps, step), split, routes, (), refusal.status)
+
+
+def _describe_checks(results: list[Result]) -> Iterator[Step]:
+    for result in results:
+        if result.text is not None:
+            yield Step(result.check, result.text)
 
 
 def _explained(one: Examined, winners: set[str | None], arrival: Arrival) -> ExplainedRoute:
@@ -167,15 +223,26 @@ def _why(route: ExplainedRoute) -> str:
     return "it matches and decides."
 
 
-def _describe_passage(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
+def _describe_delivery(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
     reply = "" if passage.keeps_reply else ", as a one-way copy"
     yield Step("delivery", f"To the group {passage.key!r} with the path {passage.path!r}{reply}.")
-    yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")
+    yield Step("priority", f"{_level_name(passage.priority)}: the queue {_queue(passage, names)}.")
+    yield _describe_deadline(passage)
+
+
+def _describe_write(passage: RoutedRequest, names: PoolNames, log: Log) -> Iterator[Step]:
+    answer = ", and the caller is answered ok (code 202)" if passage.keeps_reply else ", as a one-way copy"
+    partition = log.partition(passage.key)
+    yield Step("log", f"To the log {passage.log!r}, partition {partition}: {names.log_stream(partition)}{answer}.")
+    yield _describe_deadline(passage)
+
+
+def _describe_deadline(passage: RoutedRequest) -> Step:
     moment = datetime.fromtimestamp(passage.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
-    yield Step("deadline", f"{moment}, by {_LIMITS[passage.deadline.limiter]}.")
+    return Step("deadline", f"{moment}, by {_LIMITER_TEXTS[passage.deadline.limiter]}.")
 
 
-def _class_name(priority: int | None) -> str:
+def _level_name(priority: int | None) -> str:
     return "The default class, below priority 9" if priority is None else f"Priority {priority}"
 
 
@@ -183,16 +250,20 @@ def _queue(passage: RoutedRequest, names: PoolNames) -> str:
     return names.request_queue(passage.key, passage.priority)
 
 
-def _shown(passage: RoutedRequest, names: PoolNames) -> ExplainedPassage:
-    return ExplainedPassage(
+def _explained_delivery(passage: RoutedRequest, names: PoolNames, log: Log) -> ExplainedDelivery:
+    partition = None if passage.log is None else log.partition(passage.key)
+    return ExplainedDelivery(
         route=passage.route,
         key=passage.key,
         path=passage.path,
-        queue=_queue(passage, names),
-        exchange=names.work_exchange(passage.priority),
+        queue=_queue(passage, names) if partition is None else names.log_stream(partition),
+        exchange=names.work_exchange(passage.priority) if partition is None else "",
         priority=passage.priority,
         deadline=passage.deadline.at_ms / 1000,
         limited_by=passage.deadline.limiter.value,
         keeps_reply=passage.keeps_reply,
         retry=passage.retry,
+        coalesce=passage.coalesce,
+        log=passage.log,
+        partition=partition,
     )

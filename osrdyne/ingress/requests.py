@@ -1,15 +1,17 @@
-"""What the decisions look at: one request as routes see it. Made from a delivery by the processor, or by `explain`."""
+"""One request as routes and the splitter see it. Made of a delivery by the processor, or for `explain`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from urllib.parse import quote
 
+from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.conditions import Sample
-from osrdyne.protocol.messages import JSON_TYPE, PATH_HEADER, Request, request_from_wire
+from osrdyne.protocol.messages import JSON_TYPE, PATH_HEADER, Request, request_from_wire, without_identity
 from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.statuses import decode_text
 
@@ -20,7 +22,9 @@ OUTPUT_HEADER = "x-output"
 class Arrival:
     """A request at the ingress, with the properties of the message that `Request` does not hold.
 
-    `split_from` is the key that the caller named, where the splitter has made another one of it.
+    `accepted_ms`: milliseconds since the epoch, the beginning of its time-to-live. `enqueued_time`: the timestamp of
+    the message as ISO 8601. `split_from`: the client's key if the splitter changed it. `identity`: whose token the
+    request presents, or why none counts. `principal`: the name by which routes, quotas and workers know the sender.
     """
 
     request: Request
@@ -31,9 +35,15 @@ class Arrival:
     message_type: str | None = None
     enqueued_time: str | None = None
     split_from: str | None = None
+    identity: Principal | TokenRefusal = TokenRefusal.NO_TOKEN
+    principal: str | None = None
+
+    def identified(self, identity: Principal | TokenRefusal) -> Arrival:
+        """The same request with the result of verifying its token."""
+        return replace(self, identity=identity, principal=identity.name if isinstance(identity, Principal) else None)
 
     def check_key(self) -> None:
-        """Raises `InvalidKeyError`, which says so when the splitter made the key."""
+        """Raises `InvalidKeyError`; its message names the splitter if the splitter made the key."""
         try:
             parse_key(self.request.key)
         except InvalidKeyError as error:
@@ -48,14 +58,14 @@ class Arrival:
 
     @property
     def source(self) -> str:
-        """Where it comes from: `/messages/modules/{app}/outputs/{output}`, as far as that is known."""
+        """The path that sources of routes match: `/messages/modules/{app}/outputs/{output}`, as far as it is known."""
         if not self.app_id:
             return "/messages"
         return f"/messages/modules/{self.app_id}" + (f"/outputs/{self.output}" if self.output else "")
 
     @cached_property
     def sample(self) -> Sample:
-        """What conditions see."""
+        """The request as conditions see it."""
         request, path = self.request, self.request.path.removeprefix("/")
         system = {
             "messageId": self.message_id,
@@ -71,8 +81,9 @@ class Arrival:
             "messageType": self.message_type,
             "deliveryCount": str(request.delivery_count),
             "key": request.key,
+            "principal": self.principal,
         }
-        # What a publisher has not set is not there; none of them is null.
+        # A property that the publisher has not set is undefined, so it is left out: None would be null.
         return Sample(
             request.headers, {name: value for name, value in system.items() if value is not None}, request.body
         )
@@ -80,7 +91,8 @@ class Arrival:
 
 @lru_cache(maxsize=1024)
 def _quoted(key: str) -> str:
-    """Kept because quoting is the dearest part of a sample, and keys come again; paths may be of any length."""
+    """Cached: quoting is the most expensive part of a sample, and keys repeat. Paths may be of any length, so they are
+    not quoted here."""
     return quote(key, safe="", errors="replace")
 
 
@@ -93,8 +105,10 @@ def sample_arrival(
     app_id: str | None,
     timeout: float | None,
     now: float,
+    principal: str | None = None,
 ) -> Arrival:
-    """A request that a person made up, published at `now` (seconds since the epoch). A body is JSON.
+    """A sample request, published at `now` (seconds since the epoch). A body is JSON. `timeout` in seconds.
+    `principal`: whose token it presents, with the grant `send` for all keys.
 
     Raises `InvalidKeyError`.
     """
@@ -102,7 +116,7 @@ def sample_arrival(
     request = request_from_wire(
         key=parse_key(key),
         body=body or b"",
-        headers={**headers, **({PATH_HEADER: path} if path else {})},
+        headers={**without_identity(headers), **({PATH_HEADER: path} if path else {})},
         correlation_id=None,
         reply_to=None,
         content_type=None if body is None else JSON_TYPE,
@@ -112,4 +126,5 @@ def sample_arrival(
         redelivered=False,
         now_ms=now_ms,
     )
-    return Arrival(request, accepted_ms=now_ms, app_id=app_id)
+    arrival = Arrival(request, accepted_ms=now_ms, app_id=app_id)
+    return arrival if principal is None else arrival.identified(Principal(principal, {Grant.SEND: ALL_KEYS}))

@@ -1,19 +1,26 @@
-"""What the components of one leader's term share: its dependencies and its in-memory state. Built by the wiring."""
+"""What the components of one leader's term share: its dependencies, its in-memory state, and its request queues. Built
+by the wiring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.metrics import Metrics
 from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.backlog import PriorityBacklog
 from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.created_queues import CreatedQueues
 from osrdyne.pool.state.instances import InstanceInventory
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
+from osrdyne.pool.state.paused_groups import PausedGroups
+from osrdyne.pool.state.profiles import GroupProfiles
+from osrdyne.pool.state.rates import GroupRates
 from osrdyne.pool.state.restart_backoff import RestartBackoffs
+from osrdyne.pool.state.start_durations import StartDurations
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import PoolNames
@@ -45,6 +52,20 @@ class TermState:
     worker_reports: WorkerRegistry
     instances: InstanceInventory
     restarts: RestartBackoffs
+    start_durations: StartDurations
     crashes: DeathRegister
     poison_texts: PoisonTexts
+    profiles: GroupProfiles
     backlog: PriorityBacklog
+    created_queues: CreatedQueues
+    paused: PausedGroups
+    rates: GroupRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestQueues:
+    """The request queues of the pool: which ones a key has, what is known of them, and the commands on them."""
+
+    layout: QueueLayout
+    status: QueueStatuses
+    commands: RequestQueueCommands

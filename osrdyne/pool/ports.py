@@ -6,10 +6,28 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from osrdyne.amqp import Message
+from osrdyne.auth.decision import Refusal
+from osrdyne.auth.grants import Principal
 from osrdyne.broker.management.listings import Backlog, ListedQueue, MessageTotal
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck
 from osrdyne.protocol.names import Key, QueueId, WorkerId
+
+
+class TokenVerifier(Protocol):
+    """Whose bearer token a request presents. The API verifies its own requests with the same one."""
+
+    def known(self, token: str) -> Principal | Refusal | None:
+        """The principal, or why the token is refused; None if only `identify` finds out."""
+        ...
+
+    async def identify(self, token: str) -> Principal | Refusal:
+        """The same; verifies signatures in a thread, and may wait some seconds for keys."""
+        ...
+
+    async def named(self, name: str) -> Principal | Refusal:
+        """The principal of the API token with this name, or why the token is not valid."""
+        ...
 
 
 class QueueCommands(Protocol):

@@ -5,19 +5,48 @@ The daemon implements `PoolInspector`, and a fake does in tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
 from osrdyne.ingress.explain import Explanation
+from osrdyne.ingress.policies.lifetimes import CreatedQueue
+from osrdyne.ingress.policies.table import FoundPolicy
+from osrdyne.ingress.quotas.quotas import Usage
 from osrdyne.ingress.requests import Arrival
+from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.lag import Lag
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
+from osrdyne.telemetry.last_values.query import LastValuePage
+from osrdyne.telemetry.last_values.values import Counts
+from osrdyne.telemetry.status import LogStatus
+
+
+class ReloadOutcome(StrEnum):
+    """How a reload of a worker's data ended."""
+
+    RELOADED = "reloaded"
+    FAILED = "failed"
+    ENDED = "ended"
+    """The worker ended meanwhile; its successor loads the data when it starts."""
+    UNKNOWN = "unknown"
+    """No report within the time limit; the worker may still be loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadView:
+    """The reload of one worker's data; `reason`: why it failed."""
+
+    worker_id: str
+    outcome: ReloadOutcome
+    reason: str | None = None
 
 
 class ProcessStatus(StrEnum):
@@ -33,7 +62,9 @@ class ProcessStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. Times are seconds since the epoch; `in_flight`: requests that it runs. `process`: the process that it
-    shares with workers of other keys, if it does. `cold_start`: milliseconds of each part of its start."""
+    shares with workers of other keys, if it does. `cold_start`: milliseconds of each part of its start.
+    `executor_seconds`: how long its tasks have run, on one core. `events_per_minute`: the limit that it reports.
+    """
 
     worker_id: str
     key: Key
@@ -46,15 +77,20 @@ class WorkerView:
     process: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     cold_start: Mapping[str, int] = field(default_factory=dict)
+    executor_seconds: float | None = None
+    events_per_minute: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
     """One process of pooled workers. Memory in bytes, None if it is unknown: `heap_used` and `heap_max` of the JVM,
-    `memory` as the proportional set size of the process with its JVM. Times are seconds since the epoch.
+    `memory` as the proportional set size of the process with its JVM. `memory_share`: used share of the memory of its
+    host or cgroup. Times are seconds since the epoch.
 
     `state`: `starting`, `ready`, `spare` (ready and without workers), `retiring` (its workers are being replaced) or
-    `ended`. `requests`: served since its start. `alone`: the only key that it takes.
+    `ended`. `requests`: served since its start. `alone`: the only key that it takes. `profile`: the pattern of the
+    first profile with its settings; None: they are those of the pool, or no longer those of a profile. `cold_start`:
+    milliseconds of each part of its start. `executor_seconds`: how long tasks of all its keys have run, on one core.
     """
 
     worker_id: str
@@ -66,11 +102,15 @@ class ProcessView:
     heap_used: int | None = None
     heap_max: int | None = None
     memory: int | None = None
+    memory_share: float | None = None
     requests: int = 0
     started_at: float | None = None
     last_report_at: float | None = None
     retiring: str | None = None
     alone: Key | None = None
+    profile: str | None = None
+    cold_start: Mapping[str, int] = field(default_factory=dict)
+    executor_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +136,9 @@ class WaitingView:
 class GroupView:
     """One worker group. `next_transition` names the next state, `next_transition_at` its time (seconds since the
     epoch); `reason` is a sentence that explains the state of the group and its next change. `waiting`: by
-    level, as of the latest resync."""
+    level, as of the latest resync. `profile`: the pattern of the profile that matches the key; None: the settings of
+    the pool hold. `settings`: the effective values of what a profile may change, without secrets. `policy`:
+    the queue policy that acts on the key; None if none does."""
 
     key: Key
     state: GroupStatus
@@ -109,6 +151,9 @@ class GroupView:
     next_transition_at: float | None
     reason: str
     waiting: tuple[WaitingView, ...] = ()
+    profile: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +227,9 @@ class PoisonInspector(Protocol):
 
 
 class ManifestInspector(Protocol):
-    """Access to the manifests of a managed pool for the API. Every method raises `LeadershipLostError` while this
-    daemon does not lead, and `PoolConflictError` in a direct pool. `expected` is the version that a change expects
-    to be active, 0 for none; if another version is active, it raises `VersionConflictError`."""
+    """Access to the manifests of a pool for the API. Every method raises `LeadershipLostError` while this daemon does
+    not lead, and for routes and splitters `PoolConflictError` in a direct pool. `expected` is the version that a change
+    expects to be active, 0 for none; if another version is active, it raises `VersionConflictError`."""
 
     @property
     def pool(self) -> str: ...
@@ -213,20 +258,121 @@ class ManifestInspector(Protocol):
         """Change to no manifest, as a new version. Raises `PoolConflictError` if there is none."""
         ...
 
+    def requires_tls(self, key: Key) -> bool:
+        """Whether the queue policy of the key demands TLS for HTTP; False while this daemon does not lead."""
+        ...
+
+    async def effective_policy(self, key: Key) -> FoundPolicy | None:
+        """The queue policy of a key as of now; None if none acts on it."""
+        ...
+
+    def quota_usage(self) -> Usage | None:
+        """What was used of the active quotas; None if there are none, or while not leading."""
+        ...
+
     async def explain(self, arrival: Arrival) -> Explanation:
         """Explain what the active routes and splitter would do with a request."""
         ...
 
 
-class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
+class CircuitInspector(Protocol):
+    """Access to the circuits of a pool for the API. Raises `LeadershipLostError` while this daemon does not lead, and
+    `PoolConflictError` in a direct pool."""
+
+    @property
+    def pool(self) -> str: ...
+
+    async def circuits(self) -> list[CircuitView]:
+        """Every circuit, by route and key."""
+        ...
+
+    async def close_circuits(self, circuit: str | None, *, author: str) -> list[CircuitView]:
+        """Close the circuit with this hash, None for all; returns those that were not closed, as they were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredQueue:
+    """The queue of a key as the registry lists it. `queue`: its name in RabbitMQ. `record`: of a created queue; None:
+    the queue came with a request. `policy`: None if no policy acts on the key."""
+
+    key: Key
+    queue: str
+    exists: bool
+    record: CreatedQueue | None
+    policy: FoundPolicy | None
+
+
+IsVisible = Callable[[Key, FoundPolicy | None], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePage:
+    """A part of the registry. `following`: the key after which the next page begins; None on the last page."""
+
+    queues: tuple[RegisteredQueue, ...]
+    following: Key | None
+
+
+class QueueInspector(Protocol):
+    """Access to the queues of keys for the API. Every method raises `LeadershipLostError` while this daemon does not
+    lead, and `PoolConflictError` in a direct pool. `proposal`: JSON; it raises `InvalidDocumentError` with every error
+    of it."""
+
+    @property
+    def pool(self) -> str: ...
+
+    async def queues(self, *, after: Key | None, limit: int, is_visible: IsVisible) -> QueuePage:
+        """Created queues and those that exist, ordered by key: those after a key that `is_visible` accepts.
+
+        `is_visible` gets the key and the policy that acts on it. At most `limit` queues, and those of a bounded number
+        of keys: a page may be empty although others follow.
+        """
+        ...
+
+    async def queue(self, key: Key) -> RegisteredQueue:
+        """Raises `NoSuchQueueError` if the key has no queue and none was created."""
+        ...
+
+    async def create_queue(self, key: Key, proposal: str, *, author: str) -> RegisteredQueue:
+        """Create the queue of a key. Raises `PoolConflictError` if one was created already."""
+        ...
+
+    async def renew_queue(self, key: Key, proposal: str | None, *, author: str) -> RegisteredQueue:
+        """Renew a created queue; None: with its present proposal. Raises `NoSuchQueueError`."""
+        ...
+
+    async def remove_queue(self, key: Key, *, author: str) -> RegisteredQueue:
+        """Begin to remove a created queue. Raises `NoSuchQueueError`."""
+        ...
+
+
+class AuditInspector(Protocol):
+    """The records of changes for the API."""
+
+    async def record_change(self, record: AuditRecord) -> bool:
+        """Store a record. Whether RabbitMQ has confirmed it; false while this daemon does not lead."""
+        ...
+
+    async def audit(self, query: AuditQuery) -> AuditPage:
+        """Stored records, the newest first. Raises `LeadershipLostError` while this daemon does not lead."""
+        ...
+
+
+class PoolInspector(PoisonInspector, ManifestInspector, CircuitInspector, QueueInspector, AuditInspector, Protocol):
     """What the API needs from the daemon. Every method may be called at any time, also while not leading.
 
-    The asynchronous methods except `leader` raise `LeadershipLostError` while this daemon does not lead, and
-    `InvalidKeyError` for an invalid key.
+    The asynchronous methods except `leader` and those of last values raise `LeadershipLostError` while this daemon does
+    not lead, and `InvalidKeyError` for an invalid key.
     """
 
     @property
     def pool(self) -> str: ...
+
+    @property
+    def prices(self) -> Mapping[str, float]:
+        """Prices of a unit and month, by the name of the tier."""
+        ...
 
     def leadership(self) -> LeadershipView: ...
 
@@ -250,6 +396,24 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
         """Waiting requests by priority level, over all groups; empty while not leading."""
         ...
 
+    def lags(self) -> tuple[Lag | None, list[Lag]]:
+        """The lag of all groups together, and of those in which requests wait; None and none while not leading."""
+        ...
+
+    async def telemetry(self) -> LogStatus | None:
+        """The log of telemetry and the lag of its readers; None for a pool without a log. Raises `BrokerError`, and
+        `LeadershipLostError` while not leading."""
+        ...
+
+    async def last_values(self, key: Key, *, series: str | None, after: str | None, limit: int) -> LastValuePage:
+        """The last values of a key, of one series or of those after one; also while not leading. Raises
+        `LastValueStoreError`, and `PoolConflictError` for a pool without a log."""
+        ...
+
+    async def last_value_totals(self) -> Counts | None:
+        """What the last-value reader has counted; None for a pool without a log. Raises `LastValueStoreError`."""
+        ...
+
     def retrying(self) -> Mapping[int, int]:
         """Requests that wait for their next attempt, by delay in milliseconds; empty while not leading."""
         ...
@@ -271,6 +435,14 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
 
     async def unpin(self, key: Key) -> None: ...
 
+    async def reload_group(self, key: Key, *, timeout: float) -> list[ReloadView]:
+        """Have the workers of the group load their data again, and wait at most `timeout` seconds for the outcome."""
+        ...
+
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         """The last log lines of each worker of the group, by worker id."""
+        ...
+
+    async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:
+        """The last log lines of a process of pooled workers, of all its keys; none if there is no such process."""
         ...

@@ -16,20 +16,27 @@ from osrdyne.errors import InvalidKeyError, InvalidMessageError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import OTHER
 from osrdyne.pool.context import TermContext
+from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WORK, WorkerRegistry, completed_requests
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import (
+    COMPLETED_CODE_HEADER,
     COMPLETED_PRIORITY_HEADER,
+    COMPLETED_PROBE_HEADER,
     COMPLETED_ROUTE_HEADER,
     COMPLETED_WITHOUT_ANSWER,
     FORGED_FIELD,
+    PROCESS_START_PARTS,
     REPLY_TO_REFUSED,
     RETRIED,
     ActivityReport,
     Event,
     cold_start_of,
+    executor_seconds_of,
+    is_of_state,
+    outcomes_of,
     report_from_wire,
 )
 from osrdyne.protocol.messages import STATUS_HEADER
@@ -65,6 +72,7 @@ class ActivityProcessor:
         processes: ProcessReports | None = None,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
         on_retried: Callable[[Key, int | None, str | None], None],
+        circuits: ActiveCircuits,
     ) -> None:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._interval = context.settings.lifecycle.extra_lifetime
@@ -75,6 +83,7 @@ class ActivityProcessor:
         self._processes = processes
         self._on_report = on_report
         self._on_retried = on_retried
+        self._circuits = circuits
         self._counted_at: dict[Key, float] = {}
         self._log: Logger = get_logger("activity", pool=self._names.pool)
 
@@ -86,6 +95,8 @@ class ActivityProcessor:
                 # A worker that stops needs no repeated cancels: what it does not finish, it requeues.
                 if report is not None and report.event is not Event.STOPPING:
                     await self._on_report(Key(report.key), WorkerId(report.worker_id))
+                    # Crash before: the worker reports to the next leader, which tells it whether it is paused.
+                    await self._circuits.take_report(report)
             except Exception:  # or the report would end this leader's term, return, and end each one that follows
                 self._count_invalid()
                 self._log.exception("activity report not processed")
@@ -116,8 +127,10 @@ class ActivityProcessor:
         if not report.worker_id:  # a worker of the reference implementation: its work only keeps the group active
             self._count_use(key, report)
             return None
+        self._count_executor_seconds(report)
         self._worker_reports.report(report)
-        for part, milliseconds in cold_start_of(report).items():
+        # Each start counts once, however often the worker repeats its state.
+        for part, milliseconds in ({} if is_of_state(report) else cold_start_of(report)).items():
             self._metrics.cold_start_seconds.labels(part=part).observe(milliseconds / 1000)
         forged = report.details.get(FORGED_FIELD)
         if isinstance(forged, int) and 0 < forged < MAX_COUNTED:
@@ -129,19 +142,29 @@ class ActivityProcessor:
 
     def _is_of_process(self, report: ActivityReport) -> bool:
         """Whether a pooled process reports, and not a worker of a key that is called like the group of processes. The
-        driver gets the state of the process; its other events say nothing more."""
+        driver gets the state of the process; of its other events only the parts of its start count."""
         if self._processes is None:
             # Without pooled workers such a report comes from a process of earlier settings: it is dropped.
             return report.event is Event.PROCESS_STATE
         worker_id = WorkerId(report.worker_id)
         if report.event is not Event.PROCESS_STATE:
-            return report.key == PROCESS_KEY and self._processes.is_process(worker_id)
+            if report.key != PROCESS_KEY or not self._processes.is_process(worker_id):
+                return False
+            for part, milliseconds in cold_start_of(report, known=PROCESS_START_PARTS).items():
+                self._metrics.process_start_seconds.labels(part=part).observe(milliseconds / 1000)
+            return True
         try:
             self._processes.take_state(worker_id, process_state_of(report))
         except InvalidMessageError as error:
             self._count_invalid()
             self._log.warning("state of a process not understood", process=worker_id, error=str(error))
         return True
+
+    def _count_executor_seconds(self, report: ActivityReport) -> None:
+        """Count what has been added since the latest report: an earlier leader has counted what was before."""
+        known, now = self._worker_reports[report.worker_id], executor_seconds_of(report)
+        if known is not None and known.executor_seconds is not None and now is not None:
+            self._metrics.executor_seconds.inc(max(0.0, now - known.executor_seconds))
 
     def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="activity").inc()
@@ -150,6 +173,15 @@ class ActivityProcessor:
         status = decode_text(report.headers.get(STATUS_HEADER))
         route = decode_text(report.headers.get(COMPLETED_ROUTE_HEADER))
         priority = _read_priority(report.headers.get(COMPLETED_PRIORITY_HEADER))
+        code = report.headers.get(COMPLETED_CODE_HEADER)
+        self._circuits.record(
+            route or None,
+            key,
+            outcomes_of(report),
+            status=status or "",
+            code=code if isinstance(code, int) else None,
+            probe_id=decode_text(report.headers.get(COMPLETED_PROBE_HEADER)) or None,
+        )
         if status == RETRIED:
             self._on_retried(key, priority, route)
         if status == REPLY_TO_REFUSED:

@@ -6,7 +6,8 @@ is known. If they were small, the processor consumes again on the same channel, 
 keeps what it holds. So small messages ahead of large ones change nothing.
 
 Up to `PREFETCH` messages are taken in this way. When all of them wait, for a key whose worker is being stopped, more
-are taken, up to `MAX_HELD` messages. Used by the forwarder and the dead letter responder.
+are taken, up to `MAX_HELD` messages. Messages that are set aside, because they wait for room in a full queue, do not
+count: others are taken in their place at once. Used by the forwarder and the dead letter responder.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.logs import Logger, get_logger
 
@@ -45,6 +47,8 @@ class AdaptivePrefetch:
         self._target = PREFETCH
         self._finished = 0
         self._changed = asyncio.Event()
+        self._aside: set[int] = set()
+        self._aside_more = Wakeup(clock)
         self._log: Logger = get_logger("prefetch")
 
     def take(self, delivery: Delivery) -> None:
@@ -60,8 +64,21 @@ class AdaptivePrefetch:
         if self._room <= 0 or self._is_too_large():
             self._changed.set()
 
+    def set_aside(self, delivery: Delivery) -> None:
+        """Note a message that waits for something that may take long, and that must not keep others from being
+        taken."""
+        self._aside.add(delivery.tag)
+        if self._room <= 0:
+            self._changed.set()
+            self._aside_more.set()
+
+    def take_back(self, delivery: Delivery) -> None:
+        """Note that a message that was set aside goes on."""
+        self._aside.discard(delivery.tag)
+
     def finish(self, delivery: Delivery) -> None:
         """Note a message that was acknowledged or rejected."""
+        self._aside.discard(delivery.tag)
         self._bytes -= self._held.pop(delivery.tag)
         self._finished += 1
         # An earlier message counts against an earlier consumer of the channel, whose prefetch is not used any more.
@@ -78,7 +95,7 @@ class AdaptivePrefetch:
                 await self._take_up_to(max(1, self._allowed()))
             elif self._room > 0 or self._allowed() <= 0:
                 await self._changed.wait()
-            elif len(self._held) < self._target:
+            elif len(self._held) - len(self._aside) < self._target:
                 await self._take_up_to(self._allowed())
             else:
                 await self._raise_target()
@@ -87,9 +104,10 @@ class AdaptivePrefetch:
         """Take more messages if none of the held ones is finished in time."""
         finished = self._finished
         # A processor that makes progress needs no more messages; one whose messages all wait for a bind does.
-        await self._clock.sleep(PATIENCE)
+        if await self._aside_more.wait(PATIENCE):
+            return
         if finished == self._finished:
-            self._target = len(self._held) + PREFETCH
+            self._target = len(self._held) - len(self._aside) + PREFETCH
             self._log.info("prefetch raised, held messages wait", queue=self._consumer.queue, held=len(self._held))
         else:
             self._target = PREFETCH

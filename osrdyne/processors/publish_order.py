@@ -79,6 +79,7 @@ class Ticket:
         self._order = order
         self._queue = queue
         self._line = line
+        self._is_cancelled = False
         # A dict as an ordered set: the order in which tickets are drawn is the order in the queue.
         line.tickets[self] = None
 
@@ -93,10 +94,22 @@ class Ticket:
             # No ticket is left: the next message of the queue begins a new line, with nothing held back.
             self._order.close(self._queue)
 
-    async def turn(self) -> None:
-        """Wait until the message may be published: at once without failures in the line, else when it is the first."""
+    @property
+    def may_publish(self) -> bool:
+        """Whether `turn` returns at once."""
+        return self._line.may_publish(self)
+
+    def cancel(self) -> None:
+        """End a wait for the turn: `turn` returns False."""
+        self._is_cancelled = True
+        if (called := self._line.waiting.get(self)) is not None:
+            called.set()
+
+    async def turn(self) -> bool:
+        """Wait until the message may be published: at once without failures in the line, else when it is the first.
+        False after `cancel`; then return the ticket."""
         line = self._line
-        while not line.may_publish(self):
+        while not self._is_cancelled and not line.may_publish(self):
             called = line.waiting.setdefault(self, asyncio.Event())
             # It may have been called before another ticket failed; that call is void.
             called.clear()
@@ -104,6 +117,7 @@ class Ticket:
         # It has waited, so others may wait behind it. Each wakes the next, and they publish in their order.
         if line.waiting.pop(self, None) is not None:
             line.call_next()
+        return not self._is_cancelled
 
     def hold_back(self) -> None:
         """Hold back every ticket behind this one until it is returned: its publish must be tried again, or it stands

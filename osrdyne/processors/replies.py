@@ -34,21 +34,27 @@ class Replier:
         detail: str,
         *,
         retry_after: float | None = None,
+        code: int | None = None,
         facts: dict[str, object] | None = None,
+        subject: str | None = None,
     ) -> None:
         """Answer a request; one without `reply-to` gets no answer.
 
         Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, is still
         full after a few attempts, or has no leader). That is counted, and the caller may acknowledge the request.
+        `code`: None for that of the status. `subject`: the member of the body that has the answer; by default
+        `discarded` for the status ok, else `error`.
         """
         # A refused address counts as answered: the caller of this method acknowledges the request.
         if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
         # The detail goes into a header. Line feeds and length are limited there, and it may hold text of the client.
         detail = header_text(detail)
-        body = {"error": {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}
+        subject = subject or ("discarded" if status == Status.OK else "error")
+        body = {subject: {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}
         response = Response(
             status=status,
+            code=code,
             detail=detail,
             retry_after=retry_after,
             body=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),

@@ -7,16 +7,29 @@ Reports may be lost: nothing that protects a request rests on them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
+from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.statuses import decode_text
 
 EVENT_HEADER = "x-event"
 COMPLETED_ROUTE_HEADER = "x-route"
 COMPLETED_PRIORITY_HEADER = "x-priority"
+COMPLETED_CODE_HEADER = "x-code"
+"""Of `request-completed` reports: the code of the handler, if it is not the default one of the status."""
+COMPLETED_PROBE_HEADER = "x-probe"
+"""Of `request-completed` reports: the id of the `probe` message for which the one request of the report was taken."""
+EMPTY_PROBE_FIELD = "empty_probe"
+"""Of reports of state: the id of a `probe` message for which no request was waiting."""
+MAX_PROBE_ID = 64
+"""Characters of the id of a probe."""
+OUTCOMES_FIELD = "outcomes"
+"""Of `request-completed` reports in managed pools: the fingerprints of the requests that had this outcome."""
+MAX_OUTCOMES = 1000
+"""The most of them that a report names, the latest ones."""
 RETRIED = "retried"
 """The status of an attempt after which the request is tried again."""
 REPLY_TO_REFUSED = "reply-to-refused"
@@ -40,13 +53,30 @@ ALONE_FIELD = "alone"
 """The text fingerprint of the one of them that runs now, with nothing else in the worker."""
 STUCK_FIELD = "stuck"
 """The text fingerprint of a request whose handler did not end when it was cancelled: the worker ends because of it."""
+WAITING_FOR_FIELD = "waiting_for"
+"""Of `started` reports: what the start of the worker waits for, such as `EXECUTORS`."""
+EXECUTORS = "executors"
+STARVED_JOBS_FIELD = "jobs_without_executors"
+"""Of `busy` reports: the number of jobs that run on a cluster, if none of them has an executor."""
 COLD_START_FIELD = "cold_start"
-"""Of a `ready` report: the milliseconds of each part of the start (`COLD_START_PARTS`)."""
+"""Of a `ready` report, and of a report of the worker's state: the milliseconds of each part of the start
+(`COLD_START_PARTS`)."""
+EXECUTOR_SECONDS_FIELD = "executor_seconds"
+"""Of a `ready`, `busy` or state report: how long tasks of the worker have run since its start, on one core."""
+RELOADS_FIELD = "reloads"
+"""Of a report of the worker's state: `{id: error}` of the last reloads that the controller has asked for; the error is
+null for one that succeeded."""
+MAX_RELOADS = 4
+MAX_RELOAD_ID = 64
 FIRST_REQUEST_FIELD = "first_request_ms"
 """Of the first `request-completed` report: how long the first request of the worker took."""
 FIRST_REQUEST_PART = "first_query"
 COLD_START_PARTS = ("process", "python", "jvm", "session", "load", FIRST_REQUEST_PART)
+PROCESS_START_PARTS = ("process", "python", "connection", "jvm", "session", "warm_up", "ready")
+"""The parts of the start of a pooled process. `connection` runs beside the others; `ready` is the whole start, from the
+creation of the process."""
 MAX_START_MS = 86_400_000
+MAX_EXECUTOR_SECONDS = 1e12
 MAX_NAMED_REQUESTS = 64
 """How many a report names."""
 
@@ -81,17 +111,43 @@ class ActivityReport:
         return json.dumps(self.details, separators=(",", ":")).encode() if self.details else b""
 
 
-def cold_start_of(report: ActivityReport) -> dict[str, int]:
-    """The parts of a cold start in a report, in milliseconds; what is invalid is left out."""
+def is_of_state(report: ActivityReport) -> bool:
+    """Whether a worker repeats its state, for a new leader for instance, and reports no event."""
+    return GENERATION_FIELD in report.details
+
+
+def reloads_of(report: ActivityReport) -> dict[str, str | None]:
+    """The outcomes of reloads in a report, by id; what is invalid is left out."""
+    found = report.details.get(RELOADS_FIELD)
+    if not isinstance(found, dict) or len(found) > MAX_RELOADS:
+        return {}
+    return {
+        one: None if error is None else header_text(error)
+        for one, error in found.items()
+        if len(one) <= MAX_RELOAD_ID and (error is None or isinstance(error, str))
+    }
+
+
+def cold_start_of(report: ActivityReport, *, known: Sequence[str] = COLD_START_PARTS) -> dict[str, int]:
+    """The `known` parts of a cold start in a report, in milliseconds; what is invalid is left out."""
     parts = report.details.get(COLD_START_FIELD)
-    found = dict(parts) if isinstance(parts, dict) and report.event is Event.READY else {}
+    stated = report.event is Event.READY or (report.event is Event.BUSY and is_of_state(report))
+    found = dict(parts) if isinstance(parts, dict) and stated else {}
     if report.event is Event.REQUEST_COMPLETED:
         found = {FIRST_REQUEST_PART: report.details.get(FIRST_REQUEST_FIELD)}
     return {
         part: found[part]
-        for part in COLD_START_PARTS
+        for part in known
         if isinstance(found.get(part), int) and not isinstance(found[part], bool) and 0 <= found[part] <= MAX_START_MS
     }
+
+
+def executor_seconds_of(report: ActivityReport) -> float | None:
+    """The time of the worker's tasks in a report; None if it has none, or an invalid one."""
+    seconds = report.details.get(EXECUTOR_SECONDS_FIELD)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_EXECUTOR_SECONDS:
+        return None
+    return float(seconds)
 
 
 def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
@@ -135,6 +191,14 @@ def text_fingerprint(path: str, body: bytes) -> str:
     """Identify the text of a request, independent of its caller, by its path and whole body: 16 hexadecimal digits."""
     raw = path.encode("utf-8", "surrogateescape")
     return blake2b(b"%d:" % len(raw) + raw + body, digest_size=8).hexdigest()
+
+
+def outcomes_of(report: ActivityReport) -> tuple[str, ...]:
+    """The fingerprints of completed requests in a report; what is invalid is left out."""
+    found = report.details.get(OUTCOMES_FIELD)
+    if report.event is not Event.REQUEST_COMPLETED or not isinstance(found, list):
+        return ()
+    return tuple(one for one in found[:MAX_OUTCOMES] if isinstance(one, str) and len(one) <= 64)
 
 
 def named_requests(details: object) -> tuple[str, ...]:

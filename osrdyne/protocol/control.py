@@ -36,10 +36,13 @@ class Generation(NamedTuple):
 class Command(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
+    PROBE = "probe"
     CANCEL = "cancel"
     DRAIN = "drain"
     QUEUES = "queues"
     POISON = "poison"
+    RELOAD = "reload"
+    RATE = "rate"
     ASSIGN = "assign"
     RELEASE = "release"
     FORGET = "forget"
@@ -49,8 +52,10 @@ class Command(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
     """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`,
-    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are; for `assign`,
-    `release`, `forget` and `state` see `protocol.pooled`. They are not in the repr: `assign` contains the AMQP URI.
+    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are; for `rate` `rate`
+    (`protocol.rates`); for `reload` and `probe` `id`, which the report of the outcome repeats; for `assign`, `release`,
+    `forget` and `state` see `protocol.pooled`.
+    They are not in the repr: `assign` contains the AMQP URI.
 
     A worker answers every `pause` and `resume` with a report of the state it is in, so that a new leader
     learns which workers are ready.

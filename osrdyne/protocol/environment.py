@@ -12,6 +12,7 @@ from pathlib import Path
 
 from osrdyne.errors import ConfigurationError, InvalidKeyError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, decode_key, encode_key, parse_key
+from osrdyne.protocol.rates import EventRate, rate_from_wire
 
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 URI_VARIABLE, URI_FILE_VARIABLE = "WORKER_AMQP_URI", "WORKER_AMQP_URI_FILE"
@@ -19,7 +20,13 @@ STANDARD_INPUT = "-"
 """In place of a file: the worker reads the URI from its standard input, which is open to nothing else."""
 REFERENCE_POOL = "core"
 """The pool of a worker without `WORKER_POOL`, as in the reference."""
+ESCAPED_KEY_VARIABLE = "WORKER_KEY_ESCAPED"
+"""Instead of `WORKER_KEY`: the key as in queue names, for keys that no environment variable can hold."""
 PLACEMENT_VARIABLE = "WORKER_PLACEMENT"
+PAUSED_VARIABLE = "WORKER_PAUSED"
+"""`1`: the worker takes no requests until its leader sends `resume`."""
+RATE_VARIABLE = "WORKER_RATE"
+"""The rate of the worker until its leader sends another, as in the control message `rate`, JSON."""
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
 """Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
 
@@ -41,7 +48,8 @@ class WorkerEnvironment:
     file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
     `retry_exchange` takes requests that are to be tried again; a direct pool has none. `poison`: the text fingerprints
     of requests that the worker refuses, with the seconds for which it does. A pooled process has no request queues of
-    its own, and its key is `protocol.pooled.PROCESS_KEY`.
+    its own, and its key is `protocol.pooled.PROCESS_KEY`. `paused`: the worker begins as after the control
+    message `pause`. `rate`: of the events that it serves at first; None: no limit.
     """
 
     worker_id: WorkerId
@@ -56,6 +64,8 @@ class WorkerEnvironment:
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
     poison: Mapping[str, float] = field(default_factory=dict)
     placement: Placement = Placement.DEDICATED
+    paused: bool = False
+    rate: EventRate | None = None
 
     @property
     def requests_queue(self) -> QueueName:
@@ -67,11 +77,13 @@ class WorkerEnvironment:
 
         An environment variable cannot hold a NUL character: a key with one travels as `WORKER_KEY_ESCAPED` instead.
         """
-        key = {"WORKER_KEY_ESCAPED": encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
+        key = {ESCAPED_KEY_VARIABLE: encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
         retries = {} if self.retry_exchange is None else {"WORKER_RETRY_EXCHANGE": self.retry_exchange}
         poison = {"WORKER_POISON": json.dumps(dict(self.poison))} if self.poison else {}
         # Only where it differs from the default: a further variable would be another hash, and replace all workers.
         placement = {PLACEMENT_VARIABLE: str(self.placement)} if self.placement is not Placement.DEDICATED else {}
+        paused = {PAUSED_VARIABLE: "1"} if self.paused else {}
+        rate = {RATE_VARIABLE: json.dumps(self.rate.to_wire())} if self.rate is not None else {}
         queue = {"WORKER_REQUESTS_QUEUE": self.requests_queue} if self.requests_queues else {}
         return {
             "WORKER_ID": self.worker_id,
@@ -79,6 +91,8 @@ class WorkerEnvironment:
             **retries,
             **poison,
             **placement,
+            **paused,
+            **rate,
             **queue,
             "WORKER_POOL": self.pool,
             "WORKER_AMQP_URI": self.amqp_uri,
@@ -104,7 +118,7 @@ class WorkerEnvironment:
             worker_id = os.uname().nodename
         return cls(
             worker_id=WorkerId(worker_id),
-            key=_key(variables),
+            key=read_key(variables),
             pool=pool,
             amqp_uri=_amqp_uri(variables),
             requests_queues=_queues(variables, pool, placement),
@@ -115,6 +129,8 @@ class WorkerEnvironment:
             config=config_from_variables(variables),
             poison=_poison(variables),
             placement=placement,
+            paused=variables.get(PAUSED_VARIABLE) == "1",
+            rate=_rate(variables),
         )
 
 
@@ -128,8 +144,9 @@ def _require(variables: Mapping[str, str], name: str) -> str:
     return value or ""
 
 
-def _key(variables: Mapping[str, str]) -> Key:
-    escaped = variables.get("WORKER_KEY_ESCAPED")
+def read_key(variables: Mapping[str, str]) -> Key:
+    """The key of the worker. Raises `ConfigurationError`."""
+    escaped = variables.get(ESCAPED_KEY_VARIABLE)
     try:
         key = parse_key(_require(variables, "WORKER_KEY")) if escaped is None else decode_key(escaped)
     except InvalidKeyError as error:
@@ -173,7 +190,7 @@ def _queues(variables: Mapping[str, str], pool: str, placement: Placement) -> tu
         return ()
     if not text:
         # The reference daemon passes no queue; its workers make the name of pool and key, which is not escaped.
-        return (QueueName(variables.get("WORKER_REQUESTS_QUEUE") or f"{pool}-req-{_key(variables)}"),)
+        return (QueueName(variables.get("WORKER_REQUESTS_QUEUE") or f"{pool}-req-{read_key(variables)}"),)
     try:
         names = json.loads(text)
     except ValueError:
@@ -211,3 +228,10 @@ def _poison(variables: Mapping[str, str]) -> Mapping[str, float]:
     if not isinstance(texts, dict) or not all(isinstance(seconds, int | float) for seconds in texts.values()):
         raise ConfigurationError("WORKER_POISON must be a JSON object of fingerprints and seconds.")
     return texts
+
+
+def _rate(variables: Mapping[str, str]) -> EventRate | None:
+    try:
+        return rate_from_wire(json.loads(variables.get(RATE_VARIABLE) or "null"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{RATE_VARIABLE} is not a rate: {error}.") from error

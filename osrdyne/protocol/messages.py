@@ -22,8 +22,10 @@ RETRY_AFTER_HEADER = "x-retry-after"
 NO_ACTIVATE_HEADER = "x-no-activate"
 ACCEPT_HEADER = "accept"
 AUTHORIZATION_HEADER = "authorization"
+PRINCIPAL_HEADER = "x-osrdyne-principal"
 HOPS_HEADER = "x-osrdyne-hops"
 ROUTE_HEADER = "x-osrdyne-route"
+COALESCE_HEADER = "x-osrdyne-coalesce"
 DUPLICATE_HEADER = "x-osrdyne-duplicate"
 FAILED_DELIVERIES_HEADER = "x-osrdyne-failed-deliveries"
 SPLIT_HEADER = "x-osrdyne-split-from"
@@ -66,9 +68,23 @@ def encode_path(path: str) -> bytearray:
     return bytearray(path, "utf-8", "surrogateescape")
 
 
+def wants_arrow(accept: str | None) -> bool:
+    """Whether the caller accepts an Arrow IPC stream."""
+    return any(part.partition(";")[0].strip().lower() == ARROW_TYPE for part in (accept or "").split(","))
+
+
 def without_credentials(headers: Mapping[str, object]) -> dict[str, object]:
     """The headers without `authorization`, however it is written."""
     return {name: value for name, value in headers.items() if name.lower() != AUTHORIZATION_HEADER}
+
+
+def without_identity(headers: Mapping[str, object]) -> dict[str, object]:
+    """The headers without `authorization` and without the name of a principal, however they are written: only the
+    ingress may name who sends a request."""
+    return {name: value for name, value in headers.items() if name.lower() not in _IDENTITY}
+
+
+_IDENTITY = frozenset({AUTHORIZATION_HEADER, PRINCIPAL_HEADER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,11 @@ class Request:
     @property
     def accept(self) -> str | None:
         return decode_text(self.headers.get(ACCEPT_HEADER))
+
+    @property
+    def principal(self) -> str | None:
+        """Who sent the request, as the ingress of a managed pool found by its token."""
+        return decode_text(self.headers.get(PRINCIPAL_HEADER))
 
     @property
     def no_activate(self) -> bool:

@@ -32,9 +32,10 @@ _ESCAPE = re.compile(rb"\+([0-9A-F]{2})")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
 _STORE = re.compile(r"_Pri([0-9])\Z")
 _DELAY = re.compile(r"[1-9][0-9]{0,9}\Z")
+_PARTITION = re.compile(r"(?:0|[1-9][0-9]{0,3})\Z")
 _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
 _OWN_NAME = re.compile(
-    r"(?:(?:orphan|dl|activity|poison|cancel|leader|audit)\Z|(?:req|ctl|retry|register)-|[a-z]+-xchg(?:\Z|_))"
+    r"(?:(?:orphan|dl|activity|poison|cancel|progress|leader|audit)\Z|(?:req|ctl|retry|register|snapshot|log)-|[a-z]+-xchg(?:\Z|_))"
 )
 """The suffixes of the pool id in the names of its queues and exchanges."""
 _HASH_CHARS = 32  # 128 bits in hexadecimal
@@ -166,6 +167,32 @@ class PoolNames:
         return QueueName(f"{self.pool}-cancel")
 
     @property
+    def progress_exchange(self) -> str:
+        return f"{self.pool}-progress-xchg"
+
+    @property
+    def progress_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-progress")
+
+    @property
+    def audit_exchange(self) -> str:
+        return f"{self.pool}-audit-xchg"
+
+    @property
+    def audit_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-audit")
+
+    @property
+    def audit_policy(self) -> str:
+        """The RabbitMQ policy of the audit queue."""
+        return f"{self.pool}-audit"
+
+    @property
+    def credit_exchange(self) -> str:
+        """Where clients publish the credit of streamed answers; the routing key is the worker id."""
+        return f"{self.pool}-credit-xchg"
+
+    @property
     def leader_queue(self) -> QueueName:
         return QueueName(f"{self.pool}-leader")
 
@@ -177,6 +204,13 @@ class PoolNames:
         """
         first = 1 if term % 2 else 5
         return tuple(QueueName(f"{self.pool}-register-{number}") for number in range(first, first + 4))
+
+    def snapshot_queue_prefix(self, name: str) -> str:
+        return f"{self.pool}-snapshot-{name}-"
+
+    def snapshot_queue(self, name: str, term: int) -> QueueName:
+        """The queue in which the leader of a term keeps the latest snapshot of this name."""
+        return QueueName(f"{self.snapshot_queue_prefix(name)}{term}")
 
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
@@ -206,12 +240,33 @@ class PoolNames:
         return int(digits) if _DELAY.match(digits) and queue == self.retry_queue(int(digits)) else None
 
     @property
+    def log_stream_prefix(self) -> str:
+        return f"{self.pool}-log-"
+
+    def log_stream(self, partition: int) -> QueueName:
+        """The stream of one partition of the pool's log."""
+        return QueueName(f"{self.log_stream_prefix}{partition}")
+
+    def partition_of_log_stream(self, queue: str) -> int | None:
+        """The partition; None for any other queue."""
+        digits = queue.removeprefix(self.log_stream_prefix)
+        return int(digits) if _PARTITION.match(digits) and queue == self.log_stream(int(digits)) else None
+
+    @property
     def request_queue_prefix(self) -> str:
         return f"{self.pool}-req-"
 
     @property
     def policy(self) -> str:
         return f"{self.pool}-req"
+
+    @property
+    def key_policy_prefix(self) -> str:
+        return f"{self.pool}-limit-"
+
+    def key_policy(self, key: Key) -> str:
+        """The policy of the request queues of one key, which replaces `policy` there."""
+        return f"{self.key_policy_prefix}{fit_key(key, 200)}"
 
     def request_queue(self, key: Key, priority: int | None = None) -> QueueName:
         """The request queue of a key; with `priority` 0-9 the queue of that priority class."""
@@ -223,6 +278,11 @@ class PoolNames:
         """An anchored regular expression that matches this pool's request queues and nothing else."""
         key = rf"(?:[A-Za-z0-9]|\+[0-9A-F]{{2}})*(?:_[0-9a-f]{{{_HASH_CHARS}}})?"
         return f"^{re.escape(self.request_queue_prefix)}{key}(?:_Pri[0-9])?$"
+
+    def key_queue_pattern(self, key: Key) -> str:
+        """An anchored regular expression that matches the request queues of one key and nothing else."""
+        level = self.request_queue(key, 0).removesuffix("0")  # a long key is cut at another place than without a level
+        return f"^(?:{re.escape(self.request_queue(key))}|{re.escape(level)}[0-9])$"
 
     def key_of_queue(self, queue: str, arguments: dict[str, object]) -> Key | None:
         """The key a request queue belongs to: its name is decoded, a shortened name needs the key argument.

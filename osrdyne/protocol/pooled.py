@@ -26,6 +26,8 @@ event and the worker id distinguish them."""
 STATE_INTERVAL = 5.0
 """Seconds between two reports of a process whose state does not change."""
 MAX_LOG_LINES = 20
+HOST_SCOPE = "host "
+"""The beginning of the scope of a host's memory; that of a cgroup begins otherwise."""
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
@@ -125,13 +127,30 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """The memory of the host or of a cgroup, in bytes: `used` cannot be reclaimed without swapping. Processes with the
+    same `scope` share it."""
+
+    used: _Count
+    total: Annotated[int, Field(gt=0)]
+    scope: Annotated[str, Field(max_length=500)]
+
+    @property
+    def share(self) -> float:
+        return self.used / self.total
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes. `heap_used` and `heap_max` are of the JVM, `rss` and `pss` of the process with its JVM; None: unknown."""
+    """Bytes. `heap_used` and `heap_max` are of the JVM, `heap_live` what its last collection has left, `rss` and `pss`
+    of the process with its JVM; None: unknown. `limit`: the tighter one of host and cgroups."""
 
     heap_used: _Count | None = None
     heap_max: _Count | None = None
     rss: _Count | None = None
     pss: _Count | None = None
+    heap_live: _Count | None = None
+    limit: MemoryLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +159,9 @@ class ProcessState:
 
     `sequence` grows by one with each report. `term` is the highest term of a message that the process has accepted;
     `answers` are the questions that this report answers: their effects are in it. `requests` counts the requests
-    served since the start, `started_at` is in seconds since the epoch.
+    served since the start, `started_at` is in seconds since the epoch. `cold_start`: milliseconds of the parts of the
+    start that are over (`PROCESS_START_PARTS`). `executor_seconds`: how long tasks of all workers
+    have run, on one core.
     """
 
     sequence: _Count
@@ -153,6 +174,8 @@ class ProcessState:
     memory: ProcessMemory = field(default_factory=ProcessMemory)
     requests: _Count = 0
     started_at: _Seconds = 0.0
+    cold_start: Mapping[str, _Count] = field(default_factory=dict)
+    executor_seconds: _Seconds | None = None
 
     def is_newer_than(self, other: ProcessState) -> bool:
         """Whether the process has sent this report after `other`; a restarted process counts from the beginning."""

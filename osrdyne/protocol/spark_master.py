@@ -46,6 +46,16 @@ class SparkMaster:
     addresses: tuple[tuple[str, int], ...] = ()
 
     @property
+    def is_connect(self) -> bool:
+        """Whether Spark runs behind a Connect server, and not in the worker."""
+        return self.kind is MasterKind.CONNECT
+
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether all processes of Spark run on the worker's host."""
+        return self.kind in {MasterKind.LOCAL, MasterKind.LOCAL_CLUSTER}
+
+    @property
     def is_cluster(self) -> bool:
         """Whether the worker asks a cluster for executors, which it may not get."""
         return self.kind in {MasterKind.STANDALONE, MasterKind.KUBERNETES, MasterKind.YARN, MasterKind.LOCAL_CLUSTER}

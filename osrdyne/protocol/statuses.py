@@ -19,8 +19,16 @@ class Status(StrEnum):
     CAPACITY = "capacity"
     NOT_RUNNING = "not-running"
     INVALID = "invalid"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     NO_ROUTE = "no-route"
     POISON = "poison"
+    TOO_LARGE = "too-large"
+    QUEUE_FULL = "queue-full"
+    QUOTA_EXCEEDED = "quota-exceeded"
+    RATE_LIMITED = "rate-limited"
+    GONE = "gone"
+    CIRCUIT_OPEN = "circuit-open"
 
 
 CODES: dict[Status, int] = {
@@ -35,8 +43,16 @@ CODES: dict[Status, int] = {
     Status.CAPACITY: 503,
     Status.NOT_RUNNING: 503,
     Status.INVALID: 400,
+    Status.UNAUTHORIZED: 401,
+    Status.FORBIDDEN: 403,
     Status.NO_ROUTE: 404,
     Status.POISON: 422,
+    Status.TOO_LARGE: 413,
+    Status.QUEUE_FULL: 429,
+    Status.QUOTA_EXCEEDED: 429,
+    Status.RATE_LIMITED: 429,
+    Status.GONE: 410,
+    Status.CIRCUIT_OPEN: 503,
 }
 """The default `x-code` of each status; a handler's own code replaces it."""
 

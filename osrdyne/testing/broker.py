@@ -9,8 +9,8 @@ exchanges; quorum
 queues in order, with prefetch, priorities of consumers, unacknowledged messages that return to their place, single
 active consumers, delivery limits and dead letters; holders of unacknowledged messages that count as consumers, also
 cancelled ones; publishes that are routed at once and reach their queue `transit` seconds later, and are confirmed even
-if it is gone by then; totals that are `totals_age` seconds old. Not modelled: time-to-live (call `expire`), length
-limits, alarms, clusters.
+if it is gone by then; totals that are `totals_age` seconds old. Length limits drop
+the oldest ready message. Not modelled: time-to-live (call `expire`), alarms, clusters.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ class FakeQueue:
     def put(self, message: Message, *, exchange: str, routing_key: str) -> None:
         self._next_position += 1
         self.ready.append(Stored(self._next_position, message, exchange, routing_key))
+        longest = self.arguments.get("x-max-length")
+        if isinstance(longest, int) and self.messages > longest and self.arguments.get("x-overflow") == "drop-head":
+            del self.ready[0]
         self.changed()
 
     def put_back(self, stored: Stored) -> None:

@@ -84,6 +84,7 @@ def _report(environment: WorkerEnvironment, child: int | None) -> dict[str, obje
         "key": environment.key,
         "pool": environment.pool,
         "queue": environment.requests_queue,
+        "paused": environment.paused,
         "uri_sha256": hashlib.sha256(environment.amqp_uri.encode()).hexdigest(),
         "config": dict(environment.config),
         "arguments": sys.argv,

@@ -20,6 +20,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.conformance_worker import Behaviour
 from osrdyne.testing.driver_harness import (
     AMQP_URI,
+    GROUP_CONFIG,
     KEY,
     OTHER_POOL,
     PATIENCE,
@@ -48,8 +50,23 @@ from osrdyne.testing.driver_harness import (
 from osrdyne.testing.keys import ODD_KEYS
 
 __all__ = [
-    "AMQP_URI", "KEY", "OTHER_POOL", "PATIENCE", "POOL", "SECRET", "BackendConformance", "DriverConformance",
-    "DriverContract", "DriverHarness", "WorkerConformance", "clean_up", "eventually", "exited", "find", "is_ready",
+    "AMQP_URI",
+    "GROUP_CONFIG",
+    "KEY",
+    "OTHER_POOL",
+    "PATIENCE",
+    "POOL",
+    "SECRET",
+    "BackendConformance",
+    "DriverConformance",
+    "DriverContract",
+    "DriverHarness",
+    "WorkerConformance",
+    "clean_up",
+    "eventually",
+    "exited",
+    "find",
+    "is_ready",
     "make_spec",
 ]  # fmt: skip
 
@@ -104,6 +121,12 @@ class DriverConformance(DriverContract):
     async def test_listed_worker_carries_the_hash_it_was_started_with(self, driver: Driver) -> None:
         instance = await driver.start(make_spec())
         assert instance.spec_hash == driver.spec_hash()
+
+    async def test_worker_of_a_group_with_a_profile_carries_the_hash_of_its_settings(self, driver: Driver) -> None:
+        spec_hash = driver.spec_hash(GROUP_CONFIG)
+        assert spec_hash == driver.spec_hash(GROUP_CONFIG) != driver.spec_hash()
+        started = await driver.start(make_spec(spec_hash=spec_hash))
+        assert [started.spec_hash, *(one.spec_hash for one in await driver.list_instances())] == [spec_hash] * 2
 
     async def test_changed_settings_shape_new_workers_and_leave_the_others_alone(
         self, driver: Driver, harness: DriverHarness
@@ -310,10 +333,12 @@ class WorkerConformance(DriverConformance):
 
     async def test_worker_gets_its_environment(self, driver: Driver) -> None:
         spec = make_spec(note="a 'quoted' $note\n漢")
+        spec = replace(spec, environment=replace(spec.environment, paused=True))
         said = await is_ready(driver, await driver.start(spec))
         assert (said["worker_id"], said["key"], said["pool"]) == (spec.worker_id, spec.key, spec.pool)
         assert said["queue"] == spec.environment.requests_queue
         assert said["config"] == spec.environment.config
+        assert said["paused"] is True
         assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
 
     async def test_odd_keys_reach_their_workers_unchanged(self, driver: Driver) -> None:

@@ -31,6 +31,8 @@ OTHER_POOL = "conformance_two"
 KEY = Key("infra=42,timetable=24")
 SECRET = "p4ssw0rd-of-the-broker"
 AMQP_URI = f"amqp://worker:{SECRET}@broker.example:5672/"
+GROUP_CONFIG: Mapping[str, object] = {"spark": {"master": "local[7]"}}
+"""The worker configuration of a group with a profile."""
 PATIENCE = 120.0
 """Seconds after which something that should have happened has not."""
 
@@ -58,7 +60,13 @@ class DriverHarness(ABC):
 
 
 def make_spec(
-    key: Key = KEY, *, slot: int = 0, pool: str = POOL, behaviour: Behaviour = Behaviour.RUN, **config: object
+    key: Key = KEY,
+    *,
+    slot: int = 0,
+    pool: str = POOL,
+    behaviour: Behaviour = Behaviour.RUN,
+    spec_hash: str | None = None,
+    **config: object,
 ) -> WorkerSpec:
     """What the pool would ask for; `behaviour` and `config` say what the worker does."""
     names = PoolNames(pool)
@@ -72,7 +80,7 @@ def make_spec(
         control_exchange=names.control_exchange,
         config={"behaviour": str(behaviour), **config},
     )
-    return WorkerSpec(environment=environment, generation=Generation(3, 14), slot=slot)
+    return WorkerSpec(environment=environment, generation=Generation(3, 14), slot=slot, spec_hash=spec_hash)
 
 
 async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:

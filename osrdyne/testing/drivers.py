@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
@@ -24,6 +24,7 @@ from osrdyne.drivers.base import (
     InstanceId,
     InstanceState,
     WorkerSpec,
+    hash_options,
 )
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.protocol.names import Key
@@ -158,8 +159,8 @@ class FakeDriver(Driver):
 
     # --- the driver
 
-    def spec_hash(self) -> str:
-        return self.current_spec_hash
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
+        return self.current_spec_hash if config is None else f"{self.current_spec_hash}+{hash_options(config)}"
 
     async def list_instances(self) -> list[Instance]:
         if self._list_errors:
@@ -182,7 +183,9 @@ class FakeDriver(Driver):
             raise self._start_errors.popleft()
         if any(worker.instance.slot == spec.slot for worker in self.workers_of(spec.key)):
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
-        worker = self.backend.add(spec, spec_hash=self.current_spec_hash, started_at=self._clock.time())
+        worker = self.backend.add(
+            spec, spec_hash=spec.spec_hash or self.current_spec_hash, started_at=self._clock.time()
+        )
         if self.on_start is not None:
             self.on_start(worker)
         return worker.instance

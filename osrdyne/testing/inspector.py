@@ -6,36 +6,69 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from osrdyne.aio.tasks import off_loop
-from osrdyne.errors import OsrdyneError, PoolConflictError, VersionConflictError
+from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
+from osrdyne.auth.audit import page_of as records_page
+from osrdyne.config.models import PriceSettings
+from osrdyne.errors import NoSuchQueueError, OsrdyneError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.ingress.circuits.configuration import load_circuits_json
+from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.policies.lifetimes import CreatedQueue, EndReason
+from osrdyne.ingress.policies.manifest import KeyPolicy, load_policies_json, load_proposal
+from osrdyne.ingress.policies.policy import Bounds
+from osrdyne.ingress.policies.table import FoundPolicy, PolicyTable
+from osrdyne.ingress.profiles import load_profiles_json
+from osrdyne.ingress.quotas.document import load_quotas_json
+from osrdyne.ingress.quotas.quotas import Quotas, Usage
+from osrdyne.ingress.quotas.window import Moment
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.ingress.splitter.manifest import load_splitter_json
 from osrdyne.ingress.splitter.rules import Splitter
+from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routing.routes import RouteChange
+from osrdyne.pool.state.created_queues import policy_of_record
 from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.lag import Lag
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,
+    IsVisible,
     LeadershipView,
     PoisonPage,
     PoisonQuery,
     ProcessView,
+    QueuePage,
     QueueView,
+    RegisteredQueue,
+    ReloadView,
     WaitingView,
     WorkerView,
 )
 from osrdyne.processors.poison.entries import Cursor, cursor_of, finding, matches, page_of, resolve
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord, WorkerDeath
+from osrdyne.telemetry.last_values.query import LastValuePage
+from osrdyne.telemetry.last_values.values import Counts, LastValue
+from osrdyne.telemetry.status import LogStatus
+
+_LOADERS: Mapping[ManifestKind, Callable[[str], Document]] = {
+    ManifestKind.ROUTES: load_manifest_json,
+    ManifestKind.SPLITTER: load_splitter_json,
+    ManifestKind.PROFILES: load_profiles_json,
+    ManifestKind.POLICIES: load_policies_json,
+    ManifestKind.QUOTA: load_quotas_json,
+    ManifestKind.CIRCUITS: load_circuits_json,
+}
 
 
 @dataclass
@@ -46,16 +79,32 @@ class FakeInspector:
     leading: bool = True
     leader_address: str | None = "http://leader:4242"
     failure: OsrdyneError | None = None
+    prices: Mapping[str, float] = field(default_factory=lambda: PriceSettings().by_tier())
     component_views: list[ComponentView] = field(default_factory=lambda: [ComponentView("broker", True, "connected")])
     group_views: dict[Key, GroupView] = field(default_factory=dict)
+    queue_views: dict[Key, RegisteredQueue] = field(default_factory=dict)
     process_views: list[ProcessView] = field(default_factory=list)
     waiting_views: list[WaitingView] = field(default_factory=list)
     retrying_requests: dict[int, int] = field(default_factory=dict)
+    group_lags: list[Lag] = field(default_factory=list)
+    """That of the pool first."""
+    log_status: LogStatus | None = None
+    newest: list[LastValue] = field(default_factory=list)
+    """Last values, ordered by series."""
+    last_value_counts: Counts | None = None
+    reloads: list[ReloadView] = field(default_factory=list)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    process_lines: dict[WorkerId, tuple[str, ...]] = field(default_factory=dict)
     poison_views: list[PoisonRecord] = field(default_factory=list)
     replayed: list[PoisonRecord] = field(default_factory=list)
+    tls_keys: set[Key] = field(default_factory=set)
+    """Keys whose policy demands TLS."""
+    circuit_views: list[CircuitView] = field(default_factory=list)
     versions: defaultdict[ManifestKind, list[KeptManifest]] = field(default_factory=lambda: defaultdict(list))
     """Of each kind of manifest, oldest first."""
+
+    records: list[AuditRecord] = field(default_factory=list)
+    stores_records: bool = True
 
     def leadership(self) -> LeadershipView:
         detail = "leads the pool" if self.leading else "stands by: another daemon leads"
@@ -78,6 +127,25 @@ class FakeInspector:
 
     def waiting(self) -> list[WaitingView]:
         return self.waiting_views if self.leading else []
+
+    def lags(self) -> tuple[Lag | None, list[Lag]]:
+        return (self.group_lags[0], self.group_lags[1:]) if self.leading and self.group_lags else (None, [])
+
+    async def telemetry(self) -> LogStatus | None:
+        self._fail()
+        return self.log_status
+
+    async def last_values(self, key: Key, *, series: str | None, after: str | None, limit: int) -> LastValuePage:
+        self._fail()
+        found = [
+            one
+            for one in self.newest
+            if one.key == key and series in {None, one.series} and (after is None or one.series > after)
+        ]
+        return LastValuePage(tuple(found[:limit]), found[limit - 1].series if len(found) > limit else None)
+
+    async def last_value_totals(self) -> Counts | None:
+        return self.last_value_counts
 
     def retrying(self) -> Mapping[int, int]:
         return self.retrying_requests if self.leading else {}
@@ -103,9 +171,17 @@ class FakeInspector:
         if key in self.group_views:
             self.group_views[key] = replace(self.group_views[key], pinned=False)
 
+    async def reload_group(self, key: Key, *, timeout: float) -> list[ReloadView]:
+        self._fail()
+        return self.reloads
+
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
+
+    async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:
+        self._fail()
+        return self.process_lines.get(worker_id, ())[-lines:]
 
     async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
         self._fail()
@@ -119,8 +195,7 @@ class FakeInspector:
         self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
     ) -> ManifestChange:
         self._fail()
-        load: Callable[[str], Document] = load_splitter_json if kind is ManifestKind.SPLITTER else load_manifest_json
-        manifest = await off_loop(len(text), load, text)
+        manifest = await off_loop(len(text), _LOADERS[kind], text)
         kept = self._keep(kind, json.dumps(manifest.document()), author, expected, size=manifest.size)
         added = tuple(sorted(manifest.priorities)) if isinstance(manifest, Manifest) else ()
         return RouteChange(kept, manifest.warnings, added=added)
@@ -146,6 +221,75 @@ class FakeInspector:
         kept = KeptManifest.of(len(versions) + 1, author, 1000.0, text, size=size)
         versions.append(kept)
         return kept
+
+    def requires_tls(self, key: Key) -> bool:
+        return key in self.tls_keys
+
+    async def circuits(self) -> list[CircuitView]:
+        self._fail()
+        return self.circuit_views
+
+    async def close_circuits(self, circuit: str | None, *, author: str) -> list[CircuitView]:
+        self._fail()
+        found = [one for one in self.circuit_views if circuit in {None, one.hash}]
+        self.circuit_views = [
+            replace(one, status=CircuitState.CLOSED) if one in found else one for one in self.circuit_views
+        ]
+        return [one for one in found if one.status is not CircuitState.CLOSED]
+
+    async def effective_policy(self, key: Key) -> FoundPolicy | None:
+        self._fail()
+        kept = self.versions[ManifestKind.POLICIES][-1:]
+        if not kept or kept[0].manifest is None:
+            return None
+        now = datetime.fromtimestamp(1000.0, UTC)
+        bounds = Bounds(max_message_bytes=16 * 2**20, delivery_limit=5)
+        return PolicyTable(load_policies_json(kept[0].manifest), bounds=bounds, now=now).effective(key, now=now)
+
+    def quota_usage(self) -> Usage | None:
+        kept = self.versions[ManifestKind.QUOTA][-1:]
+        if not kept or kept[0].manifest is None:
+            return None
+        now = Moment(1000.0, 1000.0)
+        return Quotas(load_quotas_json(kept[0].manifest), now).usage(now)
+
+    async def queues(self, *, after: Key | None, limit: int, is_visible: IsVisible) -> QueuePage:
+        self._fail()
+        keys = [key for key in sorted(self.queue_views) if after is None or key > after]
+        found = [self.queue_views[key] for key in keys if is_visible(key, self.queue_views[key].policy)]
+        return QueuePage(tuple(found[:limit]), found[limit - 1].key if len(found) > limit else None)
+
+    async def queue(self, key: Key) -> RegisteredQueue:
+        self._fail()
+        if key not in self.queue_views:
+            raise NoSuchQueueError("This key has no queue, and none was created for it.")
+        return self.queue_views[key]
+
+    async def create_queue(self, key: Key, proposal: str, *, author: str) -> RegisteredQueue:
+        self._fail()
+        if key in self.queue_views:
+            raise PoolConflictError("A queue was created for this key already.")
+        return self._register(key, load_proposal(proposal), author)
+
+    async def renew_queue(self, key: Key, proposal: str | None, *, author: str) -> RegisteredQueue:
+        record = (await self.queue(key)).record
+        text = json.dumps({} if record is None else dict(record.proposal)) if proposal is None else proposal
+        return self._register(key, load_proposal(text), author)
+
+    async def remove_queue(self, key: Key, *, author: str) -> RegisteredQueue:
+        found = await self.queue(key)
+        record = None if found.record is None else found.record.ending(EndReason.DELETED)
+        self.queue_views[key] = replace(found, record=record)
+        return self.queue_views[key]
+
+    def _register(self, key: Key, proposal: KeyPolicy, author: str) -> RegisteredQueue:
+        bounds = Bounds(max_message_bytes=16 * 2**20, delivery_limit=5)
+        record = CreatedQueue(key, proposal.document(), author, 1000.0, 1000.0, 1000.0)
+        found = policy_of_record(record, bounds)
+        record = replace(record, expires_at=found.policy.expiration_instant.timestamp())
+        queue = str(PoolNames(self.pool).request_queue(key))
+        self.queue_views[key] = RegisteredQueue(key, queue, exists=False, record=record, policy=found)
+        return self.queue_views[key]
 
     async def explain(self, arrival: Arrival) -> Explanation:
         self._fail()
@@ -180,6 +324,15 @@ class FakeInspector:
         taken += found
         done = tuple(view.id for view in found)
         return PoisonOutcome(done, tuple(entry for entry in entries if entry not in done))
+
+    async def record_change(self, record: AuditRecord) -> bool:
+        if self.stores_records:
+            self.records.append(record)
+        return self.stores_records
+
+    async def audit(self, query: AuditQuery) -> AuditPage:
+        self._fail()
+        return records_page(self.records, query)
 
     def _fail(self) -> None:
         if self.failure is not None:

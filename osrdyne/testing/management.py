@@ -99,6 +99,10 @@ class FakeManagement(ManagementClient):
         await self._ask("put_policy", policy.name)
         self.broker.policies[policy.name] = policy
 
+    async def delete_policy(self, name: str) -> None:
+        await self._ask("delete_policy", name)
+        self.broker.policies.pop(name, None)
+
     async def get_global_parameter(self, name: str) -> object | None:
         await self._ask("get_global_parameter", name)
         return self.broker.parameters.get(name)

@@ -1,13 +1,10 @@
-"""A pooled process that only plays its part, and links to it that lose, double and reorder messages.
+"""Links to pooled processes that lose, double and reorder messages, and the processes at their other end.
 
-For tests of the leader's side: `PlayedProcess` follows the questions of `protocol.pooled`, and its workers behave as
-their configuration says (`conformance_worker.Behaviour`). `PlayedNetwork` stands for RabbitMQ.
+For tests of the leader's side. `PlayedNetwork` stands for RabbitMQ; each process is a `PlayedProcess`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +12,7 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import WorkerSpec, new_worker_id
 from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.protocol.activity import ActivityReport, report_from_wire
 from osrdyne.protocol.control import Generation, control_from_wire
@@ -23,184 +21,14 @@ from osrdyne.protocol.names import PoolNames, WorkerId
 from osrdyne.protocol.pooled import (
     PROCESS_KEY,
     STATE_INTERVAL,
-    Assign,
-    Assignment,
-    AssignmentExit,
-    AssignmentState,
-    Drain,
-    Forget,
-    ProcessMemory,
     ProcessState,
     Question,
-    Refusal,
-    Release,
     process_state_of,
     question_of_control,
     question_to_control,
 )
 from osrdyne.testing.conformance_worker import Behaviour
-
-JOB = 0.5
-"""Seconds that the job of a busy worker takes."""
-CUT_OFF = 128 + 9
-
-
-class PlayedProcess:
-    """One process. `report` is called with each of its states."""
-
-    def __init__(
-        self,
-        worker_id: WorkerId,
-        clock: Clock,
-        report: Callable[[ProcessState], None],
-        *,
-        ready: bool = True,
-        interval: float = STATE_INTERVAL,
-    ) -> None:
-        self.worker_id = worker_id
-        self.alive = True
-        self.mute = False
-        """It neither reads questions nor reports."""
-        self.assigned: list[WorkerId] = []
-        """The workers that it has started, in their order."""
-        self.state = ProcessState(sequence=0, ready=ready, started_at=clock.time())
-        self._clock = clock
-        self._report = report
-        self._interval = interval
-        self._behaviours: dict[WorkerId, Behaviour] = {}
-        self._seen: set[WorkerId] = set()
-
-    def begin(self) -> None:
-        """Report, now and at intervals."""
-        if self.alive:
-            self.say()
-            self._clock.call_later(self._interval, self.begin)
-
-    def say(self, *answers: str) -> None:
-        self.state = replace(self.state, sequence=self.state.sequence + 1, answers=answers)
-        if self.alive and not self.mute:
-            self._report(self.state)
-
-    def set(self, **changes: object) -> None:
-        """Change the state, and report it."""
-        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
-        self.say()
-
-    def use(self, worker_id: WorkerId, *, in_flight: int, last_used: float | None = None) -> None:
-        """A worker runs so many requests."""
-        used = self._clock.time() if last_used is None else last_used
-        self._change(worker_id, in_flight=in_flight, last_used=used)
-        self.say()
-
-    def set_heap(self, share: float) -> None:
-        self.set(memory=ProcessMemory(heap_used=int(share * 1000), heap_max=1000, rss=2000, pss=1500))
-
-    def end_worker(self, worker_id: WorkerId, code: int = CUT_OFF, reason: str | None = None) -> None:
-        """A worker ends by itself."""
-        self._end(worker_id, code, reason)
-        self.say()
-
-    def take(self, question: Question, generation: Generation) -> None:
-        """Follow a question of the leader, unless a later leader has sent one before."""
-        if not self.alive or self.mute or generation.term < self.state.term:
-            return
-        self.state = replace(self.state, term=generation.term)
-        match question:
-            case Assign():
-                self._assign(question, generation)
-            case Release(worker_id=worker_id, grace=grace):
-                self._release(worker_id, grace)
-            case Forget(worker_id=worker_id):
-                self._seen.add(worker_id)
-                left = tuple(one for one in self.state.assignments if one.worker_id != worker_id)
-                refused = tuple(one for one in self.state.refused if one.worker_id != worker_id)
-                if (worker := self._find(worker_id)) is None or worker.state is AssignmentState.EXITED:
-                    self.state = replace(self.state, assignments=left, refused=refused)
-            case Drain():
-                self.state = replace(self.state, draining=True)
-        self.say(question.question)
-
-    def _assign(self, question: Assign, generation: Generation) -> None:
-        environment = question.environment
-        worker_id = environment.worker_id
-        if worker_id in self._seen:
-            return
-        self._seen.add(worker_id)
-        place = (environment.key, question.slot)
-        running = [one for one in self.state.assignments if one.state is not AssignmentState.EXITED]
-        taken = next((one.worker_id for one in running if (one.key, one.slot) == place), None)
-        if taken is not None or self.state.draining:
-            refusal = Refusal(worker_id, taken, "the slot is taken" if taken else "the process ends")
-            self.state = replace(self.state, refused=(*self.state.refused, refusal))
-            return
-        worker = Assignment(
-            worker_id,
-            environment.key,
-            question.slot,
-            question.spec_hash,
-            question.started_at,
-            generation,
-            log_lines=_first_lines(environment),
-            last_used=self._clock.time(),
-        )
-        self.assigned.append(worker_id)
-        self.state = replace(self.state, assignments=(*self.state.assignments, worker))
-        behaviour = Behaviour(str(environment.config.get("behaviour", Behaviour.RUN)))
-        self._behaviours[worker_id] = behaviour
-        if behaviour is Behaviour.EXIT:
-            self._end(worker_id, int(str(environment.config.get("code", 0))), None)
-
-    def _release(self, worker_id: WorkerId, grace: float) -> None:
-        self._seen.add(worker_id)
-        worker = self._find(worker_id)
-        if worker is None or worker.state is not AssignmentState.RUNNING:
-            return
-        self._change(worker_id, state=AssignmentState.STOPPING)
-        match self._behaviours[worker_id]:
-            case Behaviour.STUBBORN:
-                self._clock.call_later(grace, lambda: self.end_worker(worker_id, CUT_OFF, "it was cut off"))
-            case Behaviour.BUSY:
-                self._clock.call_later(min(JOB, grace), lambda: self._finish_job(worker_id))
-            case _:
-                self._end(worker_id, 0, None)
-
-    def _finish_job(self, worker_id: WorkerId) -> None:
-        worker = self._find(worker_id)
-        if worker is not None:
-            self._change(worker_id, log_lines=(*worker.log_lines, "job finished"))
-            self.end_worker(worker_id, 0)
-
-    def _end(self, worker_id: WorkerId, code: int, reason: str | None) -> None:
-        worker = self._find(worker_id)
-        if worker is not None and worker.state is not AssignmentState.EXITED:
-            self._change(worker_id, state=AssignmentState.EXITED, exit=AssignmentExit(code, reason), in_flight=0)
-
-    def _find(self, worker_id: WorkerId) -> Assignment | None:
-        return next((one for one in self.state.assignments if one.worker_id == worker_id), None)
-
-    def _change(self, worker_id: WorkerId, **changes: object) -> None:
-        workers = tuple(
-            replace(one, **changes) if one.worker_id == worker_id else one  # type: ignore[arg-type]
-            for one in self.state.assignments
-        )
-        self.state = replace(self.state, assignments=workers)
-
-
-def _first_lines(environment: WorkerEnvironment) -> tuple[str, ...]:
-    """What the worker of the conformance suite prints first."""
-    said = {
-        "worker_id": environment.worker_id,
-        "key": environment.key,
-        "pool": environment.pool,
-        "queue": environment.requests_queue,
-        "uri_sha256": hashlib.sha256(environment.amqp_uri.encode()).hexdigest(),
-        "config": dict(environment.config),
-        "arguments": [],
-    }
-    lines = [json.dumps(said)]
-    lines += [f"line {number}" for number in range(int(str(environment.config.get("lines", 0))))]
-    silent = environment.config.get("behaviour") == Behaviour.SILENT
-    return tuple(lines if silent else [*lines, "ready"])
+from osrdyne.testing.played_process import PlayedProcess
 
 
 @dataclass(slots=True)
@@ -284,6 +112,10 @@ class PlayedLink:
         self.confirmed: list[float | None] = []
         self.assigned: list[float] = []
         self.released: list[WorkerId] = []
+        self.suspects: set[WorkerId] = set()
+        """The workers that have reported to run a suspect."""
+        self.loading: set[WorkerId] = set()
+        """The workers that have reported that they load their data."""
         self._ask = ask
         self._pool = pool
 
@@ -293,16 +125,22 @@ class PlayedLink:
         return self.accepts
 
     async def confirm(self, *, since: float | None = None) -> None:
-        """The leader leads as long as `leads`."""
+        """The leader leads as long as `leads`. A deposed one has an answer from before, which is within the lease."""
         self.confirmed.append(since)
-        if not self.leads:
+        if not self.leads and since is not None:
             raise LeadershipLostError("Another leader has the token.")
 
-    async def make_process(self, slot: int) -> WorkerSpec:
-        return process_spec(slot, pool=self._pool, term=self.term)
+    async def make_process(self, slot: int, settings: ProcessSettings) -> WorkerSpec:
+        return replace(process_spec(slot, pool=self._pool, term=self.term), spec_hash=settings.hash)
 
     def release_process(self, process: WorkerId) -> None:
         self.released.append(process)
+
+    def runs_suspect(self, worker_id: WorkerId) -> bool:
+        return worker_id in self.suspects
+
+    def loads(self, worker_id: WorkerId) -> bool:
+        return worker_id in self.loading
 
     def note_assigned(self, seconds: float) -> None:
         self.assigned.append(seconds)

@@ -21,7 +21,7 @@ from osrdyne.protocol.control import Generation, control_from_wire
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import ProcessState, Question, process_state_of, question_of_control, question_to_control
-from osrdyne.testing.pooled import CUT_OFF, PlayedProcess
+from osrdyne.testing.played_process import CUT_OFF, PlayedProcess
 
 DIRECTORY_VARIABLE = "PLAYED_NETWORK"
 MAX_DATAGRAM = 2**20
@@ -39,10 +39,11 @@ class SocketNetwork:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_DATAGRAM)
         bound.bind(str(self.directory / name))
+        (self.directory / name).chmod(0o777)  # the processes may have another user than the tests
         return bound
 
     def send(self, sender: socket.socket, name: str, value: object) -> None:
-        with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError, PermissionError):
             sender.sendto(json.dumps(value).encode(), str(self.directory / name))
 
     def links(self) -> list[str]:

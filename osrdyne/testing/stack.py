@@ -24,6 +24,7 @@ from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import TokenVerifier
 from osrdyne.pool.state.admission import KeyCounter
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
@@ -64,6 +65,7 @@ class Stack:
     """Keys pinned by a person before the term, besides those of the settings."""
     task: asyncio.Task[None] = field(init=False)
     killed: bool = False
+    verifier: TokenVerifier | None = None
 
     # --- as a client
 
@@ -142,6 +144,7 @@ class Stack:
                     management=self.management,
                     pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
                     key_counter=KeyCounter(self.settings.lifecycle.max_distinct_keys),
+                    verifier=self.verifier,
                 )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)
@@ -182,10 +185,12 @@ async def leading(
     driver: FakeDriver | None = None,
     settings: Settings | None = None,
     stop: StopRequest | None = None,
+    verifier: TokenVerifier | None = None,
 ) -> AsyncIterator[Stack]:
     """A leader at work. At the end it is killed; an error that ended its term before is raised here."""
     stack = make_stack(clock, broker=broker, driver=driver, settings=settings)
     stack.stop = stop or stack.stop
+    stack.verifier = verifier
     async with asyncio.TaskGroup() as group:
         stack.task = group.create_task(stack.lead(), name="leader")
         await clock.settle()

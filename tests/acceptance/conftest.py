@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ async def make_daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: P
     numbers = itertools.count()
 
     def make(
-        *, amqp_uri: str | None = None, management_uri: str | None = None, pool: str | None = None, **settings: Any
+        *,
+        amqp_uri: str | None = None,
+        management_uri: str | None = None,
+        pool: str | None = None,
+        launcher: Sequence[str] = (),
+        **settings: Any,
     ) -> DaemonProcess:
         directory = tmp_path / f"daemon-{next(numbers)}"
         directory.mkdir()
@@ -38,6 +43,7 @@ async def make_daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: P
             management_uri=management_uri or broker_settings.effective_management_uri(),
             pool=pool or pool_id,
             settings=settings,
+            launcher=launcher,
         )
         daemons.append(daemon)
         return daemon

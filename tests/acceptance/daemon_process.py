@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import psutil
 import yaml
 
 from osrdyne.client import AsyncClient
+from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.drivers.subprocess.environment import Marks
 from osrdyne.drivers.subprocess.processes import environment_of, session_leaders
 
@@ -33,13 +33,21 @@ PATIENCE = 150.0
 NEW_PROCESS = 60.0
 """Seconds after which a process is no longer between its fork and its program."""
 
+LONGEST_INTERVAL = 0.25
+"""Seconds between two looks at a condition that takes long."""
+
 T = TypeVar("T")
 
 
 async def until(
-    condition: Callable[[], T | Awaitable[T]], what: str, *, timeout: float = PATIENCE, interval: float = 0.05
+    condition: Callable[[], T | Awaitable[T]],
+    what: str,
+    *,
+    timeout: float = PATIENCE,
+    interval: float | None = None,
 ) -> T:
-    """The first true value of `condition`."""
+    """The first true value of `condition`, asked every `interval`; by default the rarer, the longer it takes."""
+    began = time.monotonic()
     try:
         async with asyncio.timeout(timeout):
             while True:
@@ -48,7 +56,9 @@ async def until(
                     value = await value
                 if value:
                     return value
-                await asyncio.sleep(interval)
+                # Most conditions are requests to a daemon, or a look at all processes of the host.
+                growing = min(LONGEST_INTERVAL, max(0.05, (time.monotonic() - began) / 10))
+                await asyncio.sleep(growing if interval is None else interval)
     except TimeoutError:
         raise AssertionError(f"this did not happen within {timeout:g} s: {what}") from None
 
@@ -60,9 +70,8 @@ def own_environment(**more: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A free port that no outgoing connection of another process takes meanwhile."""
+    return free_ports(1)[0]
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,7 +374,10 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 def _command_length(arguments: tuple[str, ...]) -> int:
-    return 2 if arguments[0] in {"groups", "poison", "routes", "workers"} else 1
+    if arguments[:2] == ("circuits", "config"):
+        return 3
+    groups = {"circuits", "groups", "poison", "queues", "quota", "routes", "telemetry", "workers"}
+    return 2 if arguments[0] in groups else 1
 
 
 def _is_alive(pid: int) -> bool:

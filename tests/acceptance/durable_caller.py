@@ -113,8 +113,9 @@ class DurableCaller:
         """Every request confirmed so far has an answer, and each of its answers has the same status."""
         await until(lambda: not self.unanswered(), "every confirmed request is answered")
 
-    def statuses(self) -> set[str]:
-        return {str(answer.status) for one in self.confirmed for answer in self.answers[one]}
+    def statuses(self, correlation_ids: Iterable[str] | None = None) -> set[str]:
+        wanted = self.confirmed if correlation_ids is None else correlation_ids
+        return {str(answer.status) for one in wanted for answer in self.answers[one]}
 
 
 @asynccontextmanager

@@ -1,4 +1,5 @@
-"""The echo worker, and a request that runs until a file exists: for tests that need it to be under way meanwhile."""
+"""The echo worker, a request that runs until a file exists, for tests that need it to be under way meanwhile, and one
+of a backend that may fail."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from osrdyne_worker import Call
+from osrdyne.protocol.messages import DUPLICATE_HEADER
+from osrdyne_worker import Call, RequestError
 from workers.examples.echo import app
 
 __all__ = ["app"]
@@ -24,3 +26,22 @@ def wait(call: Call, request: Gate) -> str:
         call.raise_if_cancelled()
         time.sleep(0.05)
     return "waited"
+
+
+class Backend(BaseModel):
+    directory: Path
+
+
+@app.handler("/backend")
+def backend(call: Call, request: Backend) -> str:
+    """Note the request in the file `served`, with 1 if it may be a duplicate; hang while the file `hangs` exists, and
+    fail while the file `down` does."""
+    with (request.directory / "served").open("a") as served:
+        served.write(f"{call.context.key} {int(DUPLICATE_HEADER in call.headers)} {call.correlation_id}\n")
+    time.sleep(0.05)
+    while (request.directory / "hangs").exists():
+        call.raise_if_cancelled()
+        time.sleep(0.05)
+    if (request.directory / "down").exists():
+        raise RequestError("The backend is down.", 503, "backend_down")
+    return "ok"

@@ -51,13 +51,21 @@ class Answers:
             self.served.append((delivery.properties.correlation_id or "", str(response.status)))
 
     async def send(
-        self, output: str, names: Iterable[str], *, key: str = "cam", short_lived: Collection[str] = ()
+        self,
+        output: str,
+        names: Iterable[str],
+        *,
+        key: str = "cam",
+        short_lived: Collection[str] = (),
+        path: str = "/echo",
+        body: bytes = b"",
     ) -> None:
         """Publish with confirms; nothing waits for an answer. The `short_lived` have a second."""
 
         async def publish(name: str) -> None:
             message = amqp.Message(
-                headers={"x-output": output, PATH_HEADER: "/echo"},
+                body=body,
+                headers={"x-output": output, PATH_HEADER: path},
                 correlation_id=name,
                 reply_to=self.replies,
                 app_id="SecCamMod",
@@ -148,10 +156,25 @@ async def until_passed_on(daemon: DaemonProcess, requests: int, *, route: str) -
 async def until_counted(daemon: DaemonProcess, requests: int, metric: str, *labels: str) -> None:
     """Wait until the samples of a metric that have these labels come to so many."""
 
-    async def counted() -> bool:
-        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=LONG) as http:
-            lines = (await http.get("/metrics")).text.splitlines()
-        samples = [line for line in lines if line.startswith(f"{metric}{{") and all(label in line for label in labels)]
-        return sum(float(sample.split()[-1]) for sample in samples) >= requests
+    async def are_counted() -> bool:
+        return await counted(daemon, metric, *labels) >= requests
 
-    await until(counted, f"{requests} are counted as {metric} {labels}", timeout=LONG, interval=0.2)
+    await until(are_counted, f"{requests} are counted as {metric} {labels}", timeout=LONG, interval=0.2)
+
+
+async def counted(daemon: DaemonProcess, metric: str, *labels: str) -> float:
+    """What the samples of a metric that have these labels come to."""
+    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=LONG) as http:
+        lines = (await http.get("/metrics")).text.splitlines()
+    samples = [line for line in lines if line.startswith(f"{metric}{{") and all(label in line for label in labels)]
+    return sum(float(sample.split()[-1]) for sample in samples)
+
+
+async def until_circuits_are_stored(daemon: DaemonProcess) -> None:
+    """Wait until a killed leader leaves its successor all samples of circuits that are counted now."""
+    samples = await counted(daemon, "osrdyne_circuit_samples")
+
+    def are_stored() -> bool:
+        return any(event["samples"] >= samples for event in daemon.events("circuits stored"))
+
+    await until(are_stored, f"{samples:g} samples of circuits are stored")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_rabbitmq
+
 PATIENCE = 150.0
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
 
@@ -100,6 +102,19 @@ def test_wrong_configuration_of_the_application_is_found_before_anything_starts(
     )
     done = osrdyne(tmp_path, command)
     assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: Extra inputs are not permitted")
+
+
+@pytest.mark.parametrize("command", ["check-config", "doctor"])
+def test_delta_table_without_a_jar_for_the_installed_spark_is_named_with_the_remedy(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "osrdyne.yaml").write_text(
+        "worker:\n  config:\n    datasets:\n      - {key: k, tables: [{view: t, format: delta, path: /data/t}]}\n"
+    )
+    done = osrdyne(tmp_path, command)
+    assert done.returncode != 0
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    assert "install osrdyne[delta]" in said, said
 
 
 def test_application_validates_its_configuration_with_its_own_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo, as `make demo` runs it: every step succeeds, and no process is left."""
+"""Demos, as `make` runs them: every step succeeds, and no process is left."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 from daemon_process import ROOT
 from own_home import processes_of
 
+pytestmark = pytest.mark.timeout(1200)
 
-@pytest.mark.timeout(1200)
-def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path: Path) -> None:
+
+def output_of(name: str, *options: str, home: dict[str, str], directory: Path) -> str:
+    """What a demo prints, if it succeeds and leaves nothing."""
     demo = subprocess.run(
-        [sys.executable, ROOT / "tools" / "demo.py"],
-        cwd=tmp_path,
+        [sys.executable, ROOT / "tools" / name, *options],
+        cwd=directory,
         env=home,
         capture_output=True,
         text=True,
@@ -24,7 +26,26 @@ def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path:
         check=False,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "all groups gone" in demo.stdout
-    assert re.search(r"its cold start: process .* jvm .* session .* load .* first_query", demo.stdout, re.DOTALL)
     assert demo.stderr == ""
     assert processes_of(home) == []
+    return demo.stdout
+
+
+def test_demo_tells_its_story(home: dict[str, str], tmp_path: Path) -> None:
+    output = output_of("demo.py", home=home, directory=tmp_path)
+    assert "all groups gone" in output
+    assert re.search(
+        r"cold start of .* in parts:\s+process .* jvm .* session .* load .* first_query", output, re.DOTALL
+    )
+    assert "49 further keys have answered" in output
+    assert re.search(r"its memory with its JVM: \d+ MiB, \d+ MiB per key", output)
+
+
+def test_circuit_recovers_and_quota_runs_out_after_the_predicted_number_of_messages(
+    home: dict[str, str], tmp_path: Path
+) -> None:
+    output = output_of("demo_protection.py", home=home, directory=tmp_path)
+    assert "20 of 20 requests have failed, the circuit of 'billing' is open" in output
+    assert output.count("is answered") == 4
+    assert "predicted: 125 messages are accepted" in output
+    assert "measured:  125 messages were accepted" in output

@@ -15,6 +15,8 @@ from daemon_process import OSRDYNE, PATIENCE, until
 from own_home import processes_of
 from spark_fixtures import SHORT_LIVED
 
+pytestmark = pytest.mark.one_rabbitmq
+
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 START_LIMIT = 400.0
 """Seconds for a cold start of Spark on a busy machine."""

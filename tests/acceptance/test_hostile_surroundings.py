@@ -14,6 +14,8 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import Key, PoolNames
 
+pytestmark = pytest.mark.one_rabbitmq
+
 
 async def until_it_retries(daemon: DaemonProcess) -> str:
     """The one sentence that a daemon gives, again and again, as the reason why it does not lead."""

@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 
 import psutil
+import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
+
+pytestmark = pytest.mark.one_rabbitmq
 
 IDLE_SECONDS = 5.0
 IDLE_LIMIT = 0.05

@@ -86,6 +86,8 @@ async def test_requests_that_kill_workers_delay_others_by_a_restart_each(
     daemon = make_daemon()
     await daemon.start()
     await caller.info("k")
+    # All others arrive while it runs: a request that arrives after a death is no suspect, and would run before them.
+    await caller.send("k", "/sleep", {"seconds": 5})
     deadly = [await caller.send("k", "/crash", {"unless": str(tmp_path / f"never {number}")}) for number in range(3)]
     innocent = [await caller.send("k", "/info", {"number": number}) for number in range(3)]
     assert [(await caller.answer(one)).status for one in innocent] == ["ok"] * 3

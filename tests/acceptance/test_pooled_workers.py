@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, merged, until
+from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, merged, until
 from durable_caller import DurableCaller, durable_caller
 
 from osrdyne.broker.management.client import ManagementClient
@@ -24,7 +24,11 @@ KEYS = [f"key {number}" for number in range(20)]
 def pooled(make_daemon: MakeDaemon, *, spares: int = 0, pool: str | None = None, **settings: Any) -> DaemonProcess:
     base = {
         "driver": {"options": {"command": WORKER}},
-        "worker": {"placement": "pooled", "pooled": {"spares": spares, "process_timeout": "20s"}},
+        # The memory of the machine that runs the tests must not decide how many processes there are.
+        "worker": {
+            "placement": "pooled",
+            "pooled": {"spares": spares, "process_timeout": "20s", "max_memory_used": None},
+        },
         "lifecycle": {"start_attempts": 3, "max_concurrent_starts": 8},
     }
     return make_daemon(pool=pool, **merged(base, settings))
@@ -103,6 +107,69 @@ async def test_process_killed_under_load_loses_nothing(make_daemon: MakeDaemon, 
     await caller.until_all_answered()
     assert caller.statuses() == {"ok"}
     assert (await daemon.get("/v1/poison"))["total"] == 0
+
+
+async def test_processes_are_recycled_under_load_without_a_gap(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    """Each key has its successor in another process before its process ends, and no request is interrupted."""
+    daemon = pooled(make_daemon, worker={"pooled": {"max_requests": 40}})
+    await daemon.start()
+    keys = KEYS[:4]
+    pids: dict[str, set[object]] = {key: set() for key in keys}
+
+    async def load(key: str) -> None:
+        while len(pids[key]) < 3:
+            slow = await caller.send(key, "/sleep", {"seconds": 0.2})
+            pids[key].add((await caller.info(key))["pid"])
+            assert (await caller.answer(slow)).status == "ok"
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*map(load, keys))
+    await caller.until_all_answered()
+    assert caller.statuses() == {"ok"}
+    assert daemon.events("process is replaced")
+    assert daemon.events("worker ended", component="worker_actions") == []
+
+
+async def test_leader_killed_between_two_deaths_blames_no_innocent_key(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    """A request ends each process in which it runs. The daemon that has seen the first end is killed."""
+    daemon = pooled(make_daemon)
+    await daemon.start()
+    innocent = KEYS[:6]
+    await asyncio.gather(*map(caller.info, [*innocent, "culprit"]))
+    for key in innocent:
+        await caller.send(key, "/sleep", {"seconds": 2.0})
+    [pid] = process_pids(daemon)
+    crash = await caller.send("culprit", "/crash", {})
+    await until(lambda: pid not in process_pids(daemon), "the first process is gone")
+    daemon.kill()
+    await daemon.start()
+    await caller.until_all_answered()
+    assert caller.statuses([one for one in caller.confirmed if one != crash]) == {"ok"}
+    assert caller.statuses([crash]) == {"poison"}
+    entries = (await daemon.get("/v1/poison"))["entries"]
+    assert {entry["key"] for entry in entries} == {"culprit"}
+    await asyncio.gather(*map(caller.info, innocent))
+
+
+async def test_process_with_a_hundred_keys_is_killed_and_none_is_blamed(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    keys = [f"key {number}" for number in range(100)]
+    # One process for all of them: it is the spare before the first key comes, and so is its successor.
+    daemon = pooled(make_daemon, spares=1, worker={"pooled": {"keys_per_process": len(keys), "max_processes": 1}})
+    await daemon.start()
+    await asyncio.gather(*map(caller.info, keys))
+    [before] = process_pids(daemon)
+    await asyncio.gather(*(caller.send(key, "/sleep", {"seconds": 0.2}) for key in keys for _ in range(2)))
+    os.kill(before, signal.SIGKILL)
+    await caller.until_all_answered()
+    assert caller.statuses() == {"ok"}
+    assert (await daemon.get("/v1/poison"))["total"] == 0
+    [process] = await processes(daemon)
+    assert (process["keys"], process["alone"]) == (sorted(keys), None)
+    assert process_pids(daemon) != [before]
 
 
 async def test_stopped_process_is_killed_and_its_keys_answer(make_daemon: MakeDaemon, caller: DurableCaller) -> None:

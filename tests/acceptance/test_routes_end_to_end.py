@@ -16,6 +16,7 @@ from managed_callers import (
     apply,
     managed,
     numbered,
+    until_circuits_are_stored,
     until_counted,
     until_passed_on,
     with_workers,
@@ -37,6 +38,9 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     daemon = managed(make_daemon, requests={"max_clock_skew": 0})
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
+    (tmp_path / "circuits.yaml").write_text("statisticsUpdateEnabled: true")
+    applied = daemon.osrdyne("circuits", "config", "apply", str(tmp_path / "circuits.yaml"))
+    assert "Version 1 is active" in applied.stdout, applied.stderr
     data, other, late, alerts = (
         numbered("data", 100),
         numbered("other", 100),
@@ -55,6 +59,13 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     assert answers.order(everything) == everything
     assert (answers.statuses(late), answers.statuses(everything)) == ({"expired"}, {"ok"})
     await until_counted(daemon, 100, "osrdyne_completed_total", 'status="ok"', 'route="secCamAlerts"', 'priority="0"')
+    succeeded = ("osrdyne_circuit_samples", 'route="secCamAlerts"', 'outcome="success"')
+    await until_counted(daemon, 100, *succeeded)
+    await until_circuits_are_stored(daemon)
+    await daemon.restart()
+    await until_counted(daemon, 100, *succeeded)
+    circuits = json.loads(daemon.osrdyne("circuits", "list", "--output", "json").stdout)
+    assert ("secCamAlerts", 100, 0) in [(one["route"], one["successes"], one["failures"]) for one in circuits]
 
 
 async def test_changed_routes_leave_pending_requests_as_they_are(

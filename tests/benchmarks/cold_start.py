@@ -30,6 +30,12 @@ QUERY = "select l_returnflag, count(*), sum(l_extendedprice) from lineitem group
 OPTIONS = "spark.driver.extraJavaOptions"
 WITHOUT_ARCHIVE = {OPTIONS: "-Xshare:auto"}
 """The default of Java; because the user says it, the worker adds no archive."""
+C1_ONLY = {OPTIONS: "-XX:TieredStopAtLevel=1"}
+"""Without the second compiler of the JVM, whose code is faster and takes longer to compile."""
+LATE_C2 = {
+    OPTIONS: "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+}
+"""The second compiler compiles methods only after ten times as many calls; loops as early as by default."""
 FORMER, PRESENT = "tests.benchmarks.former_start:app", "osrdyne_worker.pipelines.sql:app"
 ROUNDS = 3
 
@@ -43,26 +49,31 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     program = Path(sys.executable).with_name("osrdyne")
     subprocess.run([program, "spark", "warm-archive"], check=True, capture_output=True, timeout=600)
     config = sql_configuration(directory)
-    rounds: list[tuple[Start, Start, Start]] = []
+    rounds: list[tuple[Start, Start, Start, Start, Start]] = []
     for number in range(ROUNDS + 1):  # the first one warms the file cache
         former = await _first_answer(broker, FORMER, config, WITHOUT_ARCHIVE)
         present = await _first_answer(broker, PRESENT, config, {})
         small = await _first_answer(broker, PRESENT, config, SMALL_FOOTPRINT)
+        first_compiler = await _first_answer(broker, PRESENT, config, C1_ONLY)
+        late = await _first_answer(broker, PRESENT, config, LATE_C2)
         if number > 0:
-            rounds.append((former, present, small))
-    first = [Round(former["answer"], present["answer"]) for former, present, _ in rounds]
-    of_small = [Round(former["answer"], small["answer"]) for former, _, small in rounds]
+            rounds.append((former, present, small, first_compiler, late))
+    first, of_small, of_c1, of_late_c2 = [
+        [Round(kinds[0]["answer"], kinds[kind]["answer"]) for kinds in rounds] for kind in (1, 2, 3, 4)
+    ]
     parts = [
         figure(
             f"cold start: {part}",
             "s",
-            [Round(former.get(part, 0.0), present.get(part, 0.0)) for former, present, _ in rounds],
+            [Round(former.get(part, 0.0), present.get(part, 0.0)) for former, present, *_ in rounds],
             Goal(15.0, Comparison.ABSOLUTE),
         )
         for part in COLD_START_PARTS
     ]
     return [
         figure("first answer of a new key", "s", first, Goal(0.4)),
+        figure("first answer of a new key, C1 only", "s", of_c1, Goal(0.4)),
+        figure("first answer of a new key, late C2", "s", of_late_c2, Goal(0.4)),
         figure("first answer of a new key, small footprint", "s", of_small, Goal(0.4)),
         *parts,
     ]

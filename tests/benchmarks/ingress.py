@@ -6,6 +6,9 @@ aio-pika alone. The ingress lets RabbitMQ send as many messages as fit into its 
 one with the prefetch that the ingress begins with, and one with the number of small messages that it holds at most,
 which shows what the limit in bytes costs. Both sides find their requests waiting, so that no publisher competes with
 them. The latency is taken of both in turns, a few calls of each.
+
+The checks of policies, a quota and circuits are compared with the same ingress without them. Each variant has a pool of
+its own, and each round takes all variants, one after the other.
 """
 
 from __future__ import annotations
@@ -13,30 +16,34 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
 from osrdyne import amqp
+from osrdyne.amqp.message import DIRECT_REPLY_TO_QUEUE
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings, RequestSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerNotFoundError
-from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.pool.routing.routes import RouteStore
+from osrdyne.pool.routing.manifest_store import Document, ManifestKind
 from osrdyne.processors.prefetch import PREFETCH, first_prefetch
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
-from tests.benchmarks.leading import Activations, leader
+from tests.benchmarks.ingress_documents import ALL_CHECKS, CHECKS, routes, store_documents
+from tests.benchmarks.leading import Forwarded, leader
 
 POOL = "bench_ingress"
 KEYS = [Key(f"device={number}") for number in range(10)]
 REQUESTS = 1_000
 ROUNDS = 7
 LATENCY_ROUNDS = 3
+CHECK_REQUESTS = 2_000
+CHECK_ROUNDS = 9
+CHECK_LATENCY_ROUNDS = 5
 TURNS = 10
 CALLS = 20
 """Of one turn."""
@@ -44,61 +51,57 @@ BODY = json.dumps({"celsius": 50, "name": "x" * 60}).encode()
 PATIENCE = 120.0
 
 
-class Passed(Activations):
-    """Counts the confirmed publishes of the ingress."""
-
-    def __init__(self, wanted: int) -> None:
-        super().__init__()
-        self._left = wanted
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self.began: float | None = None
-
-    def note(self, key: str, what: str) -> None:
-        if what != "forwarded" or key not in KEYS:
-            return
-        self.began = self.began or time.perf_counter()
-        self._left -= 1
-        if self._left == 0:
-            self.done.set_result(time.perf_counter())
-
-
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     bench = _Bench(broker)
     ten, wide = zip(*[await bench.beside_floors(routes=10) for _ in range(ROUNDS)], strict=True)
     thousand = [await bench.many_routes() for _ in range(ROUNDS)]
     latencies = [await bench.latency() for _ in range(LATENCY_ROUNDS)]
+    checks = await _checks(broker)
     return [
         figure("ingress, 10 routes", "req/s", ten, Goal(0.6, at_least=True)),
         figure("ingress, 10 routes, wide floor", "req/s", wide, Goal(0.6, at_least=True)),
         figure("ingress, 1,000 routes", "req/s", thousand, Goal(0.5, at_least=True)),
         figure("ingress, p50", "ms", latencies, Goal(3.0, Comparison.DIFFERENCE)),
+        *checks,
     ]
 
 
-CONDITIONS = (
-    "level = 'x{n}' AND $body.celsius > {n}",
-    "as_number(size) > 1{n:03} AND $body.celsius >= 1{n:03}",
-    "starts_with(site, 'x{n}') AND $body.name = '{n}'",
-)
-"""On headers and body, each with values of its own."""
+async def _checks(broker: EmbeddedBroker) -> list[Figure]:
+    """Throughput and latency with each kind of check, and with all, beside the same without."""
+    variants = {"no checks": {}, **CHECKS, "all checks": ALL_CHECKS}
+    benches = {name: _Bench(broker, f"bench_ingress_{number}") for number, name in enumerate(variants)}
+    for name, documents in variants.items():
+        await benches[name].use(10, documents)
+        await benches[name].throughput(CHECK_REQUESTS)  # the first round only makes the queues
+    # The bare one first in each round, and all of a round within seconds: the noise of the machine disturbs all alike.
+    rates = [{name: await one.throughput(CHECK_REQUESTS) for name, one in benches.items()} for _ in range(CHECK_ROUNDS)]
+    medians = [await _answer_medians(benches) for _ in range(CHECK_LATENCY_ROUNDS)]
+    figures = []
+    for name in list(variants)[1:]:
+        compared = [Round(one["no checks"], one[name]) for one in rates]
+        figures.append(figure(f"ingress, {name}", "req/s", compared, Goal(0.8, at_least=True)))
+    for name in list(variants)[1:]:
+        compared = [Round(one["no checks"], one[name]) for one in medians]
+        figures.append(figure(f"ingress, {name}, p50", "ms", compared, Goal(0.3, Comparison.DIFFERENCE)))
+    return figures
 
 
-def manifest(routes: int) -> str:
-    """Routes with conditions that no request of this benchmark fulfils, and one for the rest."""
-    found: dict[str, object] = {
-        f"r{number}": {
-            "route": f"FROM /messages/* WHERE {CONDITIONS[number % 3].format(n=number)} INTO $upstream",
-            "priority": number % 3,
-        }
-        for number in range(routes - 1)
-    }
-    return json.dumps({"routes": {**found, "rest": "FROM /messages/* INTO $upstream"}})
+async def _answer_medians(benches: Mapping[str, _Bench]) -> dict[str, float]:
+    """Median milliseconds from a publish to the answer for each variant. All lead at the same time, and take turns."""
+    found: dict[str, list[float]] = {name: [] for name in benches}
+    async with AsyncExitStack() as stack:
+        callers = {name: await stack.enter_async_context(one.caller()) for name, one in benches.items()}
+        for _ in range(TURNS):
+            for name, caller in callers.items():
+                found[name] += [await caller() for _ in range(CALLS)]
+    return {name: percentile(latencies, 50) for name, latencies in found.items()}
 
 
 class _Bench:
-    def __init__(self, broker: EmbeddedBroker) -> None:
+    def __init__(self, broker: EmbeddedBroker, pool: str = POOL) -> None:
         self._broker = broker
-        self._names = PoolNames(POOL)
+        self._pool = pool
+        self._names = PoolNames(pool)
 
     async def beside_floors(self, *, routes: int) -> tuple[Round, Round]:
         """Requests a second beside the floor with the same prefetch, and beside the one with the widest."""
@@ -110,12 +113,47 @@ class _Bench:
         one = await self._ours(1)
         return Round(one, await self._ours(1000))
 
+    @asynccontextmanager
+    async def caller(self) -> AsyncIterator[Callable[[], Awaitable[float]]]:
+        """Lead the pool, and have requests of one key answered at once. Yields what makes a call, and returns its
+        milliseconds."""
+        names, key = self._names, KEYS[0]
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(leader(self._broker, self._pool, kind="managed"))
+            client = await stack.enter_async_context(self._channel())
+            server = await stack.enter_async_context(self._channel())
+            requests = await server.consume(names.request_queue(key), no_ack=True)
+            answers = await client.consume(DIRECT_REPLY_TO_QUEUE, no_ack=True)
+
+            async def answer() -> None:
+                async for request in requests:
+                    await server.publish(
+                        amqp.Message(body=BODY), exchange="", routing_key=request.properties.reply_to or ""
+                    )
+
+            async def call() -> float:
+                began = time.perf_counter()
+                await self._publish(client, names.requests_exchange, [key], reply_to=DIRECT_REPLY_TO_QUEUE)
+                await answers.get()
+                return (time.perf_counter() - began) * 1000
+
+            answering = asyncio.create_task(answer())
+            try:
+                await call()  # binds the queue of the key
+                yield call
+            finally:
+                answering.cancel()
+
     async def latency(self) -> Round:
         """Median milliseconds from a publish to the delivery of the request, one at a time."""
-        await self._use(10)
+        await self.use(10)
         await self._declare_floor()
         names, key, ours, floor = self._names, KEYS[0], list[float](), list[float]()
-        async with leader(self._broker, POOL, kind="managed"), self._channel() as caller, self._channel() as worker:
+        async with (
+            leader(self._broker, self._pool, kind="managed"),
+            self._channel() as caller,
+            self._channel() as worker,
+        ):
             await self._publish(caller, names.requests_exchange, [key])
             while not await self._exists(names.request_queue(key)):
                 await asyncio.sleep(0.05)
@@ -134,30 +172,36 @@ class _Bench:
         return (time.perf_counter() - began) * 1000
 
     async def _ours(self, routes: int) -> float:
+        """Requests a second with this number of routes."""
+        await self.use(routes)
+        return await self.throughput(REQUESTS)
+
+    async def throughput(self, requests: int) -> float:
         """Requests a second of a leader that finds them in its orphan queue."""
-        await self._use(routes)
-        async with leader(self._broker, POOL, kind="managed"):
+        async with leader(self._broker, self._pool, kind="managed"):
             pass  # makes the exchanges
-        await self._fill(self._names.requests_exchange)
-        passed = Passed(REQUESTS)
-        async with leader(self._broker, POOL, kind="managed", activations=passed):
+        await self._fill(self._names.requests_exchange, requests)
+        passed = Forwarded(requests, lambda key: key in KEYS)
+        async with leader(self._broker, self._pool, kind="managed", activations=passed):
             ended = await asyncio.wait_for(passed.done, PATIENCE)
             assert passed.began is not None
-            rate = REQUESTS / (ended - passed.began)
+            rate = requests / (ended - passed.began)
         await self._empty(map(self._names.request_queue, KEYS))
         return rate
 
-    async def _use(self, routes: int) -> None:
+    async def use(self, count: int, documents: Mapping[ManifestKind, Document] | None = None) -> None:
+        """Store this number of routes, and documents of other kinds."""
         settings = BrokerSettings(
             uri=SecretStr(self._broker.amqp_uri), management_uri=SecretStr(self._broker.management_uri)
         )
         async with ManagementClient(settings) as management:
-            await RouteStore(management, pool=POOL).save(load_manifest(manifest(routes)), author="bench", at=0.0)
+            stored = {ManifestKind.ROUTES: routes(count), **(documents or {})}
+            await store_documents(management, pool=self._pool, documents=stored)
 
     async def _floor(self, prefetch: int) -> float:
         await self._declare_floor()
         await self._empty(f"bench_floor_{key}" for key in KEYS)
-        await self._fill("bench_floor_in")
+        await self._fill("bench_floor_in", REQUESTS)
         async with await aio_pika.connect(self._broker.amqp_uri) as connection:
             channel = await connection.channel()
             exchange = await channel.get_exchange("bench_floor")
@@ -196,17 +240,20 @@ class _Bench:
                 await channel.declare_queue(f"bench_floor_{key}", arguments=quorum)
                 await channel.bind_queue(f"bench_floor_{key}", "bench_floor", key)
 
-    async def _fill(self, exchange: str) -> None:
+    async def _fill(self, exchange: str, requests: int) -> None:
         async with self._channel() as channel:
-            for start in range(0, REQUESTS, 500):
+            for start in range(0, requests, 500):
                 keys = [KEYS[number % len(KEYS)] for number in range(start, start + 500)]
                 await self._publish(channel, exchange, keys)
 
-    async def _publish(self, channel: amqp.Channel, exchange: str, keys: list[Key]) -> None:
+    async def _publish(
+        self, channel: amqp.Channel, exchange: str, keys: list[Key], *, reply_to: str | None = None
+    ) -> None:
         message = amqp.Message(
             body=BODY,
             headers={"level": "none", "size": "12", "site": "here", "x-rpc-path": "/x"},
             correlation_id="c",
+            reply_to=reply_to,
             content_type="application/json",
             content_encoding="utf-8",
             app_id="bench",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import ClassVar, Literal, Protocol
 
@@ -15,7 +15,14 @@ from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
-from osrdyne.config.models import BrokerSettings, DriverSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.config.models import (
+    BrokerSettings,
+    DriverSettings,
+    LifecycleSettings,
+    PoolSettings,
+    Settings,
+    TelemetrySettings,
+)
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceState, WorkerSpec
@@ -58,6 +65,26 @@ class Activations:
             missing.remove(what)
             if not missing:
                 self._done[key].set_result(time.perf_counter())
+
+
+class Forwarded(Activations):
+    """Counts the confirmed publishes of a leader that are `counted`, by their key or stream. `began` and the result of
+    `done` are the times (`perf_counter`) of the first and of the last one."""
+
+    def __init__(self, wanted: int, counted: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._left = wanted
+        self._counted = counted
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.began: float | None = None
+
+    def note(self, key: str, what: str) -> None:
+        if what != "forwarded" or not self._counted(key):
+            return
+        self.began = self.began or time.perf_counter()
+        self._left -= 1
+        if self._left == 0:
+            self.done.set_result(time.perf_counter())
 
 
 class AskedDriver(NoopDriver):
@@ -113,6 +140,7 @@ async def leader(
     kind: Literal["direct", "managed"] = "direct",
     activations: Activations | None = None,
     running: Iterable[Key] = (),
+    telemetry: TelemetrySettings | None = None,
 ) -> AsyncIterator[Activations]:
     """Lead `pool`, as the daemon does, until the end of the block. `running`: keys that have a worker already."""
     settings = Settings(
@@ -123,6 +151,7 @@ async def leader(
             leader_heartbeat=30.0,
         ),
         pool=PoolSettings(id=pool, kind=kind),
+        telemetry=telemetry or TelemetrySettings(),
         driver=DriverSettings(name="noop"),
         lifecycle=LifecycleSettings(
             unbind_delay=NEVER,

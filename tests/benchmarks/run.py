@@ -1,7 +1,7 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
     python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
-        [priorities] [tracker] [drivers] [spark] [cold_start]
+        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest] [pooled]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -27,20 +27,27 @@ from tests.benchmarks import (
     ingress,
     leader_change,
     listings,
+    pooled,
     priorities,
+    quotas,
     spark_query,
     start,
+    streams,
     takeover,
+    telemetry,
+    telemetry_ingest,
     tracker,
 )
 from tests.benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "tracker": tracker.run,
+    "quotas": quotas.run,
     "echo": echo.run,
     "priorities": priorities.run,
     "activation": activation.run,
     "ingress": ingress.run,
+    "telemetry": telemetry.run,
     "takeover": takeover.run,
     "leaders": leader_change.run,
     "listings": listings.run,
@@ -48,7 +55,13 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "drivers": driver_starts.run,
     "spark": spark_query.run,
     "cold_start": cold_start.run,
+    "streams": streams.run,
+    "ingest": telemetry_ingest.run,
+    "pooled": pooled.run,
 }
+
+TOGETHER = {"spark": ("spark", "cold_start", "streams", "pooled"), "telemetry": ("telemetry", "ingest")}
+"""Names that stand for several benchmarks, if they are asked for by name."""
 
 
 async def run(names: list[str]) -> list[Figure]:
@@ -71,8 +84,9 @@ def main() -> None:
     names: list[str] = parser.parse_args().names or list(BENCHMARKS)
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    wanted = dict.fromkeys(one for name in names for one in TOGETHER.get(name, (name,)))
     configure_logging(level="error")
-    figures = uvloop.run(run(names))
+    figures = uvloop.run(run(list(wanted)))
     sys.stderr.write(f"\n{table(figures)}\n")
     sys.stdout.write(json.dumps(report(figures), indent=2, ensure_ascii=False) + "\n")
 

@@ -11,11 +11,14 @@ from pydantic import BaseModel
 
 from osrdyne_worker import App, Call
 from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_SETTINGS
+from osrdyne_worker.pipelines.lookup import MAX_BATCH, LookupRequest
 from osrdyne_worker.spark.session import SparkSessions
 
-app = App(sessions=SparkSessions(required=pipeline.REQUIRED_SETTINGS))
+app = App(sessions=SparkSessions(required=REQUIRED_SETTINGS))
 app.on_start(pipeline.open_data)
 app.handler("/sql")(pipeline.sql)
+app.batch_handler("/view_lookup", max_size=MAX_BATCH, max_wait="10ms")(pipeline.lookup)
 
 
 class InProcess(BaseModel):
@@ -28,6 +31,13 @@ def in_process(call: Call, request: InProcess) -> float:
     began = time.perf_counter()
     call.context.session.sql(request.query).collect()
     return (time.perf_counter() - began) * 1000
+
+
+@app.handler("/view_lookup_one")
+def view_lookup_one(call: Call, request: LookupRequest) -> object:
+    """`/lookup` of the SQL pipeline with one request."""
+    [answer] = pipeline.lookup([call], [request])
+    return answer
 
 
 class Lookup(BaseModel):

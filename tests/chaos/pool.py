@@ -51,9 +51,21 @@ SETTINGS: Mapping[str, Any] = {
 }
 POOLED: Mapping[str, Any] = {
     "placement": "pooled",
-    "pooled": {"spares": 0, "keys_per_process": 10, "max_processes": 3, "process_timeout": "10s"},
+    "pooled": {
+        "spares": 0,
+        "keys_per_process": 3,
+        "max_processes": 3,
+        "process_timeout": "10s",
+        "max_age": "45s",
+        "max_requests": 100,
+    },
+    "profiles": [
+        {"match": "infra={infra},timetable={timetable}", "concurrency": 1},
+        {"match": "%41", "placement": "dedicated"},
+    ],
 }
-"""Few places, so that processes fill, and keys wait for one."""
+"""Few places, so that processes fill, and keys wait for one; processes that are replaced under load; and one key each
+whose process has other settings, and whose worker has a process of its own."""
 
 
 class PoolUnderAttack:

@@ -25,6 +25,7 @@ from pathlib import Path
 from tests.chaos.attacker import Attacker
 from tests.chaos.callers import Callers
 from tests.chaos.checker import Verdict, judge
+from tests.chaos.late_copies import LateCopies
 from tests.chaos.pool import POOL, PoolUnderAttack, pool_under_attack
 from tests.chaos.rules import Rules, draw_rules
 from tests.chaos.saboteur import lose_requests
@@ -36,6 +37,7 @@ ANSWERS_TIMEOUT = 300.0
 """Seconds for the last answers: as long as a request may wait in two queues, and as long again for a slow machine."""
 IDLE_TIMEOUT = 240.0
 EVENTS = ("leading", "worker started", "group ends", "request queue deleted", "queue swept")
+EVENTS_OF_POOLED = ("process started", "process killed", "process is replaced", "process refused a worker")
 """Log events of the daemons that show how much went on."""
 
 
@@ -72,7 +74,7 @@ class Run:
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
-                    async with callers.calling(), self._sabotage(pool):
+                    async with callers.calling(), self._sabotage(pool), self._late_copies(pool):
                         await attacker.run(self._faults)
                     self._say("the last fault is over")
                     await _until_answered(callers)
@@ -80,7 +82,8 @@ class Run:
                     await watcher.until_idle(timeout=IDLE_TIMEOUT)
                     self._say("end")
                 aftermath = await watcher.aftermath()
-                print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
+                events = (*EVENTS, *EVENTS_OF_POOLED) if self._pooled else EVENTS
+                print(", ".join(f"{event}: {pool.count_events(event)}" for event in events))
             finally:
                 self._write_history(callers)
         verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, rules=rules)
@@ -93,6 +96,17 @@ class Run:
             yield
             if task is not None:
                 task.cancel()
+
+    @asynccontextmanager
+    async def _late_copies(self, pool: PoolUnderAttack) -> AsyncIterator[None]:
+        """Pooled workers only: they are started and ended by control messages, which may come twice and late."""
+        copies = LateCopies(pool.broker, POOL, seed=self._seed)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(copies.run()) if self._pooled else None
+            yield
+            if task is not None:
+                task.cancel()
+                self._say(f"{copies.made} late copies of control messages")
 
     def _note(self, fault: Fault, victim: str) -> None:
         self._say(f"{fault.family:8} {fault.action:8} {victim} for {fault.seconds:g} s")

@@ -19,7 +19,7 @@ from osrdyne.protocol.pooled import Assign, ProcessState, question_of_control
 from osrdyne.testing.broker import FakeBroker, Holder, Stored
 from osrdyne.testing.conformance_worker import Behaviour
 from osrdyne.testing.drivers import FakeWorker
-from osrdyne.testing.pooled import PlayedProcess
+from osrdyne.testing.played_process import PlayedProcess
 
 SESSION_TIME = 1.0
 """Seconds until its Spark session is up."""

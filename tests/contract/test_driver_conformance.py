@@ -29,6 +29,8 @@ from osrdyne.testing.driver_conformance import (  # noqa: E402
 )
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker  # noqa: E402
 
+pytestmark = pytest.mark.one_rabbitmq
+
 CONTEXT = DriverContext(
     pool=POOL,
     stack="localhost:5672//",

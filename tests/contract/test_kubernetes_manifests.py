@@ -7,6 +7,7 @@ version does not know is an error. The chart's objects are held to the same in `
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import kubernetes_validate
@@ -17,8 +18,9 @@ from pydantic import ValidationError
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes.manifests import Manifests
-from osrdyne.drivers.kubernetes.names import PoolLabels
+from osrdyne.drivers.kubernetes.names import SPEC_ANNOTATION, PoolLabels
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
+from osrdyne.protocol.environment import Placement
 from osrdyne.protocol.names import Key
 from osrdyne.testing.driver_harness import AMQP_URI, SECRET, make_spec
 from osrdyne.testing.keys import ODD_KEYS
@@ -113,6 +115,49 @@ def test_kubernetes_accepts_the_objects_of_a_group(version, options):
     made, spec = manifests(**options), make_spec()
     for document in (made.deployment(spec), made.deployment(spec, uid="uid"), made.secret(spec, owner="uid")):
         kubernetes_validate.validate(document, version, strict=True)
+
+
+def process_spec():
+    spec = make_spec()
+    return replace(spec, environment=replace(spec.environment, placement=Placement.POOLED, requests_queues=()))
+
+
+@pytest.mark.parametrize("version", CURRENT)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["least", "everything"])
+def test_kubernetes_accepts_the_objects_of_a_process(version, options):
+    made, spec = manifests(**options), process_spec()
+    for document in (made.process(spec), made.secret(spec, owner="uid")):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_process_is_one_pod_that_is_never_started_again_and_has_the_id_of_its_start():
+    spec = process_spec()
+    document = manifests().process(spec)
+    assert (document["kind"], document["spec"]["restartPolicy"]) == ("Pod", "Never")
+    variables = {item["name"]: item.get("value") for item in document["spec"]["containers"][0]["env"]}
+    assert (variables["WORKER_ID"], variables["WORKER_PLACEMENT"]) == (spec.worker_id, "pooled")
+    [owner] = manifests().secret(spec, owner="uid")["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Pod", document["metadata"]["name"])
+
+
+def test_process_carries_the_hash_of_the_settings_that_it_has():
+    hashes = [
+        manifests().process(spec)["metadata"]["annotations"][SPEC_ANNOTATION]
+        for spec in (process_spec(), replace(process_spec(), spec_hash="of a profile"))
+    ]
+    assert hashes == ["0123456789abcdef", "of a profile"]
+
+
+def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_settings():
+    spec = make_spec()
+    paused = replace(spec, environment=replace(spec.environment, paused=True))
+    before, after = manifests().deployment(spec), manifests().deployment(paused)
+    variables = [
+        {item["name"]: item.get("value") for item in pod_of(one)["containers"][0]["env"]} for one in (before, after)
+    ]
+    assert variables == [variables[0], variables[0] | {"WORKER_PAUSED": "1"}]
+    annotations = [one["metadata"]["annotations"][SPEC_ANNOTATION] for one in (before, after)]
+    assert annotations == [annotations[0]] * 2
 
 
 @pytest.mark.parametrize("version", CURRENT)

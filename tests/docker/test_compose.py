@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from osrdyne.dev.rabbitmq.node_files import free_ports
 
 ROOT = Path(__file__).parents[2]
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
@@ -27,18 +28,13 @@ ROWS = {"0.001": 6005, "0.01": 60175}
 pytestmark = pytest.mark.timeout(UP_TIMEOUT)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class ComposeStack:
     """One copy of docker-compose.yml, beside any other on the host."""
 
     def __init__(self) -> None:
         self.name = f"osrdyne-test-{secrets.token_hex(3)}"
-        self.amqp_port = free_port()
-        ports = {"AMQP_PORT": self.amqp_port, "MANAGEMENT_PORT": free_port(), "API_PORT": free_port()}
+        self.amqp_port, management_port, api_port = free_ports(3)
+        ports = {"AMQP_PORT": self.amqp_port, "MANAGEMENT_PORT": management_port, "API_PORT": api_port}
         self.variables = {**os.environ, "OSRDYNE_STACK": self.name, **{name: str(port) for name, port in ports.items()}}
 
     def compose(self, *arguments: str, timeout: float = 300.0) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
 
 from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext  # noqa: E402
@@ -20,6 +22,8 @@ from osrdyne.testing.driver_conformance import (  # noqa: E402
     DriverHarness,
     WorkerConformance,
 )
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
 from tests.chaos.proxy import Proxy  # noqa: E402
 
 SOCKET = "/var/run/docker.sock"
@@ -57,6 +61,36 @@ class TestDockerDriver(BackendConformance, WorkerConformance):
     async def harness(self, conformance_image):
         async with Proxy(SOCKET) as proxy:
             yield DockerHarness(conformance_image, proxy)
+
+
+class PooledDockerHarness(PooledHarness):
+    """Processes in containers, which have the directory of the sockets mounted."""
+
+    def __init__(self, image, directory):
+        super().__init__(directory)
+        self.options = DockerOptions(
+            image=image,
+            command=("python", "-m", "osrdyne.testing.pooled_process"),
+            environment={DIRECTORY_VARIABLE: "/played"},
+            mounts=(f"{directory}:/played",),
+        )
+
+    def processes(self, pool, *, changed=False):
+        more = {"environment": self.options.environment | {"CHANGED": "1"}} if changed else {}
+        return DockerDriver(self.options.model_copy(update=more), replace(CONTEXT, pool=pool))
+
+    async def kill_process(self, process):
+        subprocess.run(["docker", "kill", process.instance_id], check=True, capture_output=True, timeout=180)
+
+
+@pytest.mark.usefixtures("no_leftovers")
+class TestPooledDockerDriver(PooledConformance):
+    @pytest.fixture
+    async def harness(self, conformance_image):
+        with tempfile.TemporaryDirectory(prefix="osrdyne-", ignore_cleanup_errors=True) as directory:
+            harness = PooledDockerHarness(conformance_image, Path(directory))
+            yield harness
+            await harness.end()
 
 
 @pytest.fixture

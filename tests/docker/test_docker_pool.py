@@ -12,6 +12,7 @@ import pytest
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings
+from osrdyne.protocol.pooled import PROCESS_KEY
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.chaos.proxy import Proxy
 
@@ -140,3 +141,27 @@ async def test_container_of_a_group_that_was_stopped_is_gone(daemon: DaemonProce
     assert daemon.osrdyne("groups", "stop", "infra=1").returncode == 0
     await until(lambda: containers(stack) == {}, "the container is gone")
     await daemon.until_gone("infra=1")
+
+
+async def test_keys_share_a_container_that_is_replaced_when_it_is_killed(daemon: DaemonProcess, stack: str) -> None:
+    """With pooled workers. The process reports the memory limit of its container."""
+    daemon.write_settings(worker={"placement": "pooled", "pooled": {"spares": 0}})
+    await daemon.restart()
+
+    async def memory_share() -> float | None:
+        [process] = (await daemon.get("/v1/processes"))["processes"]
+        return process["memory_share"]
+
+    async with daemon.client() as client:
+        answered = await asyncio.gather(*(ask(client, key) for key in GROUPS))
+        [process] = before = containers(stack)
+        assert (process, len(set(answered))) == (PROCESS_KEY, len(GROUPS))
+        assert await until(memory_share, "the process has reported its memory")
+        await daemon.restart()
+        assert await asyncio.gather(*(ask(client, key) for key in GROUPS)) == answered
+        assert containers(stack) == before
+        subprocess.run(["docker", "kill", *before.values()], check=True, capture_output=True, timeout=180)
+        again = await asyncio.gather(*(ask(client, key) for key in GROUPS))
+    assert not set(again) & set(answered)
+    assert containers(stack).keys() == {PROCESS_KEY}
+    assert containers(stack) != before

@@ -1,4 +1,4 @@
-"""A worker that loads until a file exists, so that a test decides what happens meanwhile."""
+"""A worker that loads, and holds requests, until a file exists: a test decides what happens meanwhile."""
 
 from __future__ import annotations
 
@@ -12,11 +12,22 @@ app = App()
 
 @app.on_start
 def load(context: Context) -> None:
-    gate = Path(str(context.config["gate"]))
+    if "gate" in context.config:
+        wait_for(Path(str(context.config["gate"])))
+
+
+def wait_for(gate: Path) -> None:
     while not gate.exists():
         time.sleep(0.02)
 
 
 @app.handler("/echo")
 def echo(call: Call) -> bytes:
+    return call.body
+
+
+@app.handler("/hold")
+def hold(call: Call) -> bytes:
+    """Wait for the file that the body names."""
+    wait_for(Path(call.body.decode()))
     return call.body

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from worker_process import PATIENCE, Stage, WorkerProcess, stage
-
 from osrdyne import amqp
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
@@ -30,6 +28,7 @@ from osrdyne.protocol.pooled import (
     process_state_of,
     question_to_control,
 )
+from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 
 @dataclass(eq=False)
@@ -128,6 +127,12 @@ class PooledStage:
         info = await channel.declare_queue(self.queue(key), passive=True)
         await channel.close()
         return info.ready
+
+    async def until_waiting(self, number: int, *keys: str) -> None:
+        """Wait until so many requests of each key wait: RabbitMQ has back what a worker gave back."""
+        async with asyncio.timeout(PATIENCE):
+            while [await self.waiting(key) for key in keys] != [number] * len(keys):
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

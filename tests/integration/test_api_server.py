@@ -19,6 +19,8 @@ from osrdyne.errors import ConfigurationError, PortTakenError
 from osrdyne.metrics import Metrics
 from osrdyne.testing.inspector import FakeInspector
 
+pytestmark = pytest.mark.one_rabbitmq
+
 PATIENCE = 120.0
 JSON = {"content-type": "application/json"}
 

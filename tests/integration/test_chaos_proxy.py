@@ -9,6 +9,8 @@ import pytest
 
 from tests.chaos.proxy import Proxy
 
+pytestmark = pytest.mark.one_rabbitmq
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 PATIENCE = 120.0
 

@@ -26,6 +26,8 @@ from osrdyne.pool.views import ComponentView, PoisonPage, PoisonQuery, WaitingVi
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
+pytestmark = pytest.mark.one_rabbitmq
+
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -14,6 +14,8 @@ from client_responder import responder_in_a_thread
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
 
+pytestmark = pytest.mark.one_rabbitmq
+
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python-client.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
 

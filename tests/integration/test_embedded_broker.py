@@ -22,6 +22,8 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.rabbitmq.node_files import NodeIdentity, is_free
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
 
+pytestmark = pytest.mark.one_rabbitmq
+
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}

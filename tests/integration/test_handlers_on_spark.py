@@ -12,6 +12,8 @@ from osrdyne.client import AsyncClient, RequestError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE
 
+pytestmark = pytest.mark.one_rabbitmq
+
 KEY = "2"
 
 

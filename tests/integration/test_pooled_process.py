@@ -15,6 +15,7 @@ import pytest
 from pooled_stage import PooledStage, pooled_stage
 from worker_process import PATIENCE
 
+from osrdyne.drivers.pooled.log_lines import lines_of_worker
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
@@ -22,6 +23,8 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, Drain, Forget, ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
+
+pytestmark = pytest.mark.one_rabbitmq
 
 KEYS = 50
 REQUESTS = 3000
@@ -51,7 +54,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     )
     failed = await pooled.assign(process, "failing", config={"load_error": "no data here"}, running=False)
     blocked = await pooled.assign(process, "blocking", runtime={"stuck_grace": 0.5, "max_abandoned": 0})
-    stuck = await pooled.send("blocking", "/block", expiration="100", headers={"x-test": "blocked"})
+    stuck = await pooled.send("blocking", "/block", expiration="10000", headers={"x-test": "blocked"})
 
     rng = random.Random(SEED)
     expected: dict[str, dict[str, int]] = {key: {} for key in keys}
@@ -89,6 +92,8 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     assert sum(one.state is AssignmentState.RUNNING for one in state.assignments) == KEYS
     assert state.requests >= REQUESTS
     assert state.memory.pss is not None
+    assert state.memory.limit is not None
+    assert 0 < state.memory.limit.share <= 1
 
 
 async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: PooledStage) -> None:
@@ -98,6 +103,11 @@ async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: Pooled
     exited = await pooled.until_exited(process, failed)
     assert any("no data here" in line for line in exited.log_lines)
     assert not any("sound" in line for line in exited.log_lines)
+    # The log of the process has the lines of all keys, each with its worker.
+    await process.until_line("no data here")
+    in_log = lines_of_worker(process.lines, failed)
+    assert any("no data here" in line for line in in_log)
+    assert not any("sound" in line for line in in_log)
     state = await pooled.ask(process, Forget("forget", failed))
     assert failed not in [one.worker_id for one in state.assignments]
 
@@ -125,13 +135,11 @@ async def test_released_worker_gives_back_what_does_not_end_and_others_go_on(poo
     await pooled.assign(process, "other")
     for _ in range(3):
         await pooled.send("k", "/block")
-    async with asyncio.timeout(PATIENCE):
-        while await pooled.waiting("k") > 1:
-            await asyncio.sleep(0.05)
+    await pooled.until_waiting(1, "k")
     exited = await pooled.release(process, worker, grace=1.0)
     assert exited.exit == AssignmentExit(ExitCode.STOPPED)
-    # The connection is closed by then: RabbitMQ has all three, and a late answer would go nowhere.
-    assert await pooled.waiting("k") == 3
+    # The connection is closed by then: RabbitMQ gets all three back, and a late answer would go nowhere.
+    await pooled.until_waiting(3, "k")
     assert document(await pooled.call("other", "/get"))["key"] == ["other"] * 3
 
 
@@ -147,9 +155,7 @@ async def test_killed_process_loses_no_request(pooled: PooledStage) -> None:
             await asyncio.sleep(0.05)
     process.signal(signal.SIGKILL)
     await process.wait()
-    async with asyncio.timeout(PATIENCE):
-        while [await pooled.waiting(key) for key in keys] != [5] * len(keys):
-            await asyncio.sleep(0.05)
+    await pooled.until_waiting(5, *keys)
 
 
 async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledStage) -> None:
@@ -204,5 +210,5 @@ async def test_uri_is_in_no_line_of_the_log(pooled: PooledStage, broker: Any) ->
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
     await pooled.release(process, worker)
-    assert process.lines
+    await process.until_line("")
     assert not any(pooled.stage.uri in line for line in process.lines)

@@ -18,10 +18,13 @@ from pooled_stage import PooledStage, pooled_stage
 from spark_fixtures import SHORT_LIVED
 from worker_process import PATIENCE
 
+from osrdyne.protocol.activity import PROCESS_START_PARTS
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.pooled import ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
+
+pytestmark = pytest.mark.one_rabbitmq
 
 KEYS = ["a", "b", "c", "d", "e"]
 SLOW = "select count(*) from range(0, 100000000000, 1, 1) where id % 7 = 8"
@@ -80,11 +83,12 @@ async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(
     assert json.loads(refused.body)["error"]["code"] == "dataset_not_found"
 
     state = await pooled.ask(process, ReportState("memory"))
+    assert set(state.cold_start) == set(PROCESS_START_PARTS)
     assert len(state.assignments) == len(workers) + 1
     async with asyncio.timeout(PATIENCE):
-        # The process measures its heap every few seconds, and a busy JVM may not answer in time.
+        # The process takes these figures every few seconds, and a busy JVM may not answer in time.
         for number in itertools.count():
-            if state.memory.heap_used is not None:
+            if state.memory.heap_used is not None and state.executor_seconds:
                 break
             await asyncio.sleep(0.5)
             state = await pooled.ask(process, ReportState(f"memory-{number}"))
@@ -100,11 +104,9 @@ async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(
     # The JVM dies under running queries: the process ends and says why, and RabbitMQ has the requests of all keys.
     for key in ("a", "c", "d"):
         await pooled.send(key, "/sql", {"query": SLOW})
-    async with asyncio.timeout(PATIENCE):
-        while any([await pooled.waiting(key) for key in ("a", "c", "d")]):
-            await asyncio.sleep(0.05)
+    await pooled.until_waiting(0, "a", "c", "d")
     [jvm] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "java"]
     jvm.send_signal(signal.SIGKILL)
     assert await process.wait() == ExitCode.UNRECOVERABLE
-    assert [await pooled.waiting(key) for key in ("a", "c", "d")] == [1, 1, 1]
+    await pooled.until_waiting(1, "a", "c", "d")
     assert any("session" in line and "gone" in line for line in process.lines)

@@ -19,10 +19,11 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import PublishRefusedError
 from osrdyne.processors.failures.dead_letters import death_reason, without_waits
+from osrdyne.protocol.activity import outcomes_of
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms, class_name
-from osrdyne.protocol.statuses import Status
+from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne.testing.keys import ODD_KEYS
 
 APP = "tests.integration.flaky_app:app"
@@ -97,11 +98,22 @@ async def test_last_outcome_is_the_answer(pool: Stage) -> None:
     assert (response.status, response.code, response.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
 
 
+async def test_both_attempts_of_a_request_are_reported_under_one_name(pool: Stage) -> None:
+    await start(pool)
+    await pool.caller.answer(await send(pool, 5, attempts=2))
+    async with asyncio.timeout(PATIENCE):
+        while len(found := [report for report in pool.reports if outcomes_of(report)]) < 2:
+            await asyncio.sleep(0.05)
+    assert [decode_text(one.headers["x-status"]) for one in found] == ["retried", "error"]
+    assert found[1].headers["x-code"] == 503
+    assert outcomes_of(found[0]) == outcomes_of(found[1])
+
+
 async def test_worker_without_a_retry_exchange_answers_and_goes_on(pool: Stage) -> None:
     worker = await start(pool, WORKER_RETRY_EXCHANGE=f"{pool.names.pool}-gone")
     responses = [await pool.caller.answer(await send(pool, 1, attempts=3)) for _ in range(2)]
     assert [response.code for response in responses] == [503, 503]
-    assert any("retry could not be published" in line for line in worker.lines)
+    await worker.until_line("retry could not be published")
 
 
 async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_marked(

@@ -161,6 +161,7 @@ ELSEWHERE: dict[str, Attempt] = {
         channel, names.control_exchange, names.control_group_routing_key(MINE)
     ),
     "publish cancels": lambda channel, names: publish(channel, names.cancel_exchange, OTHER),
+    "publish inquiries": lambda channel, names: publish(channel, names.progress_exchange, OTHER),
     "publish to topics": lambda channel, names: publish(channel, "amq.topic", "x"),
 }
 
@@ -224,6 +225,17 @@ async def test_control_messages_to_others_cannot_be_listened_to(uri: str, grants
     async with control_queue(uri, grants.names) as (worker, queue):
         with pytest.raises(BrokerAccessError, match="topic"):
             await worker.bind_queue(queue, grants.names.control_exchange, routing_key)
+
+
+async def test_credit_of_its_streams_reaches_it(uri: str, grants: Grants, channel: Channel) -> None:
+    async with control_queue(uri, grants.names) as (worker, queue):
+        await worker.bind_queue(queue, grants.names.credit_exchange, ME)
+        consumer = await worker.consume(queue)
+        await publish(channel, grants.names.credit_exchange, ME)
+        assert (await asyncio.wait_for(consumer.get(), 60)).exchange == grants.names.credit_exchange
+    async with worker_channel(uri) as worker:
+        with pytest.raises(BrokerAccessError, match="access to exchange"):
+            await publish(worker, grants.names.credit_exchange, OTHER)
 
 
 @pytest.mark.parametrize("exchange", ["req", "orphan", "dl", "activity", "cancel"])

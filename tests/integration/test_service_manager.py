@@ -9,6 +9,8 @@ import pytest
 
 from osrdyne.daemon.daemon import Service, notify_service_manager
 
+pytestmark = pytest.mark.one_rabbitmq
+
 
 @pytest.fixture(params=["path", "abstract"])
 def manager(request, tmp_path):

@@ -39,6 +39,8 @@ from osrdyne.testing.driver_conformance import (
     make_spec,
 )
 
+pytestmark = pytest.mark.one_rabbitmq
+
 WORKER = (sys.executable, "-m", "osrdyne.testing.conformance_worker")
 NAME = slot_name(KEY, 0)
 

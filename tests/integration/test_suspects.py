@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from worker_process import Stage, WorkerProcess, stage
@@ -13,7 +14,13 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 
-SLOW = {"seconds": 1.5}
+GATED = "tests.integration.gated_app:app"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A request for `/hold` with this path runs until the file exists."""
+    return tmp_path / "gate"
 
 
 @pytest.fixture
@@ -22,10 +29,10 @@ async def pool(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[S
         yield ready
 
 
-async def suspect(pool: Stage, *, concurrency: int = 1) -> str:
+async def suspect(pool: Stage, gate: Path, *, concurrency: int = 1) -> str:
     """A request whose first worker was killed while it ran."""
-    worker = await pool.start(runtime={"concurrency": concurrency})
-    request = await pool.caller.send("/sleep", SLOW)
+    worker = await pool.start(app=GATED, runtime={"concurrency": concurrency})
+    request = await pool.caller.send("/hold", bytes(gate))
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
     worker.signal(signal.SIGKILL)
     await worker.wait()
@@ -37,37 +44,42 @@ async def until_alone(pool: Stage, worker: WorkerProcess) -> ActivityReport:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_suspect_runs_last_and_alone(pool: Stage, concurrency: int) -> None:
-    request = await suspect(pool, concurrency=concurrency)
-    others = [await pool.caller.send("/sleep", {"seconds": 0.1}) for _ in range(5)]
-    worker = await pool.start(runtime={"concurrency": concurrency})
+async def test_suspect_runs_last_and_alone(pool: Stage, gate: Path, concurrency: int) -> None:
+    request = await suspect(pool, gate, concurrency=concurrency)
+    # As many as may run: others that are still in the queue when these have ended would wait for the suspect.
+    others_gate = gate.with_name("others_gate")
+    others = [await pool.caller.send("/hold", bytes(others_gate)) for _ in range(concurrency)]
+    worker = await pool.start(app=GATED, runtime={"concurrency": concurrency})
+    await pool.until(worker, lambda report: report.details.get("in_flight") == 1 + concurrency)
+    others_gate.touch()
     report = await until_alone(pool, worker)
     # Their answers were confirmed before this report, and may be read after it.
     assert {(await pool.caller.answer(other)).status for other in others} == {"ok"}
-    assert pool.caller._answers[request].empty(), "the others went first"
-    assert report.details[ALONE_FIELD] == text_fingerprint("/sleep", b'{"seconds": 1.5}')
+    assert report.details[ALONE_FIELD] == text_fingerprint("/hold", bytes(gate))
     late = await pool.caller.send()
     assert await pool.ready_requests() == 1, "the worker takes nothing meanwhile"
+    gate.touch()
     assert (await pool.caller.answer(request)).status == "ok"
     assert (await pool.caller.answer(late)).status == "ok"
     await pool.until(worker, lambda report: report.event is Event.IDLE and SUSPECTS_FIELD not in report.details)
 
 
-async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(pool: Stage) -> None:
-    request = await suspect(pool)
-    other = await pool.caller.send("/sleep", SLOW)
-    second = await pool.start()
+async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(pool: Stage, gate: Path) -> None:
+    request = await suspect(pool, gate)
+    other = await pool.caller.send("/hold", bytes(gate))
+    second = await pool.start(app=GATED)
     await pool.until(second, lambda report: report.details.get(SUSPECTS_FIELD) == 1)
     second.signal(signal.SIGKILL)
     await second.wait()
-    await pool.start()
+    gate.touch()
+    await pool.start(app=GATED)
     answers = await asyncio.gather(*map(pool.caller.answer, (request, other)))
     assert [answer.status for answer in answers] == ["ok", "ok"]
 
 
-async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool: Stage) -> None:
+async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool: Stage, gate: Path) -> None:
     """Set by the environment at the start, or by a control message."""
-    texts = {text_fingerprint("/sleep", b'{"seconds": 1.5}'): 600.0}
+    texts = {text_fingerprint("/hold", bytes(gate)): 600.0}
     channel = await pool.connection.channel()
     await channel.declare_queue("refused-for-good", exclusive=True)
     queue = pool.names.request_queue(pool.key)
@@ -79,15 +91,15 @@ async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(p
     }
     await pool.channel.declare_queue(queue, arguments=arguments)
     await pool.channel.bind_queue(queue, pool.names.requests_exchange, pool.key)
-    request = await suspect(pool)
-    worker = await pool.start(variables={"WORKER_POISON": f'{{"{next(iter(texts))}": 600}}'})
+    request = await suspect(pool, gate)
+    worker = await pool.start(app=GATED, variables={"WORKER_POISON": f'{{"{next(iter(texts))}": 600}}'})
     dead = await (await channel.consume("refused-for-good")).get()
     assert (dead.properties.correlation_id, dead.headers["x-first-death-reason"]) == (request, "rejected")
     await dead.ack()
-    refused = await pool.caller.call("/sleep", SLOW)
+    refused = await pool.caller.call("/hold", bytes(gate))
     assert (refused.status, refused.code) == ("poison", 422)
     assert refused.retry_after is not None
-    assert (await pool.caller.call("/sleep", {"seconds": 0.1})).status == "ok"
+    assert (await pool.caller.call()).status == "ok"
     await pool.send_control(Command.POISON, texts={text_fingerprint("/echo", b"deadly"): 600})
     async with asyncio.timeout(60):
         while (await pool.caller.call("/echo", b"deadly")).status != "poison":

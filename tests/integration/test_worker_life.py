@@ -135,12 +135,15 @@ async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: St
     assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
 
 
-async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage) -> None:
-    first = await pool.start()
-    asked = await pool.caller.send("/sleep_thread", {"seconds": 5})
+async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = await pool.start(app=GATED)
+    asked = await pool.caller.send("/hold", bytes(gate))
     await pool.until_reported(first, Event.REQUEST_RECEIVED)
     first.signal(signal.SIGKILL)
-    second = await pool.start()
+    await first.wait()
+    gate.touch()
+    second = await pool.start(app=GATED)
     response = await pool.caller.answer(asked)
     assert (response.status, response.worker_id) == (Status.OK, second.environment.worker_id)
 
@@ -152,13 +155,18 @@ async def test_crashing_handler_leaves_its_request_to_the_next(pool: Stage) -> N
     assert await until_ready_requests(pool, 1)
 
 
-async def test_closed_connection_changes_nothing_but_the_connection(pool: Stage, broker: EmbeddedBroker) -> None:
-    worker = await pool.start(runtime={"concurrency": 2})
-    asked = await pool.caller.send("/sleep_thread", {"seconds": 2})
+async def test_closed_connection_changes_nothing_but_the_connection(
+    pool: Stage, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    worker = await pool.start(app=GATED, runtime={"concurrency": 2})
+    asked = await pool.caller.send("/hold", bytes(gate))
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
     await close_connection(broker, worker)
+    gate.touch()
     assert (await pool.caller.answer(asked)).status == Status.OK
-    assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
+    assert (await pool.caller.call("/echo", b"x")).worker_id == worker.environment.worker_id
+    assert worker.process.returncode is None
 
 
 async def test_sigterm_finishes_what_runs(pool: Stage) -> None:

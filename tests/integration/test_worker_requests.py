@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
+import pytest_asyncio
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne import amqp
@@ -14,6 +17,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.statuses import Status
+from tests.conftest import delete_all
 
 
 @pytest.fixture
@@ -27,89 +31,112 @@ async def worker(pool: Stage) -> WorkerProcess:
     return await pool.start(runtime={"concurrency": 4, "stuck_grace": 0.5})
 
 
-pytestmark = pytest.mark.usefixtures("worker")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
+    """A worker for all tests that need no more than its answers."""
+    async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}") as result:
+        await result.start(runtime={"concurrency": 4})
+        yield result
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
+        for kind in ("queues", "exchanges"):
+            delete_all(client, kind, result.names.pool)
 
 
+one_loop = pytest.mark.asyncio(loop_scope="module")
+"""For tests of `shared`."""
+
+
+@one_loop
 @pytest.mark.parametrize("path", ["/echo", "/echo_thread", b"/echo"], ids=str)
-async def test_request_is_answered(pool: Stage, path: str | bytes) -> None:
-    response = await pool.caller.call(path, b"\x00\xffbody")
+async def test_request_is_answered(shared: Stage, path: str | bytes) -> None:
+    response = await shared.caller.call(path, b"\x00\xffbody")
     assert (response.status, response.code, response.body) == (Status.OK, 200, b"\x00\xffbody")
-    assert response.worker_id == f"{pool.names.pool}-w0"
+    assert response.worker_id == f"{shared.names.pool}-w0"
 
 
-async def test_many_requests_at_once_get_their_own_answers(pool: Stage) -> None:
-    responses = await asyncio.gather(*(pool.caller.call("/echo", str(number).encode()) for number in range(200)))
+@one_loop
+async def test_many_requests_at_once_get_their_own_answers(shared: Stage) -> None:
+    responses = await asyncio.gather(*(shared.caller.call("/echo", str(number).encode()) for number in range(200)))
     assert [int(response.body) for response in responses] == list(range(200))
 
 
-async def test_body_that_does_not_fit_is_refused_with_the_field(pool: Stage) -> None:
-    response = await pool.caller.call("/sleep", {"seconds": "soon"})
+@one_loop
+async def test_body_that_does_not_fit_is_refused_with_the_field(shared: Stage) -> None:
+    response = await shared.caller.call("/sleep", {"seconds": "soon"})
     error = json.loads(response.body)["error"]
     assert (response.status, response.code, error["code"]) == (Status.ERROR, 400, "invalid_request")
     assert error["fields"][0]["field"] == "seconds"
 
 
-async def test_unknown_path_lists_the_known_ones(pool: Stage) -> None:
-    response = await pool.caller.call("/nowhere")
+@one_loop
+async def test_unknown_path_lists_the_known_ones(shared: Stage) -> None:
+    response = await shared.caller.call("/nowhere")
     error = json.loads(response.body)["error"]
     assert (response.status, response.code, error["path"]) == (Status.ERROR, 404, "/nowhere")
     assert "/echo" in error["known_paths"]
 
 
-async def test_path_as_long_as_a_header_can_be_is_answered_in_short(pool: Stage) -> None:
-    response = await pool.caller.call("/" + "é" * 60_000)
+@one_loop
+async def test_path_as_long_as_a_header_can_be_is_answered_in_short(shared: Stage) -> None:
+    response = await shared.caller.call("/" + "é" * 60_000)
     assert (response.status, response.code) == (Status.ERROR, 404)
     assert len(json.loads(response.body)["error"]["path"]) == 200
 
 
-async def test_failing_handler_is_answered_without_a_traceback(pool: Stage) -> None:
-    response = await pool.caller.call("/fail")
+@one_loop
+async def test_failing_handler_is_answered_without_a_traceback(shared: Stage) -> None:
+    response = await shared.caller.call("/fail")
     error = json.loads(response.body)["error"]
     assert (response.status, response.code) == (Status.ERROR, 500)
     assert error == {"code": "internal_error", "message": "ZeroDivisionError: as requested", "path": "/fail"}
 
 
-async def test_refusing_handler_chooses_code_and_details(pool: Stage) -> None:
-    response = await pool.caller.call("/refuse")
+@one_loop
+async def test_refusing_handler_chooses_code_and_details(shared: Stage) -> None:
+    response = await shared.caller.call("/refuse")
     error = json.loads(response.body)["error"]
     assert (response.code, error["code"], error["hint"]) == (403, "refused", "ask another service")
 
 
 async def test_answer_that_is_too_large_is_an_error(pool: Stage) -> None:
     worker = await pool.start(max_message_bytes=2048)
-    pool.workers[0].process.kill()
     response = await pool.caller.call("/large", {"bytes": 4096})
     error = json.loads(response.body)["error"]
     assert (response.worker_id, response.code, error["code"]) == (worker.environment.worker_id, 413, "answer_too_large")
 
 
-async def test_past_deadline_is_answered_expired_and_not_run(pool: Stage) -> None:
-    response = await pool.caller.call("/crash", headers={"x-deadline": 1_000})
+@one_loop
+async def test_past_deadline_is_answered_expired_and_not_run(shared: Stage) -> None:
+    response = await shared.caller.call("/crash", headers={"x-deadline": 1_000})
     assert response.status == Status.EXPIRED
-    assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
+    assert (await shared.caller.call("/echo", b"alive")).body == b"alive"
 
 
+@one_loop
 @pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
-async def test_deadline_during_the_work_is_answered_expired(pool: Stage, path: str) -> None:
-    response = await pool.caller.call(path, {"seconds": 60}, expiration="3000")
+async def test_deadline_during_the_work_is_answered_expired(shared: Stage, path: str) -> None:
+    response = await shared.caller.call(path, {"seconds": 60}, expiration="3000")
     assert (response.status, response.code) == (Status.EXPIRED, 504)
 
 
-async def test_progress_comes_before_the_answer_in_order(pool: Stage) -> None:
-    asked = await pool.caller.send("/progress", {"steps": 3}, headers={"x-progress": True})
-    responses = [await pool.caller.answer(asked) for _ in range(4)]
+@one_loop
+async def test_progress_comes_before_the_answer_in_order(shared: Stage) -> None:
+    asked = await shared.caller.send("/progress", {"steps": 3}, headers={"x-progress": True})
+    responses = [await shared.caller.answer(asked) for _ in range(4)]
     assert [response.progress for response in responses] == [True, True, True, False]
     assert [json.loads(response.body).get("step") for response in responses] == [1, 2, 3, None]
 
 
+@one_loop
 @pytest.mark.parametrize("headers", [{}, {"x-progress": False}, {"x-progress": 7}])
 async def test_client_that_does_not_ask_for_progress_gets_the_answer_only(
-    pool: Stage, headers: dict[str, object]
+    shared: Stage, headers: dict[str, object]
 ) -> None:
-    asked = await pool.caller.send("/progress", {"steps": 3}, headers=headers)
-    assert not (await pool.caller.answer(asked)).progress
+    asked = await shared.caller.send("/progress", {"steps": 3}, headers=headers)
+    assert not (await shared.caller.answer(asked)).progress
 
 
+@one_loop
 @pytest.mark.parametrize(
     "headers",
     [
@@ -121,13 +148,14 @@ async def test_client_that_does_not_ask_for_progress_gets_the_answer_only(
     ],
     ids=["path is a number", "path is not UTF-8", "deadline is text", "accept is a list", "reply headers"],
 )
-async def test_hostile_headers_are_answered_and_harmless(pool: Stage, headers: dict[str, object]) -> None:
-    await pool.caller.call(None, b"{}", headers=headers)
-    assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
+async def test_hostile_headers_are_answered_and_harmless(shared: Stage, headers: dict[str, object]) -> None:
+    await shared.caller.call(None, b"{}", headers=headers)
+    assert (await shared.caller.call("/echo", b"alive")).body == b"alive"
 
 
-async def test_compressed_body_is_refused(pool: Stage) -> None:
-    response = await pool.caller.call("/sleep", b"...", content_encoding="gzip")
+@one_loop
+async def test_compressed_body_is_refused(shared: Stage) -> None:
+    response = await shared.caller.call("/sleep", b"...", content_encoding="gzip")
     assert response.code == 415
 
 

@@ -1,7 +1,8 @@
 """The part of a node, for an API server without nodes: it binds pods, reports their state, and serves their logs.
 
 It runs in a thread and a loop of its own and plays every pod of one namespace as the worker of the conformance suite
-would behave; `WORKER_CONFIG` of the pod says how. It reads the pod as a kubelet does: variables with `$(NAME)`, the
+would behave; `WORKER_CONFIG` of the pod says how. A process of the suite of pooled workers is really run, as
+`pooled_process`. It reads the pod as a kubelet does: variables with `$(NAME)`, the
 file of the Secret, the command. Two behaviours are its own: `config["played"]` may be `no-image` or `no-node`.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
 import ssl
 import subprocess
+import sys
 import threading
 from base64 import b64decode
 from collections.abc import Coroutine
@@ -29,6 +32,8 @@ from lightkube.models.meta_v1 import ObjectMeta, Status
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Node, NodeStatus, Pod, PodBinding, PodStatus, Secret
 from lightkube.types import on_error_retry
+
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
 _DONE_CODE = 143
@@ -48,6 +53,7 @@ class Played:
         self.task: asyncio.Task[None] | None = None
         self.gone = False
         self.killed = False
+        self.process: asyncio.subprocess.Process | None = None
         self.read = asyncio.Event()
 
     @property
@@ -93,6 +99,15 @@ class PlayedKubelet:
     async def crash(self, worker_id: str, *, code: int = _KILLED, reason: str = "Error") -> None:
         """From any loop: the worker's containers end and are never well again."""
         await self._everywhere(worker_id, lambda played: self._crash(played, code=code, reason=reason))
+
+    async def kill_process(self, worker_id: str) -> None:
+        """From any loop: kill a process of pooled workers."""
+
+        async def kill(played: Played) -> None:
+            assert played.process is not None
+            played.process.kill()
+
+        await self._everywhere(worker_id, kill)
 
     async def end_once(self, worker_id: str) -> None:
         """From any loop: the worker's containers end and come up again at once, as Kubernetes sees to it."""
@@ -175,6 +190,9 @@ class PlayedKubelet:
         secret = await self._existing_secret(played)
         if secret is None:
             return
+        if DIRECTORY_VARIABLE in variables_of(played.pod):
+            await self._run_process(played, secret)
+            return
         played.lines = [json.dumps(_report(played.pod, secret, config))]
         played.lines += [f"line {number}" for number in range(config.get("lines", 0))]
         behaviour = config.get("behaviour")
@@ -186,6 +204,33 @@ class PlayedKubelet:
             await self._crash(played, code=config.get("code", 0), reason="Completed")
         else:
             await self._container(played, {"running": {}}, ready=True)
+
+    async def _run_process(self, played: Played, secret: Secret) -> None:
+        """Run the process of the pod to its end. Kubernetes keeps its pod, whose container has terminated."""
+        environment = os.environ | variables_of(played.pod, secret)
+        played.process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "osrdyne.testing.pooled_process", env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        await self._container(played, {"running": {}}, ready=True)
+        ended = asyncio.ensure_future(process.wait())
+        # The pod may be deleted, or deleted at once while it has time left to end.
+        while not ended.done():
+            if played.grace is not None:
+                process.terminate()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(ended), max(played.grace, _TIDYING))
+                if not ended.done():
+                    process.kill()
+                await ended
+            await asyncio.wait({ended}, timeout=0.02)
+        played.lines = (await process.stdout.read()).decode().splitlines()
+        code = process.returncode or 0
+        terminated = _terminated(128 - code if code < 0 else code, "Error" if code else "Completed")
+        if not played.gone:
+            await self._container(
+                played, {"terminated": terminated}, phase="Failed" if code else "Succeeded", ready=False
+            )
 
     async def _end(self, played: Played) -> None:
         """End as asked: the stubborn one by being killed when its time is over."""
@@ -200,7 +245,7 @@ class PlayedKubelet:
         if config.get("behaviour") == "busy":
             await asyncio.sleep(0.3)
             played.lines.append("job finished")
-        if played.pod.spec.nodeName or played.lines:
+        if played.process is None and (played.pod.spec.nodeName or played.lines):
             played.read.clear()
             await self._container(played, {"terminated": _terminated(code)})
             await asyncio.sleep(_TIDYING)
@@ -222,7 +267,14 @@ class PlayedKubelet:
         await self._container(played, {"running": {}}, last={"terminated": terminated}, restarts=1, ready=True)
 
     async def _container(
-        self, played: Played, state: Any, *, last: Any = None, restarts: int = 0, ready: bool = False
+        self,
+        played: Played,
+        state: Any,
+        *,
+        last: Any = None,
+        restarts: int = 0,
+        ready: bool = False,
+        phase: str = "Running",
     ) -> None:
         container = played.pod.spec.containers[0]
         status = {
@@ -235,7 +287,7 @@ class PlayedKubelet:
             "lastState": last or {},
         }
         conditions = [_condition("PodScheduled", True), _condition("Ready", ready)]
-        await self._say(played, phase="Running", containerStatuses=[status], conditions=conditions)
+        await self._say(played, phase=phase, containerStatuses=[status], conditions=conditions)
 
     async def _say(self, played: Played, **status: Any) -> None:
         await self._client.patch(PodStatus, played.pod.metadata.name, {"status": status})
@@ -281,7 +333,7 @@ def _report(pod: Pod, secret: Secret, config: dict[str, Any]) -> dict[str, Any]:
         "worker_id": variables["WORKER_ID"],
         "key": key,
         "pool": variables["WORKER_POOL"],
-        "queue": variables["WORKER_REQUESTS_QUEUE"],
+        "queue": variables.get("WORKER_REQUESTS_QUEUE"),  # a process of pooled workers has none
         "uri_sha256": hashlib.sha256(variables["WORKER_AMQP_URI"].encode()).hexdigest(),
         "config": config,
         "arguments": [expand(part, variables) for part in container.command],

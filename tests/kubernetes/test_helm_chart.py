@@ -21,7 +21,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes import KubernetesDriver
-from osrdyne.drivers.kubernetes.check import RIGHTS, SCALING_RIGHTS, Right
+from osrdyne.drivers.kubernetes.check import PROCESS_RIGHTS, RIGHTS, SCALING_RIGHTS, Right
 from osrdyne.drivers.kubernetes.names import PoolLabels
 from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.drivers.registry import create_driver
@@ -148,8 +148,10 @@ def test_only_named_peers_reach_the_api():
 
 
 @pytest.mark.parametrize("mode", list(Scaling))
-def test_role_grants_what_the_driver_uses_and_no_more(mode):
-    role = the("Role", rendered(rbac={"hpa": mode is Scaling.HPA, "keda": mode is Scaling.KEDA}))
+@pytest.mark.parametrize("pooled", [False, True])
+def test_role_grants_what_the_driver_uses_and_no_more(mode, pooled):
+    rbac = {"hpa": mode is Scaling.HPA, "keda": mode is Scaling.KEDA, "pooled": pooled}
+    role = the("Role", rendered(rbac=rbac))
     granted = {
         Right(group, resource, verb)
         for rule in role["rules"]
@@ -157,7 +159,7 @@ def test_role_grants_what_the_driver_uses_and_no_more(mode):
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {*RIGHTS, *SCALING_RIGHTS[mode]}
+    assert granted == {*RIGHTS, *SCALING_RIGHTS[mode], *(PROCESS_RIGHTS if pooled else ())}
 
 
 def test_workers_live_in_a_namespace_of_their_own_and_the_daemon_has_rights_there_only():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
+from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
 
 from harness import harness_for  # noqa: E402
 
@@ -15,6 +17,8 @@ from osrdyne.drivers.base import Driver  # noqa: E402
 from osrdyne.protocol.names import started_as  # noqa: E402
 from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance  # noqa: E402
 from osrdyne.testing.driver_harness import AMQP_URI, is_ready, make_spec  # noqa: E402
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
 
 
 class TestKubernetesDriver(BackendConformance, WorkerConformance):
@@ -37,3 +41,29 @@ class TestKubernetesDriver(BackendConformance, WorkerConformance):
         assert started_as(said["worker_id"]) == spec.worker_id != said["worker_id"]
         assert (said["key"], said["pool"], said["config"]) == (spec.key, spec.pool, spec.environment.config)
         assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
+
+
+class PooledKubernetesHarness(PooledHarness):
+    """Processes are pods, which the played kubelet really runs on this machine."""
+
+    def __init__(self, kubernetes, kubelet, directory):
+        super().__init__(directory)
+        self.kubernetes = kubernetes
+        self.kubelet = kubelet
+
+    def processes(self, pool, *, changed=False):
+        variables = {DIRECTORY_VARIABLE: str(self.network.directory)} | ({"CHANGED": "1"} if changed else {})
+        return self.kubernetes.make(pool, environment=variables)
+
+    async def kill_process(self, process):
+        await self.kubelet.kill_process(process.worker_id)
+
+
+class TestPooledKubernetesDriver(PooledConformance):
+    @pytest.fixture
+    async def harness(self, cluster, kubelet, namespace, tmp_path):
+        with tempfile.TemporaryDirectory(prefix="osrdyne-") as directory:
+            async with harness_for(cluster, kubelet, namespace, tmp_path) as kubernetes:
+                harness = PooledKubernetesHarness(kubernetes, kubelet, Path(directory))
+                yield harness
+                await harness.end()

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from helm_templates import Chart
 from lightkube import ApiError
-from lightkube.models.core_v1 import Container, PodSpec
+from lightkube.models.core_v1 import Container, LimitRangeItem, LimitRangeSpec, PodSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace, Pod
+from lightkube.resources.core_v1 import LimitRange, Namespace, Pod
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
@@ -132,6 +132,17 @@ async def test_executors_that_stay_pending_end_the_start_with_the_reason(start_s
     assert output.decode().startswith("failed: The Spark cluster at k8s://")
     assert "has started no executor within" in output.decode()
     assert "see the events of the executor pods: image, quota, free nodes" in output.decode()
+
+
+@pytest.mark.timeout(900)
+async def test_executors_that_kubernetes_refuses_end_the_start_with_its_reason(admin, namespace, start_session):
+    most = LimitRangeItem(type="Container", max={"cpu": "100m"})
+    limit = LimitRange(metadata=ObjectMeta(name="small", namespace=namespace), spec=LimitRangeSpec(limits=[most]))
+    admin.create(limit)
+    process = start_session(start_timeout=75)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+    assert "starts no executor: Kubernetes refuses its pod: Pod " in output.decode()
+    assert "must be less than or equal to cpu limit" in output.decode()
 
 
 @pytest.mark.timeout(900)

@@ -1,7 +1,7 @@
 """A pytest plugin: the order in which the processes of pytest-xdist get the test files.
 
-Loaded by `make test`, with `--no-loadscope-reorder`: pytest-xdist would put files with few tests last, and here those
-are the slow ones.
+Loaded by `make test` and `make test-spark-starts`, with `--no-loadscope-reorder`: pytest-xdist would put files with few
+tests last, and here those are the slow ones.
 
 - The folders whose files take longest come first, so that no process works alone at the end. Within a folder the order
   stays shuffled.
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 SLOW = ("acceptance", "spark", "security", "integration", "contract", "component")
-FILES = ("test_demo.py", "test_dev_stack.py", "test_faults_from_a_seed.py")
+FILES = ("test_clusters.py", "test_lost_masters.py", "test_dev_stack.py", "test_faults_from_a_seed.py")
 """The slowest of all."""
 SPARK = re.compile(r"(?<![\w.])(?:spark|make_call|tpch_call)(?:: |, |\))")
 """In the text of a test file: a parameter that stands for the fixture `spark`, or for one that needs it. A file that is

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -27,12 +30,16 @@ from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.api.token_file import TokenFile
 from osrdyne.api.unix_socket import UnixListener, find_socket, open_listener
-from osrdyne.auth.tokens import Role, Token, digest_of, generate_token, render_tokens
+from osrdyne.auth.endpoints import KeysOf, find_endpoint
+from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope, Role, grants_of, parse_scope
+from osrdyne.auth.tokens import Token, digest_of, generate_token, parse_tokens, render_tokens
 from osrdyne.cli.main import execute
 from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import ApiSettings, ApiTlsSettings, PoolSettings, Settings
 from osrdyne.errors import ConfigurationError, OsrdyneError, PortTakenError
 from osrdyne.metrics import Metrics
+from osrdyne.pool.views import RegisteredQueue
+from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, poison_view
 
 PATIENCE = 120.0
@@ -40,19 +47,29 @@ SILENCE = 6.0
 """Seconds of silence after which RabbitMQ gives the leader up: three heartbeats."""
 JSON = {"content-type": "application/json"}
 NOW = datetime.now(UTC).replace(microsecond=0)
-SECRETS = {name: generate_token() for name in ("reader", "operator", "expired", "revoked")}
-PUBLIC = {("GET", "/health"), ("GET", "/ready")}
+NAMES = ("viewer", "operator", "admin", "all", "sender", "limited", "others", "expired", "revoked")
+SECRETS = {name: generate_token() for name in NAMES}
+PUBLIC = {("GET", "/health"): 200, ("GET", "/ready"): 200, ("GET", "/v1/queues"): 200, ("GET", "/v1/queue"): 404}
+"""Endpoints for everyone, and their answers here. The registry shows only queues whose policy makes them public."""
 
 
-def kept(name: str, role: Role, expires: datetime | None = None) -> Token:
-    return Token(name, role, digest_of(SECRETS[name]), NOW, expires)
+def kept(
+    name: str, role: Role | None, *more: Grant, keys: KeyScope = ALL_KEYS, expires: datetime | None = None
+) -> Token:
+    return Token(name, grants_of(role, more, keys=keys), digest_of(SECRETS[name]), NOW, expires)
 
 
 TOKENS = (
-    kept("reader", Role.READ, NOW + timedelta(days=1)),
-    kept("operator", Role.OPERATE),
-    kept("expired", Role.OPERATE, NOW - timedelta(seconds=1)),
+    kept("viewer", Role.VIEWER, expires=NOW + timedelta(days=1)),
+    kept("operator", Role.OPERATOR),
+    kept("admin", Role.ADMIN),
+    kept("all", Role.ADMIN, *Grant),
+    kept("sender", None, Grant.SEND, Grant.LISTEN),
+    kept("limited", Role.ADMIN, *Grant, keys=parse_scope("{key:k|e1}")),
+    kept("others", Role.ADMIN, *Grant, keys=parse_scope("other/{key}")),
+    kept("expired", Role.ADMIN, *Grant, expires=NOW - timedelta(seconds=1)),
 )
+GRANTS = {token.name: token.grants for token in TOKENS}
 
 
 @pytest.fixture
@@ -86,16 +103,13 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
+NOTHING = [("GET", "/no/such/path"), ("DELETE", "/v1/groups/k"), ("TRACE", "/health")]
+
+
 def endpoints() -> list[tuple[str, str]]:
     paths = create_app(FakeInspector(), Metrics(), version="1").openapi()["paths"]
     found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
-    return [
-        *found,
-        ("GET", "/openapi.json"),
-        ("GET", "/no/such/path"),
-        ("DELETE", "/v1/groups/k"),
-        ("TRACE", "/health"),
-    ]
+    return [*found, ("GET", "/openapi.json"), *NOTHING]
 
 
 def filled(path: str) -> str:
@@ -113,56 +127,172 @@ BAD_HEADERS: dict[str, list[tuple[str, str]]] = {
     "basic": [("authorization", f"Basic {SECRETS['operator']}")],
     "digest": [("authorization", f"Bearer {digest_of(SECRETS['operator'])}")],
     "two": [("authorization", f"Bearer {SECRETS['operator']}")] * 2,
+    "two kinds": [("authorization", f"Bearer {SECRETS['operator']}"), ("Authorization", "Basic eDp5")],
+    "two in one": [("authorization", f"Bearer {SECRETS['operator']}, Bearer {SECRETS['operator']}")],
+    "two blanks": [("authorization", f"Bearer  {SECRETS['operator']}")],
+    "tab": [("authorization", f"Bearer\t{SECRETS['operator']}")],
+    "no scheme": [("authorization", SECRETS["operator"])],
+    "other case": [("authorization", f"Bearer {SECRETS['operator'].swapcase()}")],
+    "jwt without signature": [("authorization", "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIiwicm9sZSI6ImFkbWluIn0.")],
     "latin": [("authorization", "Bearer osr_\xe9\xff")],
 }
 
 
-async def test_no_endpoint_but_the_probes_is_open_to_a_request_without_a_valid_token(tokens_file: Path) -> None:
+async def test_no_endpoint_but_probes_and_registry_is_open_to_a_request_without_a_valid_token(
+    tokens_file: Path,
+) -> None:
     pool = FakeInspector(poison_views=[poison_view("e1")])
+    pool.queue_views[Key("k")] = RegisteredQueue(Key("k"), "osr-k", exists=True, record=None, policy=None)
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     async with serving(pool, settings) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
         for (method, path), (kind, given) in itertools.product(endpoints(), BAD_HEADERS.items()):
             headers = [*given, ("content-type", "application/json")]
             raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
             answer = await client.request(method, filled(path), headers=raw, params={"key": "k", "author": "a"})
-            if (method, path) in PUBLIC:
-                assert answer.status_code == 200, (method, path, kind)
+            if kind == "none" and (method, path) in PUBLIC:
+                assert answer.status_code == PUBLIC[method, path], (method, path, kind)
+                assert "osr-k" not in answer.text, (method, path, kind)
                 continue
             assert answer.status_code == 401, (method, path, kind)
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.headers["www-authenticate"].startswith("Bearer")
-            assert answer.json()["role"] in {"read", "operate"}
+            assert answer.json().get("grant") == find_endpoint(method, filled(path))[0].grant
             assert SECRETS["operator"] not in answer.text
         ready = (await client.get("/ready")).json()
         assert (ready["components"], ready["leader"]) == ([], None)
-        assert (await client.get("/ready", headers=bearer(SECRETS["reader"]))).json()["components"] != []
+        assert (await client.get("/ready", headers=bearer(SECRETS["viewer"]))).json()["components"] != []
     assert (pool.group_views, pool.replayed, len(pool.poison_views)) == ({}, [], 1)
 
 
-async def test_each_role_reaches_what_it_may_and_nothing_else(tokens_file: Path) -> None:
-    needs_operate = {("GET", "/v1/poison/{entry}")}
+def may(name: str, method: str, path: str) -> bool:
+    """Whether a token may use an endpoint for the key `k` and the poison entry of that key."""
+    endpoint, _ = find_endpoint(method, filled(path))
+    scope = GRANTS[name].get(endpoint.grant) if endpoint.grant is not None else ALL_KEYS
+    if scope is None:
+        return False
+    if path == "/v1/poison/{entry}" and Grant.VIEW not in GRANTS[name]:
+        return False
+    if not scope.is_limited or endpoint.keys is KeysOf.NONE:
+        return True
+    if endpoint.keys is KeysOf.ALL:
+        return False
+    filters = path in {"/v1/groups", "/v1/lag", "/status"}
+    return filters or name == "limited"
+
+
+async def test_each_token_reaches_what_the_table_allows_and_nothing_else(tokens_file: Path) -> None:
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
-    pool = FakeInspector(poison_views=[poison_view("e1")])
+    pool = FakeInspector()
     async with serving(pool, settings) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
-
-        async def ask(method: str, path: str, secret: str, **parameters: str) -> httpx.Response:
-            return await client.request(method, filled(path), headers=bearer(secret) | JSON, params=parameters)
-
-        for method, path in endpoints():
-            reads = method == "GET" or (method, path) == ("POST", "/v1/explain")
-            answer = await ask(method, path, SECRETS["reader"], key="k")
-            if reads and (method, path) not in needs_operate:
-                assert answer.status_code not in {401, 403}, (method, path)
+        for name, (method, path) in itertools.product(GRANTS, endpoints()):
+            if name == "expired":
+                continue
+            pool.poison_views, pool.group_views, pool.replayed = [poison_view("e1", key=Key("k"))], {}, []
+            pool.versions.clear()
+            answer = await client.request(
+                method, filled(path), headers=bearer(SECRETS[name]) | JSON,
+                params={"key": "k", "id": "e1", "author": "a"},
+                content='{"key": "k"}' if path == "/v1/explain" else None,
+            )  # fmt: skip
+            if may(name, method, path):
+                assert answer.status_code not in {401, 403}, (name, method, path, answer.text)
             else:
-                assert (answer.status_code, answer.json()["role"]) == (403, "operate"), (method, path)
-                assert "operate" in answer.json()["detail"]
-        assert (pool.group_views, pool.replayed, len(pool.poison_views)) == ({}, [], 1)
+                assert answer.status_code == 403, (name, method, path)
+                assert answer.json()["grant"] in list(Grant)
+                assert f"the grant {answer.json()['grant']}" in answer.json()["detail"]
+                assert (pool.group_views, pool.replayed, len(pool.poison_views)) == ({}, [], 1)
+                assert pool.versions == {}
         for spelling in ("bodies=true", "bodies=1", "%62odies=on", "bodies=false&bodies=yes"):
-            answer = await client.get(f"/v1/poison?{spelling}", headers=bearer(SECRETS["reader"]))
-            assert answer.status_code == 403, spelling
-        for method, path in endpoints():
-            answer = await ask(method, path, SECRETS["operator"], key="k")
-            assert answer.status_code not in {401, 403}, (method, path)
+            answer = await client.get(f"/v1/poison?{spelling}", headers=bearer(SECRETS["admin"]))
+            assert (answer.status_code, answer.json()["grant"]) == (403, "bodies"), spelling
+
+
+ODD_TARGETS = (
+    "GET /v1/groups?access_token={token}&token={token}", "GET /v1/groups#{token}", "GET //v1/groups", "GET /v1//groups",
+    "GET /v1/groups/", "GET /V1/GROUPS", "GET /health/../v1/groups", "GET /health%2f..%2fv1/groups", "GET /./v1/groups",
+    "GET /%76%31/groups", "GET /v1/groups%00", "GET /health%00", "GET /health/", "GET //health", "GET /HEALTH",
+    "GET /health;a=b", "GET http://127.0.0.1/v1/groups", "GET http://127.0.0.1/health", "GET /v1/queues/",
+    "GET /v1/queues%2f",
+    "HEAD /v1/groups", "OPTIONS /v1/groups", "OPTIONS *", "PATCH /v1/routes", "QUERY /v1/groups", "get /v1/groups",
+    "POST /health", "PUT /ready", "CONNECT 127.0.0.1:1", "GET /v1/groups/../../health", "GET /v1/metrics", "GET /docs",
+)  # fmt: skip
+"""Method and target as a client that rewrites nothing sends them. Each would change or show something by mistake."""
+HOSTS = {
+    "127.0.0.1": 200, "localhost:1": 200, "LOCALHOST": 200, "[::1]": 200, "evil.example": 421, "localhost.": 421,
+    "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "localhost@evil.example": 421, "[::1": 421,
+    "evil.example@localhost": 421, "0.0.0.0": 421, "2130706433": 421, "localhost,evil.example": 421, "localhost/a": 421,
+    "": 421,
+}  # fmt: skip
+
+
+async def raw_status(port: int, *lines: str) -> int:
+    """The status of the answer to these lines, exactly as they are."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write("".join(f"{line}\r\n" for line in [*lines, "connection: close", ""]).encode("latin-1"))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return int((await reader.readline()).split()[1])
+    finally:
+        writer.close()
+
+
+async def test_odd_targets_and_hosts_open_nothing(tokens_file: Path) -> None:
+    settings = ApiSettings(port=0, tokens_file=str(tokens_file))
+    async with serving(FakeInspector(), settings) as server:
+        host, secret = "host: 127.0.0.1", SECRETS["all"]
+        for target in ODD_TARGETS:
+            line = f"{target.replace('{token}', secret)} HTTP/1.1"
+            assert await raw_status(server.port, line, host) in {400, 401}, target
+            # A token without `admin` reaches no endpoint with them either.
+            found = await raw_status(server.port, line, host, f"authorization: Bearer {SECRETS['sender']}")
+            assert found in {400, 403}, target
+        for name, status in HOSTS.items():
+            assert await raw_status(server.port, "GET /health HTTP/1.1", f"host: {name}") == status, name
+        for more in ((), (host, "host: evil.example"), (host, host)):
+            assert await raw_status(server.port, "GET /health HTTP/1.1", *more) == 400, more
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            allowed = f"authorization: {scheme} {secret} "
+            assert await raw_status(server.port, "GET /v1/groups HTTP/1.1", host, allowed) == 200, scheme
+
+
+async def test_limited_token_sees_its_keys_only(tokens_file: Path) -> None:
+    settings = ApiSettings(port=0, tokens_file=str(tokens_file))
+    pool = FakeInspector(poison_views=[poison_view("e1", key=Key("k")), poison_view("e2", key=Key("secret"))])
+    async with serving(pool, settings) as server, httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
+        client.headers = httpx.Headers(bearer(SECRETS["limited"]) | JSON)
+        for key in ("k", "secret"):
+            await pool.start_group(Key(key))
+        listed = (await client.get("/v1/groups")).json()["groups"]
+        assert [group["key"] for group in listed] == ["k"]
+        assert (await client.get("/v1/groups", params={"key": "secret"})).json()["groups"] == []
+        assert "secret" not in (await client.get("/status?keys=secret")).text
+        forbidden = [
+            ("GET", "/v1/poison"), ("GET", "/v1/poison?key=k&key=secret"), ("GET", "/v1/poison/e2"),
+            ("POST", "/v1/poison/drop?id=e1&id=e2"), ("POST", "/v1/groups/secret/stop"),
+            ("POST", "/v1/groups/k%2f/stop"), ("GET", "/v1/group?key=secret"), ("GET", "/v1/groups/secret/logs"),
+            ("GET", "/metrics"), ("GET", "/v1/processes/e1/logs"), ("GET", "/v1/audit?principal=limited"),
+        ]  # fmt: skip
+        for method, path in forbidden:
+            answer = await client.request(method, path)
+            assert answer.status_code == 403, path
+        for path in ("/v1/group?key=k&key=secret", "/v1/group", "/v1/group?key=%ff"):
+            assert (await client.get(path)).status_code == 400, path
+        assert (await client.get("/v1/poison?key=k")).json()["total"] == 1
+        ready = (await client.get("/ready")).json()
+        assert (ready["components"], ready["leader"]) == ([], "http://leader:4242")  # details of components name keys
+    assert len(pool.poison_views) == 2
+
+
+def test_file_of_an_earlier_version_keeps_its_rights() -> None:
+    entry = {"name": "a", "sha256": "0" * 64, "created": NOW.isoformat(), "expires": None}
+    text = json.dumps({"tokens": [entry | {"role": "read"}, entry | {"name": "b", "role": "operate"}]})
+    viewer, admin = parse_tokens(text, "file")
+    assert viewer.grants == grants_of(Role.VIEWER)
+    assert admin.grants == grants_of(Role.ADMIN, [Grant.BODIES])
+
+
+def test_tokens_are_written_as_they_are_read() -> None:
+    assert parse_tokens(render_tokens(TOKENS), "file") == TOKENS
 
 
 async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
@@ -172,7 +302,7 @@ async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
     async with serving(FakeInspector(), settings) as server:
         options = ["--file", str(tokens_file)]
         assert (
-            await asyncio.to_thread(execute, ["token", "create", "new", "--role", "read", *options], debug=False) == 0
+            await asyncio.to_thread(execute, ["token", "create", "new", "--role", "viewer", *options], debug=False) == 0
         )
         secret = capsys.readouterr().out.strip()
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
@@ -185,6 +315,43 @@ async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
             assert (await client.get("/v1/groups", headers=bearer(SECRETS["operator"]))).status_code == 200
 
 
+async def test_large_token_file_is_read_off_the_loop_and_no_request_is_judged_by_the_former_one(
+    tokens_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = TokenFile(str(tokens_file))
+    assert await file.current() == TOKENS
+    reading, go_on, read = threading.Event(), threading.Event(), TokenFile.read
+
+    def read_slowly(self: TokenFile) -> tuple[Token, ...]:
+        reading.set()
+        assert go_on.wait(PATIENCE)
+        return read(self)
+
+    monkeypatch.setattr(TokenFile, "read", read_slowly)
+    changed = tokens_file.with_name("changed")
+    changed.write_text(render_tokens(TOKENS[:1]))
+    changed.rename(tokens_file)
+    requests = [asyncio.create_task(file.current()) for _ in range(3)]
+    assert await asyncio.to_thread(reading.wait, PATIENCE)
+    requests[0].cancel()  # the client that began it is gone
+    await asyncio.wait(requests[:1])
+    assert not any(request.done() for request in requests[1:])
+    go_on.set()
+    assert await asyncio.gather(*requests[1:]) == [TOKENS[:1]] * 2
+
+
+async def test_named_pipe_in_place_of_the_token_file_stops_nothing_and_opens_nothing(tokens_file: Path) -> None:
+    settings = ApiSettings(port=0, tokens_file=str(tokens_file))
+    async with (
+        serving(FakeInspector(), settings) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client,
+    ):
+        tokens_file.unlink()
+        os.mkfifo(tokens_file)
+        assert (await client.get("/v1/groups", headers=bearer(SECRETS["operator"]))).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+
+
 def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +359,7 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
 
     def create(name: str) -> int:
         return execute(
-            ["token", "create", name, "--role", "read", "--expires", "30d", "--file", str(file)], debug=False
+            ["token", "create", name, "--role", "viewer", "--expires", "30d", "--file", str(file)], debug=False
         )
 
     with ThreadPoolExecutor(8) as pool:
@@ -206,7 +373,7 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
     assert "revoke it first" in capsys.readouterr().err
     assert execute(["token", "list", "--file", str(file), "-o", "json"], debug=False) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [one["role"] for one in listed] == ["read"] * 8
+    assert [one["role"] for one in listed] == ["viewer"] * 8
     assert not any(
         secret in repr(TokenFile(str(file)).read()) or digest_of(secret) in repr(listed) for secret in secrets
     )
@@ -218,9 +385,11 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
         ("{", "line 1, column 2"),
         ("[]", r'\{"tokens": \[…\]\} expected'),
         ('{"tokens": [{"name": "a"}]}', r"tokens\[0\]: an object with"),
-        (render_tokens(TOKENS).replace('"read"', '"admin"'), r"tokens\[0\]\.role: must be read or operate"),
+        (render_tokens(TOKENS).replace('"view": null', '"own": null'), r"tokens\[0\]\.grants\.own: unknown"),
+        (render_tokens(TOKENS).replace('"view": null', '"view": 7'), r"tokens\[0\]\.grants\.view: expected a pattern"),
+        (render_tokens(TOKENS).replace("other/", "{(:"), r"tokens\[6\]\.grants\.view: "),
         (render_tokens(TOKENS).replace("+00:00", ""), "a time with a time zone"),
-        (render_tokens([TOKENS[0], TOKENS[0]]), "two tokens have the name 'reader'"),
+        (render_tokens([TOKENS[0], TOKENS[0]]), "two tokens have the name 'viewer'"),
         ("[" * 100_000, "invalid JSON"),
     ],
 )
@@ -235,7 +404,7 @@ def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str,
     [
         (["api.host=0.0.0.0", 'api.allowed_hosts=["a"]'], "the API has no tokens"),
         (["api.host=", 'api.allowed_hosts=["a"]'], "the API has no tokens"),
-        (["api.host=::", "api.insecure=true"], "api.allowed_hosts: required"),
+        (["api.host=::", "api.allow_anonymous=true"], "api.allowed_hosts: required"),
         (["api.tokens_file=/no/such/file"], "cannot read the API tokens"),
         (["api.host=192.0.2.7"], "192.0.2.7, and the API has no tokens"),
     ],
@@ -251,9 +420,9 @@ def test_daemon_that_would_be_open_to_the_network_does_not_start(
 
 
 def test_exposed_api_warns_at_the_start(tokens_file: Path) -> None:
-    open_to_all = ApiSettings(host="0.0.0.0", insecure=True, allowed_hosts=("a",))
+    open_to_all = ApiSettings(host="0.0.0.0", allow_anonymous=True, allowed_hosts=("a",))
     [warning] = access_of(open_to_all, clock=SystemClock())[1]
-    assert "without a token" in warning
+    assert "can use all of it" in warning
     [warning] = access_of(
         ApiSettings(host="0.0.0.0", tokens_file=str(tokens_file), allowed_hosts=("a",)), clock=SystemClock()
     )[1]
@@ -387,7 +556,7 @@ async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(
         assert find_socket(settings) == path
         assert await asyncio.to_thread(execute, ["groups", "start", "k"], debug=False) == 0  # the CLI finds it
         assert list(pool.group_views) == ["k"]
-        with pytest.raises(OsrdyneError, match="needs a token with the role operate"):
+        with pytest.raises(OsrdyneError, match="needs the grant operate"):
             await asyncio.to_thread(lambda: DaemonApi(server.url).post("/v1/group/start", key="x"))
         another = open_listener(settings)  # a second daemon with these settings does not take it over
         assert another is None or another.path != path
@@ -425,9 +594,9 @@ async def test_command_line_takes_its_token_from_the_environment_or_a_file(
 
         code, said = await status()
         assert (code, "OSRDYNE_API_TOKEN" in said) == (1, True)
-        monkeypatch.setenv("OSRDYNE_API_TOKEN", SECRETS["reader"])
+        monkeypatch.setenv("OSRDYNE_API_TOKEN", SECRETS["viewer"])
         assert await status() == (0, "")
-        (tmp_path / "token").write_text(f"{SECRETS['reader']}\n")
+        (tmp_path / "token").write_text(f"{SECRETS['viewer']}\n")
         monkeypatch.setenv("OSRDYNE_API_TOKEN_FILE", str(tmp_path / "token"))
         assert "not both" in (await status())[1]
         monkeypatch.delenv("OSRDYNE_API_TOKEN")
@@ -437,25 +606,62 @@ async def test_command_line_takes_its_token_from_the_environment_or_a_file(
 
 
 def test_token_is_not_sent_unencrypted_where_tls_was_asked_for() -> None:
-    api = DaemonApi("https://daemon.example", token=SECRETS["reader"])
+    api = DaemonApi("https://daemon.example", token=SECRETS["viewer"])
     assert api._may_send_token_to("https://leader.example")
     assert not api._may_send_token_to("http://leader.example")
 
 
-async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
-    certificate, key = tmp_path / "api.pem", tmp_path / "api.key"
+def make_certificate(certificate: Path, key: Path) -> None:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=api", "-addext",
          "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
+
+
+async def test_renewed_certificate_is_used_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("osrdyne.api.server.RENEWAL_INTERVAL", 0.05)
+    certificate, key, new = tmp_path / "api.pem", tmp_path / "api.key", tmp_path / "new.pem"
+    make_certificate(certificate, key)
+    first = certificate.read_text()
+    tls = ApiTlsSettings(certificate_file=str(certificate), key_file=str(key))
+    async with serving(FakeInspector(), ApiSettings(port=0, tls=tls)) as server:
+
+        async def shown() -> str:
+            """The certificate that the server presents now."""
+            return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", server.port), timeout=PATIENCE)
+
+        async def wait_until(holds: Callable[[str], bool]) -> None:
+            async with asyncio.timeout(PATIENCE):
+                while not holds(await shown()):
+                    await asyncio.sleep(0.05)
+
+        await wait_until(lambda text: text.split() == first.split())
+        make_certificate(new, tmp_path / "new.key")
+        new.rename(certificate)  # without its key, it cannot be used
+        said = ""
+        async with asyncio.timeout(PATIENCE):
+            while "renewed certificate unusable" not in said:
+                await asyncio.sleep(0.05)
+                said += "".join(capsys.readouterr())
+        assert (await shown()).split() == first.split()
+        (tmp_path / "new.key").rename(key)
+        await wait_until(lambda text: text.split() == certificate.read_text().split())
+
+
+async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
+    certificate, key = tmp_path / "api.pem", tmp_path / "api.key"
+    make_certificate(certificate, key)
     tls = ApiTlsSettings(certificate_file=str(certificate), key_file=str(key))
     async with serving(FakeInspector(), ApiSettings(port=0, tls=tls, tokens_file=str(tokens_file))) as server:
         assert server.url.startswith("https://")
-        trusting = DaemonApi(server.url, token=SECRETS["reader"], ca_file=str(certificate))
+        trusting = DaemonApi(server.url, token=SECRETS["viewer"], ca_file=str(certificate))
         assert (await asyncio.to_thread(trusting.get, "/v1/groups"))["pool"] == "fake"
-        with pytest.raises(OsrdyneError, match="certificate of the daemon"):
-            await asyncio.to_thread(DaemonApi(server.url).get, "/v1/groups")
+        for url in (server.url, server.url.replace("https", "HTTPS")):
+            with pytest.raises(OsrdyneError, match="certificate of the daemon"):
+                await asyncio.to_thread(DaemonApi(url).get, "/v1/groups")
         with pytest.raises(OsrdyneError):
             await asyncio.to_thread(DaemonApi(server.url.replace("https", "http")).get, "/v1/groups")
     wrong = ApiTlsSettings(certificate_file=str(key), key_file=str(certificate))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,24 +14,106 @@ from osrdyne import amqp
 from osrdyne.amqp import Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
-from osrdyne.client import AsyncClient, NoRouteError, RequestError
+from osrdyne.cli.main import execute
+from osrdyne.client import AsyncClient, NoRouteError, RequestError, progress
 from osrdyne.config.models import BrokerSettings, PoolSettings
 from osrdyne.errors import BrokerError
-from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.protocol.uri import with_user
+from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
+from osrdyne.protocol.progress import not_starting
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon
 
 KEY = Key("infra=42")
 
 
+Command = Callable[..., Awaitable[tuple[int, str]]]
+
+
 @pytest.fixture
-async def client_uri(broker_settings: BrokerSettings, management: ManagementClient, pool_id: str) -> AsyncIterator[str]:
+def credentials(
+    broker_settings: BrokerSettings,
+    pool_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Command:
+    """`osrdyne credentials ACTION --client NAME`: its exit code, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSRDYNE__BROKER__URI", broker_settings.effective_uri())
+    monkeypatch.setenv("OSRDYNE__BROKER__MANAGEMENT_URI", broker_settings.effective_management_uri())
+
+    async def run(action: str, client: str) -> tuple[int, str]:
+        arguments = ["credentials", action, "--client", client, "--pool", pool_id]
+        code = await asyncio.to_thread(execute, arguments, debug=False)
+        return code, "".join(capsys.readouterr()).strip()
+
+    return run
+
+
+@pytest.fixture
+async def client_uri(credentials: Command, management: ManagementClient, pool_id: str) -> AsyncIterator[str]:
     user = f"client-of-{pool_id}"
-    await management.put_user(user, password="secret")
-    names = Permissions(configure="^$", write=f"^{pool_id}-(req|cancel)-xchg$", read="^$")
-    await management.put_permissions(user, names)
-    yield with_user(broker_settings.effective_uri(), user, "secret")
+    code, uri = await credentials("create", user)
+    assert code == 0
+    yield uri
     await management.delete_user(user)
+
+
+async def test_credentials_are_created_once_and_only_those_of_clients_are_removed(
+    credentials: Command, management: ManagementClient, pool_id: str
+) -> None:
+    user, another = f"client-of-{pool_id}", f"another-of-{pool_id}"
+    code, uri = await credentials("create", user)
+    assert (code, uri.startswith("amqp")) == (0, True)
+    assert await credentials("create", user) == (
+        2, f"RabbitMQ has a user {user!r} already: revoke it first, or choose another name.",
+    )  # fmt: skip
+    await (await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test"))).close()  # the password is the same
+    await management.put_user(another, password="secret")
+    await management.put_permissions(another, Permissions(configure=".*", write=".*", read=".*"))
+    code, said = await credentials("revoke", another)
+    assert (code, "has other permissions" in said) == (2, True)
+    assert await management.list_users(another) == [another]
+    await management.delete_user(another)
+    assert (await credentials("revoke", user))[0] == 0
+    assert await management.list_users(user) == []
+    for name in (user, "osrdyne-blue-x", "../guest"):
+        assert (await credentials("revoke", name))[0] == 2
+
+
+async def ask_for_progress(uri: str, names: PoolNames) -> None:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test"))
+    channel = await connection.channel()
+    answers = await channel.consume(DIRECT_REPLY_TO, no_ack=True)
+    await channel.publish(Message(reply_to=DIRECT_REPLY_TO), exchange=names.progress_exchange, routing_key=KEY)
+    async with asyncio.timeout(PATIENCE):
+        assert (await answers.get()).body == not_starting()
+    await connection.close()
+
+
+async def test_user_without_the_permission_for_progress_can_call(
+    client_uri: str,
+    broker_settings: BrokerSettings,
+    management: ManagementClient,
+    pool_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The permissions of a client user of an earlier version."""
+    names = Permissions(configure="^$", write=f"^{pool_id}-(req|cancel)-xchg$", read="^$")
+    await management.put_permissions(f"client-of-{pool_id}", names)
+    refused = asyncio.Event()
+    monkeypatch.setattr(progress, "log", SimpleNamespace(info=lambda *_, **__: refused.set()))
+    async with (
+        running_daemon(echo_settings(broker_settings, pool_id, tmp_path)),
+        AsyncClient(client_uri, pool_id, default_timeout=PATIENCE) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        silent = group.create_task(client.call(KEY, "/sleep", {"seconds": 600}, on_starting=lambda _: None))
+        async with asyncio.timeout(PATIENCE):
+            await refused.wait()
+        assert (await client.call("other", "/echo", b"x")).body == b"x"
+        assert not silent.done()
+        silent.cancel()
 
 
 async def test_client_user_can_call_and_nothing_else(
@@ -42,6 +126,7 @@ async def test_client_user_can_call_and_nothing_else(
     ):
         assert (await client.call(KEY, "/echo", b"x")).body == b"x"
         await client.cancel("nothing")
+        await ask_for_progress(client_uri, names)
         connection = await amqp.connect(amqp.ConnectionOptions(uri=client_uri, name="osrdyne test"))
         exchanges = ("", names.orphan_exchange, names.control_exchange, names.activity_exchange)
         for exchange in (*exchanges, names.dead_letter_exchange):

@@ -133,7 +133,7 @@ async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: 
     names = attack.names
     places = [
         names.poison_queue, names.dead_letter_queue, names.cancel_queue, names.activity_queue, names.orphan_queue,
-        names.leader_queue, names.request_queue(Key(VICTIM)), names.requests_exchange,
+        names.progress_queue, names.leader_queue, names.request_queue(Key(VICTIM)), names.requests_exchange,
     ]  # fmt: skip
     for place in places:
         await attack.request(b'{"term": 1000000000000000}', reply_to=place)
@@ -158,6 +158,7 @@ async def test_message_that_did_not_come_through_the_pools_own_exchange_is_count
         "dead-letters": (names.dead_letter_queue, Message(headers=died, **sender)),
         "activity": (names.activity_queue, Message(headers=report)),
         "cancel": (names.cancel_queue, Message(**sender)),
+        "progress": (names.progress_queue, Message(**sender)),
         "orphans": (names.orphan_queue, Message(**sender)),
         "poison": (names.poison_queue, Message(headers=poison)),
     }
@@ -231,4 +232,10 @@ async def test_worker_paused_by_a_stranger_serves_again(
         body = json.dumps({"command": "pause", "generation": [term + 1, 0]}).encode()
         routing_key = attack.names.control_group_routing_key(Key(VICTIM))
         await channel.publish(Message(body), exchange=attack.names.control_exchange, routing_key=routing_key)
+        requests = attack.names.request_queue(Key(VICTIM))
+
+        async def is_paused() -> bool:
+            return (await channel.declare_queue(requests, passive=True)).consumers == 0
+
+        await until(is_paused, "the worker has paused")
         assert await attack.who_answers() != attack.victim

@@ -17,11 +17,13 @@ from pyspark.errors import ParseException, PySparkException
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.spark_master import parse_spark_master
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.guarded_sessions import GuardedSessions
 from osrdyne_worker.pipelines.plan_guard import check_parsed
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.sql import GuardedSessions, SqlRequest
+from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.plans import parse_query
 from osrdyne_worker.spark.session import session_conf
 
@@ -166,8 +168,8 @@ def test_link_remote_file_systems_are_refused(tpch_call: Call, scheme: str) -> N
 
 
 def test_options_of_the_jvm_are_added_to_the_configured_ones() -> None:
-    conf = session_conf("local[1]", {"spark.driver.extraJavaOptions": "-Xss8m"}, {}, "-Da=")
-    assert conf["spark.driver.extraJavaOptions"] == "-Xss8m -Da="
+    conf = session_conf(parse_spark_master("local[1]"), {"spark.driver.extraJavaOptions": "-Xss8m"}, {}, "-Da=")
+    assert conf["spark.driver.extraJavaOptions"].endswith(" -Xss8m -Da=")
     assert conf["spark.executor.extraJavaOptions"] == "-Da="
 
 

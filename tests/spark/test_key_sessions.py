@@ -13,10 +13,11 @@ from test_spark_session import SLOW, active_jobs, wait_for
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
-from osrdyne_worker.pipelines.sql import REQUIRED_SETTINGS
+from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_SETTINGS
 from osrdyne_worker.spark.heap import HeapUse, LiveHeap
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 from osrdyne_worker.spark.session import SparkSessions
+from osrdyne_worker.spark.task_times import PoolTimes
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -199,10 +200,27 @@ class FakeHeap:
 def test_garbage_does_not_count_as_use_and_is_seldom_collected() -> None:
     heap, now = FakeHeap(), 0.0
     live = LiveHeap(heap, monotonic=lambda: now)
-    assert (live.use().used, heap.collections) == (10, 0)
+    assert (live.use().used, heap.collections, live.live) == (10, 0, None)
     heap.garbage = 80
-    assert (live.use().used, heap.collections) == (10, 1)
+    assert (live.use().used, heap.collections, live.live) == (10, 1, 10)
     heap.garbage = 80
     assert (live.use().used, heap.collections) == (10, 1)
     now, heap.live = 61.0, 70
-    assert (live.use().used, heap.collections) == (70, 2)
+    assert (live.use().used, heap.collections, live.live) == (70, 2, 70)
+
+
+def test_tasks_are_counted_for_the_key_that_runs_them(sessions: SparkSessions, spark: Any, living: LivingKeys) -> None:
+    sessions._pool_times = PoolTimes(spark)
+    try:
+        a, b = OneKey(sessions, spark, living, "timed"), OneKey(sessions, spark, living, "idle")
+        before = sessions.executor_seconds(spark)
+        a.sql("select sum(id) from range(0, 30000000, 1, 4)")
+        wait_for(lambda: a.factory.executor_seconds(a.session) > 0)
+        assert b.factory.executor_seconds(b.session) == 0
+        # The application's figure contains those of all keys.
+        wait_for(lambda: sessions.executor_seconds(spark) >= before + a.factory.executor_seconds(a.session))
+        a.close()
+        later = OneKey(sessions, spark, living, "timed")
+        assert later.factory.executor_seconds(later.session) == 0
+    finally:
+        sessions._pool_times = None

@@ -19,6 +19,7 @@ import pytest
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context, RequestError
+from osrdyne_worker.pipelines.caching import BackgroundCaching
 from osrdyne_worker.spark.errors import describe
 from osrdyne_worker.spark.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
@@ -238,3 +239,21 @@ def test_heap_of_the_jvm_is_read_and_collected(spark: Any) -> None:
     heap.collect()
     assert 0 < heap.use().used <= before.maximum
     assert 0 < before.share < 1
+
+
+def test_cancelled_request_does_not_end_caching_and_the_release_of_its_key_does(
+    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
+) -> None:
+    frame = spark.sql("select id from range(0, 1000000000000, 1, 1) where id % 7 = 8")
+    background = BackgroundCaching(spark, "key", {"slow_view": frame}, lambda: None)
+    background.request_ended()
+    wait_for(lambda: sessions.progress(spark, background._group)["jobs"] == 1)
+    running = thread.submit(sessions.run_in_group, spark, "request", lambda: spark.sql(SLOW).toArrow())
+    wait_for(lambda: sessions.progress(spark, "request")["jobs"] == 1)
+    sessions.cancel(spark, "request")
+    assert running.exception(timeout=240) is not None
+    assert sessions.progress(spark, background._group)["jobs"] == 1
+    background.close(drop=True)
+    assert background.wait(240)
+    wait_for(lambda: sessions.progress(spark, background._group)["jobs"] == 0)
+    assert not spark.catalog.isCached("osrdyne_cached_slow_view")

@@ -34,10 +34,16 @@ class Asker:
 
     async def ask(self, path: str, **body: Any) -> tuple[str | None, dict[str, Any]]:
         """The status and the JSON body of the reply."""
+        await self.publish(path, **body)
+        return await self.reply()
+
+    async def publish(self, path: str, **body: Any) -> None:
         message = aio_pika.Message(
             json.dumps(body).encode(), headers={"x-rpc-path": path}, reply_to=self._replies.name, correlation_id=path
         )
         await self._channel.default_exchange.publish(message, routing_key=self._queue)
+
+    async def reply(self) -> tuple[str | None, dict[str, Any]]:
         async with asyncio.timeout(START_TIMEOUT):
             while (reply := await self._replies.get(fail=False)) is None:
                 await asyncio.sleep(0.05)
@@ -72,8 +78,8 @@ async def channel(broker: Any) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
 async def test_worker_answers_queries_and_leaves_nothing_behind(
     broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch: Path
 ) -> None:
-    region = {"view": "region", "path": f"{tpch}/sf=0.001/region.parquet"}
-    config = {"datasets": [{"key": KEY, "tables": [region]}]}
+    region = {"view": "region", "path": f"{tpch}/sf=0.001/region.parquet", "key_columns": ["r_regionkey"]}
+    config = {"datasets": [{"key": KEY, "tables": [region]}], "coalesce": True}
     names = PoolNames(pool_id)
     await channel.declare_exchange(names.activity_exchange, "fanout", durable=True)
     await channel.declare_exchange(names.control_exchange, "topic", durable=True)
@@ -90,8 +96,15 @@ async def test_worker_answers_queries_and_leaves_nothing_behind(
     try:
         status, body = await asker.ask("/sql", query="select count(*) as n from region")
         assert (status, body["rows"]) == ("ok", [[5]])
+        for _ in range(20):  # they share runs
+            await asker.publish("/sql", query="select max(r_name) as name from region")
+        assert [(await asker.reply())[1]["rows"] for _ in range(20)] == [[["MIDDLE EAST"]]] * 20
         status, body = await asker.ask("/sql", query="drop view region")
         assert (status, body["error"]["code"]) == ("error", "statement_not_allowed")
+        status, body = await asker.ask("/lookup", table="region", key={"r_regionkey": 3}, columns=["r_name"])
+        assert (status, body["rows"]) == ("ok", [["EUROPE"]])
+        status, body = await asker.ask("/lookup", table="region", key={"r_regionkey": "3"})
+        assert (status, body["error"]["code"]) == ("error", "invalid_parameter")
         jvms = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 240) == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from tests.acceptance.daemon_process import free_port, until
+from osrdyne.client import AsyncClient
+from tests.acceptance.daemon_process import DaemonProcess, free_port, until
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 PATIENCE = 240.0
@@ -106,3 +107,10 @@ async def pid_of_task(directory: Path, number: int) -> int:
     file = directory / str(number)
     await until(lambda: file.exists() and file.read_text(), f"task {number} runs", timeout=PATIENCE)
     return int(await asyncio.to_thread(file.read_text))
+
+
+async def use_master(daemon: DaemonProcess, master: str) -> AsyncClient:
+    """Start a daemon whose workers run on this master; a client of it."""
+    daemon.write_settings(worker={"spark_master": master})
+    await daemon.start()
+    return daemon.client(default_timeout=2 * PATIENCE)

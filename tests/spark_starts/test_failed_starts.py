@@ -37,6 +37,36 @@ sessions.close(session)
 """
 
 
+DEAF = """
+import sys, time
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context
+from osrdyne_worker.spark import gateway
+from osrdyne_worker.spark.session import SparkSessions
+
+conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": sys.argv[1]}
+sessions = SparkSessions()
+session = sessions.build(Context(key=Key("k"), worker_config={"spark": {"master": "local[1]", "conf": conf}}))
+assert sessions.is_alive(session)
+threads = session._jvm.java.lang.Thread.getAllStackTraces().entrySet().iterator()
+while threads.hasNext():
+    entry = threads.next()
+    if any(frame.getMethodName() == "accept" for frame in entry.getValue()) and any(
+        frame.getClassName().startswith("py4j.") for frame in entry.getValue()
+    ):
+        entry.getKey().stop()  # an Error in the thread, as an OutOfMemoryError is: at its next connection
+# As the JVM reports an error of a thread that nothing catches.
+session._jvm.java.lang.System.err.println("java.lang.OutOfMemoryError: Java heap space")
+gateway.PROBE_INTERVAL, gateway.PROBE_TIMEOUT = 0.2, 1.0
+while sessions.is_alive(session):
+    session.sql("select 1").collect()
+    time.sleep(0.2)
+print(sessions.loss_reason(session))
+print(session._jvm.java.lang.Math.max(1, 2))
+sessions.close(session)
+"""
+
+
 def outcome(conf: dict[str, str]) -> str:
     """What a start with these settings says, or why its session was lost when it needed 8 GB of heap."""
     options = f"{SHORT_LIVED} {conf.pop('options', '')}"
@@ -68,6 +98,16 @@ def test_failed_start_gives_the_message_of_spark(conf: dict[str, str], expected:
 def test_jvm_that_ended_without_memory_is_reported_as_out_of_memory() -> None:
     said = outcome({"options": "-XX:+ExitOnOutOfMemoryError"})
     assert said.startswith("False Spark's Java process ran out of memory (java.lang.OutOfMemoryError: Java heap space)")
+
+
+@pytest.mark.timeout(500)
+def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -> None:
+    run = subprocess.run([sys.executable, "-c", DEAF, SHORT_LIVED], capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stderr[-3000:]
+    reason, answer = run.stdout.splitlines()
+    assert reason.startswith("Spark's Java process accepts no new connections")
+    assert "ran out of memory (java.lang.OutOfMemoryError: Java heap space)" in reason
+    assert answer == "2"
 
 
 @pytest.mark.timeout(900)

@@ -11,6 +11,8 @@ import pytest
 import typer
 
 from osrdyne.api.app import create_app
+from osrdyne.auth.endpoints import find_endpoint
+from osrdyne.auth.grants import Grant
 from osrdyne.cli.main import full_command_line
 from osrdyne.config.document import duration_text, size_text, update
 from osrdyne.config.loading import load_settings
@@ -66,6 +68,17 @@ def test_every_endpoint_is_documented() -> None:
     assert [endpoint for endpoint in found if endpoint not in page("http-api/index.md")] == []
 
 
+def test_every_endpoint_needs_the_grant_of_its_own_row() -> None:
+    """A new endpoint gets a row in `osrdyne.auth.endpoints.ENDPOINTS`; without one it needs `admin` for all keys."""
+    for endpoint in endpoints():
+        method, path = endpoint.strip("`").removesuffix("?key=").split(" ")
+        found, _ = find_endpoint(method, re.sub(r"\{.*?\}", "e1", path))
+        assert (found.method, found.path.replace(":path", "")) == (method, path)
+        if method == "GET":
+            expected = {Grant.ADMIN} if path == "/v1/audit" else {None, Grant.VIEW, Grant.BODIES}
+            assert found.grant in expected, path
+
+
 def test_every_metric_is_documented() -> None:
     assert [metric for metric in metrics() if metric not in page("metrics.md")] == []
 
@@ -94,6 +107,7 @@ def test_example_configuration_is_right_where_it_is_commented_out(
     monkeypatch.chdir(tmp_path)
     Path("uri").write_text("amqp://user:password@broker/")
     Path("management-uri").write_text("http://user:password@broker:15672")
+    Path("postgresql-uri").write_text("postgresql://user:password@host/database")
     text = EXAMPLE.read_text(encoding="utf-8").replace("/run/secrets/", "")
     Path("all.yaml").write_text(switched_on(text), encoding="utf-8")
     loaded = load_settings(file="all.yaml", environment={})

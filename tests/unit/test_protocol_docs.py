@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from osrdyne.protocol import activity, deadlines, environment, messages, retries
+from osrdyne.protocol import activity, data_versions, deadlines, environment, messages, retries, streams
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -23,7 +23,7 @@ MESSAGES = DOCUMENT["components"]["messages"]
 
 HEADERS = {
     value
-    for module in (activity, deadlines, messages, retries)
+    for module in (activity, data_versions, deadlines, messages, retries, streams)
     for name, value in vars(module).items()
     if name.endswith("_HEADER")
 }

@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from osrdyne_worker.app.app import App, Context, SessionFactory
 from osrdyne_worker.app.call import Answer, Call
-from osrdyne_worker.app.errors import CallCancelledError, RequestError
+from osrdyne_worker.app.errors import CallCancelledError, DataChangedError, RequestError
 
-__all__ = ["Answer", "App", "Call", "CallCancelledError", "Context", "RequestError", "SessionFactory"]
+__all__ = [
+    "Answer",
+    "App",
+    "Call",
+    "CallCancelledError",
+    "Context",
+    "DataChangedError",
+    "RequestError",
+    "SessionFactory",
+]

@@ -12,10 +12,10 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, ReplyAddresses
 from osrdyne_worker.app.app import App, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.requests.suspects import RefusedTexts
+from osrdyne_worker.requests.suspects import RefusedTexts, SuspectGate
 from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.reports import Reporter
@@ -23,10 +23,11 @@ from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings, run
 from osrdyne_worker.runtime.start_times import StartTimes
 
 
-class HostThreads(Protocol):
-    """The threads of a worker that shares its process with others."""
+class SharedProcess(Protocol):
+    """What a worker has that shares its process with others."""
 
     side_threads: ThreadPoolExecutor
+    suspect_gate: SuspectGate
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
         """Threads of this worker alone."""
@@ -46,6 +47,7 @@ class WorkerParts:
     reporter: Reporter
     start_times: StartTimes
     owns_process: bool = True
+    suspect_gate: SuspectGate | None = None
 
     def make_processor(self, runtime: RuntimeContext, context: Context, *, on_alone: Callable[[], None]) -> Processor:
         """Make the processor. Needs a running event loop."""
@@ -55,16 +57,21 @@ class WorkerParts:
             context,
             dispatcher=self.dispatcher,
             reporter=self.reporter,
-            replies=ReplySender(
-                environment.worker_id,
-                environment.max_message_bytes,
-                self.clock,
-                reference_statuses=self.settings.statuses == "reference",
+            answering=Answering(
+                addresses=ReplyAddresses(PoolNames(environment.pool), self.settings.reply_to_prefixes),
+                replies=ReplySender(
+                    environment.worker_id,
+                    environment.max_message_bytes,
+                    self.clock,
+                    reference_statuses=self.settings.statuses == "reference",
+                ),
+                retries=Retries(environment.retry_exchange),
             ),
-            retries=Retries(environment.retry_exchange),
-            addresses=ReplyAddresses(PoolNames(environment.pool), self.settings.reply_to_prefixes),
             refused_texts=RefusedTexts(self.clock, environment.poison),
+            suspect_gate=self.suspect_gate,
             on_alone=on_alone,
+            loading=self.loader,
+            rate=environment.rate,
         )
 
 
@@ -74,7 +81,7 @@ def build_parts(
     *,
     ready_file: ReadyFile = NO_READY_FILE,
     clock: Clock | None = None,
-    host: HostThreads | None = None,
+    host: SharedProcess | None = None,
     start_times: StartTimes | None = None,
 ) -> WorkerParts:
     """Build the parts, for a worker that is alone in its process or for one of `host`'s.
@@ -84,8 +91,9 @@ def build_parts(
     clock = clock or SystemClock()
     settings = runtime_settings(environment.config)
     start_times = start_times or StartTimes()
-    # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the first.
-    count = settings.concurrency + settings.max_abandoned
+    # One thread for each request that runs, cancelled or not, one for a reload and one for checks of the newest version
+    # of the data; and two for questions about requests. Loading uses the first.
+    count = settings.concurrency + settings.max_abandoned + 2
     if host is None:
         threads = ThreadPoolExecutor(count, thread_name_prefix="handler")
         side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
@@ -105,5 +113,6 @@ def build_parts(
             clock=clock,
         ),
         owns_process=host is None,
+        suspect_gate=None if host is None else host.suspect_gate,
         start_times=start_times,
     )

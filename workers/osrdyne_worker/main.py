@@ -27,6 +27,7 @@ from osrdyne.protocol.environment import (
     WorkerEnvironment,
     config_from_variables,
 )
+from osrdyne_worker.app.app import Context, EarlyStart, importing
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled.bootstrap import build_process
 from osrdyne_worker.pooled.host import check_poolable
@@ -62,18 +63,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if (age := process_age()) is not None:
         times.note("process", age)
     ready_file.delete()  # the file of an earlier run would be valid while the application is imported
+    early = None
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
         _forget_source(os.environ)  # before any code of the application runs
         configure_application_logs(runtime_settings(environment.config).log_level)
         with times.part("python"):
+            early = _allow_early_start(environment)
             app = import_app(app_reference)
+            early.settle(app.sessions)
         worker: Worker | PooledProcess
         if environment.placement is Placement.POOLED:
-            worker = build_process(app, environment, ready_file=ready_file)
+            worker = build_process(app, environment, ready_file=ready_file, start_times=times)
         else:
             worker = Worker(build_parts(app, environment, ready_file=ready_file, start_times=times))
     except ConfigurationError as error:
+        if early is not None:
+            early.settle(None)
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.INVALID_CONFIGURATION)
     try:
@@ -84,6 +90,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Callers receive the last line.
         sys.stderr.write("osrdyne-worker: the worker runtime failed unexpectedly; its log has the traceback.\n")
     _exit(ExitCode.UNRECOVERABLE)
+
+
+def _allow_early_start(environment: WorkerEnvironment) -> EarlyStart:
+    """Let the session factory of the application start its own process beside the imports."""
+    config = environment.config.get("app")
+    early = EarlyStart(
+        Context(
+            key=environment.key,
+            pool=environment.pool,
+            worker_id=environment.worker_id,
+            config=config if isinstance(config, dict) else {},
+            worker_config=environment.config,
+        ),
+        is_shared=environment.placement is Placement.POOLED,
+    )
+    importing.set(early)
+    return early
 
 
 # The AMQP URI stays in the memory of this process, which reconnects with it. It is removed from everything that a
@@ -133,7 +156,12 @@ def _check(app_reference: str) -> NoReturn:
         if os.environ.get(PLACEMENT_VARIABLE) == Placement.POOLED:
             check_poolable(app)
         if "WORKER_CONFIG" in os.environ:
-            checked_config(app, config_from_variables(os.environ))
+            worker_config = config_from_variables(os.environ)
+            checked_config(app, worker_config)
+            # A session factory need not have one; what it checks fails later in a worker, for the keys it concerns.
+            check_settings = getattr(app.sessions, "check_settings", None)
+            if check_settings is not None:
+                check_settings(worker_config)
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.INVALID_CONFIGURATION)

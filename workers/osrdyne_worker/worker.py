@@ -11,18 +11,34 @@ import math
 from collections.abc import Callable, Mapping
 
 from osrdyne.aio.signals import WatchCell
-from osrdyne.aio.tasks import endless
+from osrdyne.aio.tasks import at_most, endless, first_of
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import BUSY_INTERVAL, COLD_START_FIELD, FORGED_FIELD, GENERATION_FIELD, Event
+from osrdyne.protocol.activity import (
+    BUSY_INTERVAL,
+    COLD_START_FIELD,
+    EMPTY_PROBE_FIELD,
+    EXECUTOR_SECONDS_FIELD,
+    FORGED_FIELD,
+    GENERATION_FIELD,
+    MAX_PROBE_ID,
+    MAX_RELOAD_ID,
+    MAX_RELOADS,
+    RELOADS_FIELD,
+    WAITING_FOR_FIELD,
+    Event,
+)
 from osrdyne.protocol.control import Command, ControlMessage
+from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.rates import RATE_FIELD, rate_from_wire
 from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.bootstrap import WorkerParts
 from osrdyne_worker.requests.intake import Intake
+from osrdyne_worker.requests.probe import ProbeIntake
 from osrdyne_worker.requests.processor import Processor
-from osrdyne_worker.runtime.connection import BrokerConnection, open_broker_connection
+from osrdyne_worker.runtime.connection import BrokerConnection, loss_of, open_broker_connection, stay_connected
 from osrdyne_worker.runtime.control import (
     ControlWarnings,
     DesiredState,
@@ -34,13 +50,13 @@ from osrdyne_worker.runtime.control import (
 )
 from osrdyne_worker.runtime.exit import ExitReason, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
-from osrdyne_worker.runtime.reconnecting import stay_connected
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeContext
-from osrdyne_worker.runtime.waiting import at_most, first_of, loss_of
 
 FORGED_INTERVAL = 5.0
 """Seconds between two reports of forged control messages."""
+RELOAD_ERROR_LIMIT = 500
+"""Characters of the error of a reload in a report."""
 CLOSING_TIME = 5.0
 """Seconds of `stop_grace` that are reserved for the exit: two fifths to requeue requests, half for `on_stop` and the
 session, the rest for the last reports. Drivers kill a worker after `stop_grace`."""
@@ -57,14 +73,22 @@ class Worker:
         self._settings = parts.settings
         self._clock = parts.clock
         self._reporter = parts.reporter
-        self._desired = DesiredState(parts.environment.requests_queues)
+        self._desired = DesiredState(parts.environment.requests_queues, paused=parts.environment.paused)
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         """The queues that the worker consumes now; none until it is ready."""
+        self._probe: WatchCell[str | None] = WatchCell(None)
+        """The id of the latest probe that the controller has asked for."""
         self._loading_done = False
         self._ready = False
         self._broker: BrokerConnection | None = None
         self._watchdog: LoopWatchdog | None = None
         self._control_warnings = ControlWarnings()
+        self._reloads: dict[str, str | None] = {}
+        """The outcomes of the last reloads that the controller has asked for: an error, or None."""
+        self._reloading: set[str] = set()
+        self._executor_seconds: float | None = None
+        """As it was reported last; None if the session does not know it."""
+        self._completed_when_asked = -1
         self._forged = 0
         self._forged_reported_at = -math.inf
         self._exit_reason: ExitReason | None = None
@@ -120,7 +144,7 @@ class Worker:
     async def _load(self) -> None:
         since = self._clock.monotonic()
         try:
-            self._processor.context = await self._parts.loader.start()
+            self._processor.data.loaded(await self._parts.loader.start())
         except Exception as error:
             if self._settings.debug:
                 log.exception("application start failed")
@@ -134,9 +158,14 @@ class Worker:
             self._watchdog.start()
         cold_start = self._parts.start_times.milliseconds()
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3), cold_start_ms=cold_start)
-        self._reporter.report(Event.READY, in_flight=0, **{COLD_START_FIELD: cold_start})
+        paused = self._desired.paused
+        # Zero, so that the leader counts the tasks of the start, too.
+        details = {COLD_START_FIELD: cold_start, EXECUTOR_SECONDS_FIELD: 0.0}
+        self._reporter.report(Event.READY, in_flight=0, paused=paused, **details)
         self._parts.ready_file.write()
         self._update_queues()
+        for reload_id in list(self._reloading):
+            self._runtime.spawn(self._reload(reload_id))
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -176,11 +205,13 @@ class Worker:
                     routing_keys=self._control_routing_keys(),
                     on_listening=self._report_listening,
                     on_forged=self._count_forged,
+                    credit=self._processor.streams,
                     warnings=self._control_warnings,
                     clock=self._clock,
                 )
                 group.create_task(listening, name="control")
                 group.create_task(self._run_intakes(broker, group), name="intakes")
+                group.create_task(self._run_probes(broker), name="probes")
         except* BrokerError as errors:
             lost = errors
         finally:
@@ -206,6 +237,20 @@ class Worker:
                     group.create_task(intake.run(), name=f"intake-{queue}")
             await self._queues.changed()
 
+    async def _run_probes(self, broker: BrokerConnection) -> None:
+        """Take one request for each probe that is asked for from now on; one that a lost connection interrupts has no
+        outcome."""
+        intake = ProbeIntake(broker, self._processor)
+        try:
+            while True:
+                probe_id = await self._probe.changed()
+                if probe_id is None or not self._ready or self._exit_reason is not None:
+                    continue
+                if not await intake.take_one(probe_id, self._desired.queues):
+                    self._report_state(**{EMPTY_PROBE_FIELD: probe_id})
+        finally:
+            intake.close()
+
     def _update_queues(self) -> None:
         """Consume the desired queues, or none while the worker must not take requests."""
         taking = self._ready and not self._desired.paused and self._exit_reason is None
@@ -230,6 +275,20 @@ class Worker:
                     self._processor.cancel(correlation_id, reply_to, keep_for=keep_for)
             case Command.POISON:
                 self._processor.refused_texts.add(message.details.get("texts"))
+            case Command.RATE:
+                if message.generation >= self._desired.generation:
+                    self._use_rate(message.details.get(RATE_FIELD))
+            case Command.RELOAD:
+                reload_id = message.details.get("id")
+                valid = isinstance(reload_id, str) and len(reload_id) <= MAX_RELOAD_ID
+                if valid and message.generation >= self._desired.generation:
+                    self._request_reload(str(reload_id))
+            case Command.PROBE:
+                probe_id = message.details.get("id")
+                # A repeated id changes nothing: exactly one request passes.
+                valid = isinstance(probe_id, str) and 0 < len(probe_id) <= MAX_PROBE_ID
+                if valid and message.generation >= self._desired.generation:
+                    self._probe.set(str(probe_id))
             case Command.DRAIN:
                 # An old drain may be on its way from a leader that was deposed; a cancel is harmless at any age.
                 if message.generation >= self._desired.generation:
@@ -238,6 +297,35 @@ class Worker:
                 self._desired = apply_control(self._desired, message)
                 self._update_queues()
                 self._report_state()
+
+    def _use_rate(self, value: object) -> None:
+        try:
+            self._processor.budget.use(rate_from_wire(value))
+        except ValueError as error:
+            log.warning("malformed rate in a control message", reason=str(error))
+        self._report_state()
+
+    def _request_reload(self, reload_id: str) -> None:
+        """Load the data again for the controller; while the worker still loads, once it is ready."""
+        if reload_id in self._reloads:
+            self._report_state()  # the report of the outcome was lost
+        elif reload_id not in self._reloading and len(self._reloading) < MAX_RELOADS:
+            self._reloading.add(reload_id)
+            if self._ready:
+                self._runtime.spawn(self._reload(reload_id))
+
+    async def _reload(self, reload_id: str) -> None:
+        error: str | None = None
+        try:
+            # Versions that clients have claimed are dropped: the operator says that the data has changed.
+            await self._processor.data.reload(forget=True)
+        except Exception as failure:
+            error = header_text(describe_with_place(failure), limit=RELOAD_ERROR_LIMIT)
+        self._reloading.discard(reload_id)
+        self._reloads[reload_id] = error
+        while len(self._reloads) > MAX_RELOADS:
+            del self._reloads[next(iter(self._reloads))]
+        self._report_state()
 
     def _count_forged(self) -> None:
         """Count a dropped control message that the controller did not send."""
@@ -257,13 +345,25 @@ class Worker:
         if self._exit_reason is None:  # after the last report, this one would mean that the worker goes on
             self._report_state()
 
-    def _report_state(self) -> None:
+    def _report_state(self, **more: object) -> None:
         """Report the state of this worker: a new leader learns it this way."""
         in_flight = self._processor.in_flight
         event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
         forged = {FORGED_FIELD: self._forged} if self._forged else {}
         self._forged = 0
-        details = {GENERATION_FIELD: list(self._desired.generation), **forged}
+        rate = self._processor.budget.rate
+        details: dict[str, object] = {
+            GENERATION_FIELD: list(self._desired.generation),
+            RATE_FIELD: None if rate is None else rate.to_wire(),
+            **forged,
+            **more,
+        }
+        if self._ready:
+            if self._reloads:
+                details[RELOADS_FIELD] = dict(self._reloads)
+            details[COLD_START_FIELD] = {**self._parts.start_times.milliseconds(), **self._reporter.first_request}
+            if self._executor_seconds is not None:
+                details[EXECUTOR_SECONDS_FIELD] = self._executor_seconds
         self._reporter.report(event, in_flight=in_flight, paused=self._desired.paused, **details)
 
     async def _report_busy(self) -> None:
@@ -273,19 +373,35 @@ class Worker:
             await self._clock.sleep(BUSY_INTERVAL)
             self._report_forged()
             if not self._ready:
+                if (waiting_for := self._parts.loader.waiting_for) is not None and self._exit_reason is None:
+                    self._reporter.report(Event.STARTED, **{WAITING_FOR_FIELD: waiting_for})
                 continue
             progress: Mapping[str, int] = {}
+            took = self._executor_seconds
             try:
                 async with asyncio.timeout(BUSY_INTERVAL):
                     failure = await self._check_session(health)
                     progress = await self._processor.progress()
+                    took = await self._ask_executor_seconds()
             except TimeoutError:
                 log.warning("session does not answer")
                 failure = health.timed_out(now=self._clock.monotonic())
             if failure is not None:
                 self.request_exit(Unrecoverable(failure))
+            is_new, self._executor_seconds = took != self._executor_seconds, took
             if self._processor.in_flight:
-                self._reporter.report(Event.BUSY, **{"in_flight": self._processor.in_flight, **progress})
+                known = {} if took is None else {EXECUTOR_SECONDS_FIELD: took}
+                self._reporter.report(Event.BUSY, **{"in_flight": self._processor.in_flight, **progress, **known})
+            elif is_new and self._exit_reason is None:
+                self._report_state()
+
+    async def _ask_executor_seconds(self) -> float | None:
+        """The time of the tasks so far; asks the session only if requests ran since it was asked."""
+        completed = self._parts.reporter.completed_requests
+        if self._processor.in_flight or completed != self._completed_when_asked:
+            self._completed_when_asked = completed
+            return await self._parts.dispatcher.executor_seconds(self._processor.context.session)
+        return self._executor_seconds
 
     async def _check_session(self, health: SessionHealth) -> str | None:
         """Why the session is unusable, or None."""

@@ -10,6 +10,7 @@ from osrdyne.broker.management.models import NodeStatus, Permissions, QueueTotal
 from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.broker.topology.comparison import Deviation, Problem
 from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.broker.topology.telemetry import LogPlan
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
@@ -212,10 +213,21 @@ def check_retry_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Find
     return [Finding(subject, False, message, "Drain and delete it, or use another pool.id.", fatal=False)]
 
 
+def check_log(plan: LogPlan, *, name: str) -> list[Finding]:
+    """Whether the log of telemetry is as the settings say."""
+    subject = "telemetry"
+    if not plan.conflicts:
+        streams = ", ".join(queue.name for queue in plan.streams)
+        return [Finding(subject, True, f"The log {name} has {plan.partitions} partitions: {streams}.")]
+    return [Finding(subject, False, conflict, fatal=not plan.partitions) for conflict in plan.conflicts]
+
+
 def check_policy(queues: Iterable[QueueTotals], *, pool: str) -> Finding:
     """Whether another policy has taken the place of ours: only one applies to a queue."""
-    ours = PoolNames(pool).policy
-    others = sorted({queue.policy for queue in queues if queue.policy not in {ours, None}}, key=str)
+    names = PoolNames(pool)
+    ours = names.policy
+    found = {queue.policy for queue in queues if queue.policy is not None}
+    others = sorted(name for name in found if name != ours and not name.startswith(names.key_policy_prefix))
     if others:
         return Finding(
             "queue policy",

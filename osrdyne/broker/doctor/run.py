@@ -16,8 +16,9 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import REMEDY, administrator_of_workers, describe_administrator
 from osrdyne.broker.session import connection_options
 from osrdyne.broker.topology.comparison import Problem, compare, expected_objects, expected_topology
-from osrdyne.broker.topology.declarations import Exchange
+from osrdyne.broker.topology.declarations import Exchange, Topology
 from osrdyne.broker.topology.policies import pool_policy
+from osrdyne.broker.topology.telemetry import LogPlan, plan_log, streams_of
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, BrokerConflictError, BrokerNotFoundError, OsrdyneError
@@ -106,6 +107,7 @@ async def _check_management(
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
         findings += await _guarded("wait queues", lambda: _check_retry_queues(management, settings))
+        findings += await _guarded("telemetry", lambda: _check_log(management, settings))
         findings += await _guarded("topology", lambda: _check_topology(management, settings, overview.version, *used))
         if whoami.may_monitor:
             findings += await _guarded("nodes", lambda: _check_nodes(management))
@@ -159,6 +161,11 @@ async def _check_topology(
     """The same comparison as the daemon's own."""
     names, managed = PoolNames(settings.pool.id), settings.pool.is_managed
     topology = expected_topology(names, managed=managed, priorities=priorities, delays_ms=delays_ms)
+    try:
+        log_streams = (await _planned_log(management, settings)).streams
+    except BrokerNotFoundError:
+        return []  # the virtual host: others have said so already
+    topology = Topology((*topology.declarations, *log_streams))
     expected = expected_objects(names, topology, pool_policy(settings, version, longest_ttl=longest_ttl))
     try:
         found = await compare(management, expected, pool=names.pool)
@@ -180,6 +187,23 @@ async def _check_retry_queues(management: ManagementClient, settings: Settings) 
     except BrokerNotFoundError:
         return []  # as above
     return checks.check_retry_queues(queues, pool=settings.pool.id)
+
+
+async def _planned_log(management: ManagementClient, settings: Settings) -> LogPlan:
+    names = PoolNames(settings.pool.id)
+    if settings.telemetry.name is None:
+        return LogPlan()
+    found = streams_of(names, await management.list_queues(names.log_stream_prefix))
+    return plan_log(names, settings.telemetry, found)
+
+
+async def _check_log(management: ManagementClient, settings: Settings) -> list[Finding]:
+    if settings.telemetry.name is None:
+        return []
+    try:
+        return checks.check_log(await _planned_log(management, settings), name=settings.telemetry.name)
+    except BrokerNotFoundError:
+        return []  # as above
 
 
 async def _check_nodes(management: ManagementClient) -> list[Finding]:

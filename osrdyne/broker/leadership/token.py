@@ -85,6 +85,35 @@ class Token:
         return cls(term, str(host))
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPublisher:
+    """How tokens are published: on another connection than T. `is_blocked`: whether RabbitMQ takes no publishes there
+    (an alarm). `user`: that of the connection, as RabbitMQ has verified it; None if it knows another name."""
+
+    publish: Publish
+    is_blocked: Callable[[], bool]
+    user: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Times in seconds. `lease`: for which an answer over T proves the lead. `renew_every`: between two renewals of the
+    token. `silence`: after which an earlier leader whose token is missing has noticed that."""
+
+    lease: float
+    renew_every: float
+    silence: float
+
+    @classmethod
+    def of(cls, *, heartbeat: float, reattaches: bool) -> TokenTimes:
+        """`reattaches`: whether RabbitMQ may attach a consumer to a queue of the same name
+        (`BrokerVersion.reattaches_consumers`)."""
+        if reattaches:
+            silence = max(3 * heartbeat, SILENCE_WHERE_REATTACHED)
+            return cls(heartbeat / 2, RENEW_EVERY_WHERE_REATTACHED, silence)
+        return cls(heartbeat / 2, RENEW_EVERY, 3 * heartbeat)
+
+
 class TokenChannel:
     """The channel T of a leader, from the moment it waits for the token.
 
@@ -99,29 +128,20 @@ class TokenChannel:
         *,
         names: PoolNames,
         host: str,
-        publish: Publish,
+        publisher: TokenPublisher,
+        times: TokenTimes,
         reopen: Callable[[], Awaitable[Channel]],
-        is_blocked: Callable[[], bool],
-        heartbeat: float,
-        reattaches: bool,
-        user: str | None,
         last_term: LastTerm | None = None,
         on_forged: Callable[[], None] | None = None,
         clock: Clock,
     ) -> None:
-        """`reopen` opens a channel that takes the place of `channel`, as long as this daemon waits. `is_blocked`:
-        whether RabbitMQ takes no publishes (an alarm). `reattaches`: whether it may attach a consumer to a queue of
-        the same name (`BrokerVersion.reattaches_consumers`)."""
+        """`reopen` opens a channel that takes the place of `channel`, as long as this daemon waits."""
         self._channel = channel
         self._reopen = reopen
-        self._is_blocked = is_blocked
         self._names = names
         self._host = host
-        self._publish_token = publish
-        self._lease = heartbeat / 2
-        self.renew_every = RENEW_EVERY_WHERE_REATTACHED if reattaches else RENEW_EVERY
-        self._silence = max(3 * heartbeat, SILENCE_WHERE_REATTACHED if reattaches else 0.0)
-        self.user = user
+        self._publish_token, self._is_blocked, self.user = publisher.publish, publisher.is_blocked, publisher.user
+        self._times = times
         self.term = 0  # The number of the term, once the token is held.
         self._last_term = last_term
         self._on_forged = on_forged
@@ -138,6 +158,11 @@ class TokenChannel:
         self._forged_logged_at = -math.inf
         self._forged = 0
         self._log: Logger = get_logger("leader", pool=names.pool)
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between two renewals of the token at most."""
+        return self._times.renew_every
 
     async def acquire(self, *, accept: Callable[[Token], None] | None = None) -> tuple[Token, Token]:
         """Wait until this channel is the active consumer and holds the token; returns (previous, own) tokens.
@@ -247,9 +272,9 @@ class TokenChannel:
         does not read. Until then it may still act.
         """
         assert self._consumer is not None
-        self._log.warning("leader token missing: waiting for an earlier leader to end", seconds=self._silence)
+        self._log.warning("leader token missing: waiting for an earlier leader to end", seconds=self._times.silence)
         # No command is sent meanwhile: two leaders at the same time are never allowed (lifecycle: one-leader).
-        await self._clock.sleep(self._silence)
+        await self._clock.sleep(self._times.silence)
         # The wait was long enough for another daemon to get the token: this one must not go on as if it still led.
         if self._consumer.ended or self._channel.is_closed:
             raise LeadershipLostError(
@@ -456,7 +481,7 @@ class TokenChannel:
         """
         # A driver call without this may come after the term, against the next leader.
         # A silent T proves nothing: RabbitMQ may have given the token to another daemon after missed heartbeats.
-        lapsed = self._clock.monotonic() - self._answered_at > self._lease
+        lapsed = self._clock.monotonic() - self._answered_at > self._times.lease
         if self._is_over or lapsed or (since is not None and self._asked_at <= since):
             await self.do(lambda channel: channel.ping())
 

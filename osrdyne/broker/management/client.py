@@ -112,9 +112,10 @@ class ManagementClient:
         """
         return [read_node(item) for item in _objects(await self._request("GET", "nodes"))]
 
-    async def permissions(self) -> Permissions | None:
-        """This user's permissions on the virtual host; None when it has none. Needs the tag `administrator`."""
-        answer = await self._find("permissions", self.vhost, self.user)
+    async def permissions(self, user: str | None = None) -> Permissions | None:
+        """The permissions of a user on the virtual host, by default this one's; None when it has none. Needs the tag
+        `administrator`."""
+        answer = await self._find("permissions", self.vhost, user or self.user)
         return None if answer is None else read_permissions(_object(answer))
 
     async def disabled_feature_flags(self) -> list[str]:
@@ -208,10 +209,19 @@ class ManagementClient:
         `policymaker`."""
         await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
 
+    async def delete_policy(self, name: str) -> None:
+        """Delete a policy; a missing one is not an error."""
+        await self._find("policies", self.vhost, name, method="DELETE")
+
     async def get_global_parameter(self, name: str) -> object | None:
         """The value of a global parameter; None when it is not set."""
         answer = await self._find("global-parameters", name)
         return None if answer is None else _object(answer).get("value")
+
+    async def list_global_parameters(self, prefix: str) -> list[str]:
+        """The names of the global parameters that begin with `prefix`."""
+        found = _objects(await self._request("GET", "global-parameters", query={"columns": "name"}))
+        return [name for one in found if (name := str(one.get("name"))).startswith(prefix)]
 
     async def put_global_parameter(self, name: str, value: object) -> None:
         await self._request("PUT", "global-parameters", name, body={"name": name, "value": value})

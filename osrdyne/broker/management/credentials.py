@@ -218,8 +218,13 @@ def worker_permissions(
     return Permissions(
         configure=_exactly(own=control),
         write=_exactly(names.activity_exchange, "amq.default", *retries, own=control),
-        read=_exactly(*queues, names.control_exchange, own=control),
+        read=_exactly(*queues, names.control_exchange, names.credit_exchange, own=control),
     )
+
+
+def client_permissions(names: PoolNames) -> Permissions:
+    """What a client needs: it publishes requests, and what belongs to them. Direct reply-to needs no permission."""
+    return Permissions(configure="^$", write=f"^{re.escape(names.pool)}-(req|cancel|progress|credit)-xchg$", read="^$")
 
 
 def process_permissions(names: PoolNames, worker_id: WorkerId) -> Permissions:

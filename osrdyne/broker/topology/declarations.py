@@ -13,12 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
+from osrdyne.protocol.progress import INQUIRY_TTL_MS
 
 # A delivery limit that is never reached: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (broker:
 # count-failures-by-reject).
 NEVER = 1_000_000
 _BOUNDED_LENGTH = 10_000
 _CANCEL_TTL_MS = 60_000
+# Bounds of the audit queue that hold without its policy, which sets narrower ones (`policies.audit_policy`).
+MAX_AUDIT_MESSAGES = 60_000  # A prefetch can cover them: RabbitMQ reads it as 16 bits.
+MAX_AUDIT_BYTES = 64 * 2**20
+MAX_AUDIT_AGE_MS = 49 * 86_400_000  # RabbitMQ refuses a time of 2**32 ms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,27 @@ def pool_topology(pool: str) -> Topology:
             Exchange(names.requests_exchange, "direct", {"alternate-exchange": names.orphan_exchange}),
             *_fanout(names.activity_exchange, names.activity_queue, _quorum(single_consumer=True) | _bounded()),
             Exchange(names.control_exchange, "topic"),
+            Exchange(names.credit_exchange, "direct"),
             *_fanout(
                 names.cancel_exchange,
                 names.cancel_queue,
                 _quorum(single_consumer=True) | _bounded() | {"x-message-ttl": _CANCEL_TTL_MS},
+            ),
+            *_fanout(
+                names.progress_exchange,
+                names.progress_queue,
+                _quorum(single_consumer=True) | _bounded() | {"x-message-ttl": INQUIRY_TTL_MS},
+            ),
+            *_fanout(
+                names.audit_exchange,
+                names.audit_queue,
+                _quorum()
+                | {
+                    "x-max-length": MAX_AUDIT_MESSAGES,
+                    "x-max-length-bytes": MAX_AUDIT_BYTES,
+                    "x-overflow": "drop-head",
+                    "x-message-ttl": MAX_AUDIT_AGE_MS,
+                },
             ),
         )
     )

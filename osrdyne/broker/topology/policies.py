@@ -1,4 +1,4 @@
-"""The one queue policy of a pool, as data.
+"""The queue policy of a pool, those of single keys with another delivery limit, and that of the audit, as data.
 
 A policy and not arguments, because its values may change while the queues live on (a changed TTL counts for new
 messages only: broker: expiry-at-the-head).
@@ -6,13 +6,15 @@ messages only: broker: expiry-at-the-head).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import Key, PoolNames
 
+KEY_PRIORITY = 101  # Of the policy of a single key, which replaces that of the pool on its queues.
 PRIORITY = 100  # Only one policy applies to a queue: an operator's catch-all, commonly at 0, must not replace ours.
 
 
@@ -61,6 +63,32 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
         definition["max-length-bytes"] = requests.max_length_bytes
     return PolicySpec(
         name=names.policy, pattern=names.request_queue_pattern(), apply_to="queues", definition=definition
+    )
+
+
+def audit_policy(settings: Settings) -> PolicySpec:
+    """The policy of the audit queue. RabbitMQ applies the smaller of its values and those of the queue's arguments."""
+    names = PoolNames(settings.pool.id)
+    return PolicySpec(
+        name=names.audit_policy,
+        pattern=f"^{re.escape(names.audit_queue)}$",
+        apply_to="queues",
+        definition={
+            # A change has two records: one before it, one with its outcome.
+            "max-length": 2 * settings.audit.max_changes,
+            "message-ttl": _milliseconds(settings.audit.max_age),
+        },
+    )
+
+
+def key_policy(pool: PolicySpec, names: PoolNames, key: Key, *, delivery_limit: int) -> PolicySpec:
+    """The policy of the request queues of one key: that of the pool with another delivery limit."""
+    return PolicySpec(
+        name=names.key_policy(key),
+        pattern=names.key_queue_pattern(key),
+        apply_to=pool.apply_to,
+        definition={**pool.definition, "delivery-limit": delivery_limit},
+        priority=KEY_PRIORITY,
     )
 
 

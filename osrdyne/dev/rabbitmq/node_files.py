@@ -64,7 +64,8 @@ class NodeIdentity:
 def free_ports(count: int) -> list[int]:
     """Distinct loopback ports that are free at the moment."""
     found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
+    # Two processes with the same seed must not try the same ports at the same time.
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if is_free(port):
             found.append(port)
         if len(found) == count:

@@ -125,7 +125,7 @@ class Containers:
         Raises `ImageMissingError` for an image that is not there, if it may be pulled.
         """
         name = self._identity.container_name(spec.key, spec.slot)
-        labels = self._identity.labels(spec, spec_hash=self._spec_hash, started_at=self._clock.time())
+        labels = self._identity.labels(spec, spec_hash=spec.spec_hash or self._spec_hash, started_at=self._clock.time())
         # Crash after it: the container stays `created`, holds the name, and is listed as ended when its start is
         # overdue.
         container_id = self._create(spec, name, labels, may_pull=may_pull)

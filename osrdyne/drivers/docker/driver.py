@@ -8,7 +8,7 @@ that reach the engine at once. Events of the engine wake it up; a slow look help
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import ClassVar, TypeVar
 
@@ -73,8 +73,8 @@ class DockerDriver(Driver):
         self._reader: EventReader | None = None
         self._stopping: set[str] = set()
 
-    def spec_hash(self) -> str:
-        return hash_options(shape(self._options, self._command, self.context.worker_shape))
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
+        return hash_options(shape(self._options, self._command, self.context.shape_of(config)))
 
     async def list_instances(self) -> list[Instance]:
         # Copied before the call: what is stopped while the engine lists must not be forgotten below.

@@ -36,6 +36,8 @@ RIGHTS = (
     *_rights("", "pods/log", "get"),
     *_rights("", "secrets", "create", "patch"),
 )
+# A process of pooled workers is a pod of the driver's own.
+PROCESS_RIGHTS = _rights("", "pods", "create", "patch")
 SCALING_RIGHTS = {
     Scaling.NONE: (),
     Scaling.HPA: _rights("autoscaling", "horizontalpodautoscalers", "create", "patch", "delete"),
@@ -49,7 +51,7 @@ SCALING_RIGHTS = {
 async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverContext) -> list[Finding]:
     """The findings; raises nothing."""
     try:
-        findings = [await _check_server(api), await _check_rights(api, options)]
+        findings = [await _check_server(api), await _check_rights(api, options, context)]
         if options.autoscaling.mode is Scaling.KEDA:
             findings.append(await _check_keda(api))
         if options.autoscaling.mode is Scaling.HPA:
@@ -67,8 +69,8 @@ async def _check_server(api: KubernetesApi) -> Finding:
     return Finding("Kubernetes", ok=True, message=message)
 
 
-async def _check_rights(api: KubernetesApi, options: KubernetesOptions) -> Finding:
-    wanted = (*RIGHTS, *SCALING_RIGHTS[options.autoscaling.mode])
+async def _check_rights(api: KubernetesApi, options: KubernetesOptions, context: DriverContext) -> Finding:
+    wanted = (*RIGHTS, *SCALING_RIGHTS[options.autoscaling.mode], *(PROCESS_RIGHTS if context.pooled else ()))
     missing = []
     for right in wanted:
         resource, _, subresource = right.resource.partition("/")

@@ -1,6 +1,6 @@
-"""The driver that runs each group as a Kubernetes Deployment.
+"""The driver that runs each group as a Kubernetes Deployment, and each process of pooled workers as a Pod.
 
-One start is one Deployment with a Secret for the broker URI and, if configured, an autoscaler.
+One start is one Deployment or Pod with a Secret for the broker URI and, if configured, an autoscaler.
 Everything is found again by labels, and goes with the Deployment. Kubernetes restarts, scales and rolls the pods; this
 driver starts and ends groups, and says when one cannot come up (decision 0015). Documents are made in
 `manifests`, read in `groups`; `api` does the calls.
@@ -9,7 +9,7 @@ driver starts and ends groups, and says when one cannot come up (decision 0015).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -48,7 +48,7 @@ from osrdyne.drivers.kubernetes.groups import (
     uid_of,
 )
 from osrdyne.drivers.kubernetes.manifests import CONTAINER, Manifests
-from osrdyne.drivers.kubernetes.names import PoolLabels, field_manager, replicas_manager, worker_selector
+from osrdyne.drivers.kubernetes.names import PoolLabels, field_manager, is_process, replicas_manager, worker_selector
 from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
 from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, remove_autoscaler
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
@@ -90,12 +90,12 @@ class KubernetesDriver(Driver):
         self._strangers: set[str] = set()
         self._undoing: set[asyncio.Task[None]] = set()
 
-    def spec_hash(self) -> str:
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
         return hash_options(
             {
                 "options": self._options.model_dump(mode="json", exclude=set(_ACCESS_OPTIONS)),
                 "app": self.context.worker_app,
-                "config": self.context.worker_shape,
+                "config": self.context.shape_of(config),
             }
         )
 
@@ -107,17 +107,22 @@ class KubernetesDriver(Driver):
         return listed + [ended.instance for name, ended in self._ended.items() if name not in known]
 
     async def start(self, spec: WorkerSpec) -> Instance:
+        kind = Pod if is_process(spec) else Deployment
         try:
-            # The Deployment first: it is the lock of the slot, and owns everything that is made after it.
-            deployment = await self._create(spec)
-            await self._complete(spec, deployment)
+            # First, because it is the lock of the slot and owns everything that is made after it.
+            created = await self._create(kind, spec)
+            await self._complete(spec, created)
         except KubernetesError as error:
             if error.is_final:
                 raise StartFailedError(error.message) from error
             raise
-        instance = to_instance(Group(meta(deployment).name or "", spec.worker_id, deployment, ()))
+        name = meta(created).name or ""
+        if isinstance(created, Pod):
+            instance = to_instance(Group(name, spec.worker_id, None, (created,)))
+        else:
+            instance = to_instance(Group(name, spec.worker_id, created, ()))
         if instance is None:
-            raise DriverUnavailableError("The API server did not store the labels of the Deployment.")
+            raise DriverUnavailableError(f"The API server did not store the labels of the {kind.__name__}.")
         return instance
 
     async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:
@@ -194,25 +199,26 @@ class KubernetesDriver(Driver):
 
     # --- starting
 
-    async def _create(self, spec: WorkerSpec) -> Deployment:
-        """Make the Deployment. Its name is the group's place: the API server lets one start have it."""
-        manifest = self._manifests.deployment(spec)
+    async def _create(self, kind: type[Deployment] | type[Pod], spec: WorkerSpec) -> Deployment | Pod:
+        """Make the Deployment of a group, or the pod of a process. Its name contains the slot, so the API server
+        accepts only one start."""
+        manifest = self._manifests.process(spec) if kind is Pod else self._manifests.deployment(spec)
         try:
-            return await self._api.apply(Deployment, manifest, manager=field_manager(spec.worker_id))
+            return await self._api.apply(kind, manifest, manager=field_manager(spec.worker_id))
         except KubernetesError as error:
             if error.code == 409:
-                # The API server gives a name to one Deployment only (lifecycle: unique-instance-names).
+                # The API server gives a name to one object only (lifecycle: unique-instance-names).
                 raise SlotTakenError(
-                    "A Deployment of this key and slot exists already.", key=spec.key, slot=spec.slot
+                    f"A {kind.__name__} of this key and slot exists already.", key=spec.key, slot=spec.slot
                 ) from error
             raise
 
-    async def _complete(self, spec: WorkerSpec, deployment: Deployment) -> None:
-        """Make what belongs to the Deployment; without all of it there is no group, also when this is cancelled."""
+    async def _complete(self, spec: WorkerSpec, created: Deployment | Pod) -> None:
+        """Make what belongs to it; without all of it there is no group or process, also when this is cancelled."""
         try:
-            await self._apply_owned(spec, owner=uid_of(deployment))
+            await self._apply_owned(spec, owner=uid_of(created))
         except BaseException:
-            undoing = asyncio.create_task(self._undo(deployment), name="undo of a Deployment")
+            undoing = asyncio.create_task(self._undo(created), name="undo of a start")
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
             # Shielded: the start may have been cancelled, and half a group would hold the slot.
@@ -221,9 +227,10 @@ class KubernetesDriver(Driver):
 
     async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
         secret = self._manifests.secret(spec, owner=owner)
-        # Owned by the Deployment: Kubernetes deletes it together with that.
+        # Owned by the Deployment or the pod: Kubernetes deletes it together with that.
         await self._api.apply(Secret, secret, manager=field_manager(spec.worker_id), force=True)
-        await self._apply_scaling(spec, owner=owner)
+        if not is_process(spec):  # its pod is the only one; the pooled driver counts processes
+            await self._apply_scaling(spec, owner=owner)
 
     async def _apply_scaling(self, spec: WorkerSpec, *, owner: str) -> None:
         if self._options.autoscaling.mode is Scaling.NONE:
@@ -241,12 +248,12 @@ class KubernetesDriver(Driver):
         manifest = self._manifests.deployment(spec, uid=uid)
         return await self._api.apply(Deployment, manifest, manager=field_manager(spec.worker_id), force=True)
 
-    async def _undo(self, deployment: Deployment) -> None:
+    async def _undo(self, created: Deployment | Pod) -> None:
         try:
-            # By uid: a Deployment of the same name that came later is another group.
-            await self._api.delete(Deployment, meta(deployment).name or "", uid=uid_of(deployment))
+            # By uid: an object of the same name that came later is another group or process.
+            await self._api.delete(type(created), meta(created).name or "", uid=uid_of(created))
         except DriverError as error:
-            log.warning("unfinished Deployment not removed", name=meta(deployment).name, error=str(error))
+            log.warning("unfinished start not removed", name=meta(created).name, error=str(error))
 
     # --- looking
 
@@ -300,6 +307,15 @@ class KubernetesDriver(Driver):
         """The last lines of a pod's worker: of its former run while the present one does not serve yet."""
         previous = restarts(pod) > 0 and is_running(pod) and not is_ready(pod)
         return await self._api.logs(meta(pod).name or "", container=CONTAINER, lines=lines, previous=previous)
+
+    def obstacle_to_processes(self) -> str | None:
+        options = self._options
+        if options.autoscaling.mode is not Scaling.NONE or options.replicas != 1:
+            return (
+                "driver.options.replicas and driver.options.autoscaling are for groups of dedicated workers: "
+                "worker.pooled.max_processes limits the number of processes."
+            )
+        return None
 
     async def _last_words(self, group: Group) -> tuple[str, ...]:
         """The information to record about a group before it ends; an error here does not delay its end."""

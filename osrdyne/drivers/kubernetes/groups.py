@@ -1,7 +1,8 @@
-"""Translate the listed Deployments and Pods of a pool into one instance for each group. Pure.
+"""Translate the listed Deployments and Pods of a pool into one instance for each group or process. Pure.
 
 A Deployment is one instance, whatever the number of its pods (decision 0015): Kubernetes restarts, scales and rolls its
 pods by itself. An instance counts as ended when that can no longer help: no pod serves, and every one of them fails.
+A process of pooled workers is a pod without a Deployment; it ends with its container.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.drivers.kubernetes.manifests import CONTAINER
 from osrdyne.drivers.kubernetes.names import (
     ENCODED_KEY_ANNOTATION,
+    PROCESS_LABEL,
     SCALING_ANNOTATION,
     SLOT_LABEL,
     SPEC_ANNOTATION,
@@ -107,8 +109,15 @@ def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
 
 
 def is_pod_of(name: str, pod: Pod) -> bool:
-    """Whether the Deployment of that name has made the pod."""
+    """Whether the Deployment of that name has made the pod, or it is the process of that name."""
+    if is_process_pod(pod):
+        return meta(pod).name == name
     return (meta(pod).name or "").startswith(f"{name}-{_label(meta(pod), 'pod-template-hash')}-")
+
+
+def is_process_pod(pod: Pod) -> bool:
+    """Whether it is a process of pooled workers, which has no Deployment."""
+    return bool(_label(meta(pod), PROCESS_LABEL))
 
 
 def to_instance(group: Group) -> Instance | None:
@@ -135,6 +144,8 @@ def to_instance(group: Group) -> Instance | None:
 
 def end_of(group: Group) -> Exit | None:
     """How a group ended that Kubernetes alone will not bring up, or None."""
+    if group.deployment is None and is_process_pod(group.pods[0]):
+        return _end_of_process(group.pods[0])
     refused = _refusal(group.deployment)
     pods = group.live_pods
     if not pods:
@@ -235,6 +246,16 @@ def _end_of_pod(pod: Pod, *, served: bool) -> Exit | None:
         end = last_exit(pod) or Exit()
         return Exit(code=end.code, signal=end.signal, reason=end.reason or _CRASH_LOOP)
     return None if served else last_exit(pod)
+
+
+def _end_of_process(pod: Pod) -> Exit | None:
+    """How a process ended: its pod is never started again."""
+    end = _end_of_pod(pod, served=False)
+    if end is not None or _phase(pod) not in {"Failed", "Succeeded"}:
+        return end
+    # Evicted, or its node is gone: there is no state of the container.
+    status = pod.status
+    return Exit(reason=None if status is None else _say(status.reason, status.message) or None)
 
 
 def _trouble_of_pod(pod: Pod) -> str | None:

@@ -11,13 +11,14 @@ import math
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from osrdyne.drivers.base import DriverContext, WorkerSpec
+from osrdyne.drivers.base import DriverContext, WorkerSpec, uses_kubernetes_executors
 from osrdyne.drivers.kubernetes.names import (
     GENERATION_ANNOTATION,
     SCALING_ANNOTATION,
     SPEC_ANNOTATION,
     WORKER_LABEL,
     PoolLabels,
+    is_process,
     key_annotations,
 )
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
@@ -54,7 +55,7 @@ class Manifests:
         if uid is not None:
             metadata["uid"] = uid
         metadata["annotations"] = key_annotations(spec) | {
-            SPEC_ANNOTATION: self._spec_hash,
+            SPEC_ANNOTATION: spec.spec_hash or self._spec_hash,
             GENERATION_ANNOTATION: str(spec.generation),
             SCALING_ANNOTATION: self._options.autoscaling.mode.value,
         }
@@ -69,6 +70,26 @@ class Manifests:
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
                 "template": self._pod(spec),
             },
+        }
+
+    def process(self, spec: WorkerSpec) -> Manifest:
+        """A process of pooled workers: a pod without a Deployment.
+
+        Kubernetes must not start its container again: the worker id would be the same, and the new process would have
+        forgotten which workers it has had (lifecycle: pooled-ids-once).
+        """
+        pod = self._pod(spec)
+        metadata = pod["metadata"] | {"name": self.name(spec)}
+        metadata["annotations"] |= {
+            # Of a profile, if the process has its settings: the next leader places keys by it.
+            SPEC_ANNOTATION: spec.spec_hash or self._spec_hash,
+            GENERATION_ANNOTATION: str(spec.generation),
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": pod["spec"] | {"restartPolicy": "Never"},
         }
 
     def secret(self, spec: WorkerSpec, *, owner: str) -> Manifest:
@@ -156,8 +177,10 @@ class Manifests:
     # --- parts
 
     def _owned(self, spec: WorkerSpec, owner: str) -> Manifest:
-        """What belongs to the Deployment goes with it, whatever the driver's options are by then."""
-        reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self.name(spec), "uid": owner}
+        """What belongs to the Deployment, or to the pod of a process, goes with it, whatever the driver's options are
+        by then."""
+        kind = ("v1", "Pod") if is_process(spec) else ("apps/v1", "Deployment")
+        reference = {"apiVersion": kind[0], "kind": kind[1], "name": self.name(spec), "uid": owner}
         return {
             "name": self._labels.owned_name(spec),
             "labels": self._labels.labels(spec),
@@ -238,17 +261,20 @@ class Manifests:
         # Not a mounted file: the worker could not remove it. It leaves this variable behind before it runs anything.
         uri = {"secretKeyRef": {"name": self._labels.owned_name(spec), "key": URI_KEY}}
         variables[READY_FILE_VARIABLE] = _READY_FILE
+        # Each pod of a group is a worker of its own. A process has one pod, and the leader sends messages to its id.
+        worker_id = spec.worker_id if is_process(spec) else replica_id(spec.worker_id, "$(OSRDYNE_POD)")
         return [
             {"name": "OSRDYNE_POD", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
-            {"name": "WORKER_ID", "value": replica_id(spec.worker_id, "$(OSRDYNE_POD)")},
+            {"name": "WORKER_ID", "value": worker_id},
             {"name": URI_VARIABLE, "valueFrom": uri},
-            *self._spark_environment(),
+            *self._spark_environment(spec),
             *({"name": name, "value": _literal(value)} for name, value in variables.items()),
         ]
 
-    def _spark_environment(self) -> list[Manifest]:
+    def _spark_environment(self, spec: WorkerSpec) -> list[Manifest]:
         """What a worker needs to ask Kubernetes for executors: its own address, namespace and image."""
-        if not self._context.uses_kubernetes_executors:
+        config = spec.environment.config  # the group may have a profile with another master than the pool
+        if not uses_kubernetes_executors(config if "spark" in config else self._context.worker_config):
             return []
         fields = {"OSRDYNE_POD_IP": "status.podIP", "OSRDYNE_NAMESPACE": "metadata.namespace"}
         return [

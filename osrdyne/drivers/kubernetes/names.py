@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from osrdyne.drivers.base import DriverContext, WorkerSpec
 from osrdyne.drivers.kubernetes.options import LABEL_PREFIX
+from osrdyne.protocol.environment import Placement
 from osrdyne.protocol.names import Key, encode_key
 
 POOL_LABEL = f"{LABEL_PREFIX}pool"  # A hash of stack and pool: what a driver lists by.
 KEY_LABEL = f"{LABEL_PREFIX}key"
 WORKER_LABEL = f"{LABEL_PREFIX}worker"
 SLOT_LABEL = f"{LABEL_PREFIX}slot"
+PROCESS_LABEL = f"{LABEL_PREFIX}process"  # Only on the pod of a process of pooled workers.
 KEY_ANNOTATION = f"{LABEL_PREFIX}key"
 ENCODED_KEY_ANNOTATION = f"{LABEL_PREFIX}key-encoded"
 POOL_ANNOTATION = f"{LABEL_PREFIX}pool"
@@ -70,7 +72,13 @@ class PoolLabels:
             KEY_LABEL: _hash(spec.key)[:20],
             SLOT_LABEL: str(spec.slot),
             WORKER_LABEL: spec.worker_id,
+            **({PROCESS_LABEL: "true"} if is_process(spec) else {}),
         }
+
+
+def is_process(spec: WorkerSpec) -> bool:
+    """Whether it is a process of pooled workers, which is a pod of its own, and not a group."""
+    return spec.environment.placement is Placement.POOLED
 
 
 def key_annotations(spec: WorkerSpec) -> dict[str, str]:

@@ -9,13 +9,16 @@ places no worker until each process has answered or was killed. Source: docs/exp
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from osrdyne.aio.signals import Wakeup, WatchCell
+from osrdyne.aio.tasks import off_loop
 from osrdyne.drivers.base import (
     Driver,
     DriverOptions,
@@ -27,9 +30,10 @@ from osrdyne.drivers.base import (
     hash_options,
 )
 from osrdyne.drivers.pooled import placement
-from osrdyne.drivers.pooled.blame import ProcessDeaths
 from osrdyne.drivers.pooled.link import ProcessLink
-from osrdyne.drivers.pooled.placement import PooledRules
+from osrdyne.drivers.pooled.log_lines import lines_of_worker, lines_to_search
+from osrdyne.drivers.pooled.memory import MemoryPressure, Shortage
+from osrdyne.drivers.pooled.placement import PooledRules, ProcessDeaths, ProcessSettings
 from osrdyne.drivers.pooled.process import Process, Starting, split_id
 from osrdyne.errors import (
     DriverError,
@@ -38,6 +42,7 @@ from osrdyne.errors import (
     StartFailedError,
 )
 from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.environment import Placement
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import (
     PROCESS_KEY,
@@ -74,6 +79,7 @@ class Waiting:
     worker_id: WorkerId
     key: Key
     alone: bool
+    settings_hash: str
     place: asyncio.Future[Process] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -90,15 +96,21 @@ class PooledDriver(Driver):
         self.same_host = inner.same_host
         self.processes: dict[WorkerId, Process] = {}
         self.waiting: list[Waiting] = []
+        self.pressure = MemoryPressure(rules.max_memory_used)
         self.deaths = ProcessDeaths(inner.context.clock)
-        self.begun: dict[WorkerId, int] = {}
-        """For each unfinished start of a process: the term that began it."""
-        self.failed_starts = 0
-        """The number of consecutive processes that ended before they were ready."""
+        self.begun: dict[WorkerId, tuple[int, str]] = {}
+        """For each unfinished start of a process: the term that began it, and the hash of its settings."""
+        self.failed_starts: Counter[str] = Counter()
+        """The number of consecutive processes that ended before they were ready, by the hash of their settings."""
+        self.settings: dict[str, ProcessSettings] = {}
+        """The settings of processes that the pool has, by hash."""
+        self._by_worker_hash: dict[str, str] = {}
         self.wakeup = Wakeup(inner.context.clock)
         """Set whenever processes may have to be started or ended."""
         self._clock = inner.context.clock
         self._link: ProcessLink | None = None
+        self.listed_at = -math.inf
+        """When the inner driver was last asked for its instances (monotonic)."""
         self._listed_in: int | None = None
         self._early: dict[WorkerId, ProcessState] = {}
         self._dedicated: list[Instance] = []
@@ -106,6 +118,19 @@ class PooledDriver(Driver):
         self._places: set[tuple[Key, int]] = set()
         self._changes = WatchCell(0)
         self._log: Logger = get_logger("pooled_driver", pool=inner.context.pool)
+        self.use_settings([ProcessSettings(inner.spec_hash(), rules.spares)])
+
+    def use_settings(self, settings: Iterable[ProcessSettings]) -> None:
+        """Use these settings of processes from now on. Processes with other ones take no more workers."""
+        self.settings = {one.hash: one for one in settings}
+        self._by_worker_hash = {worker_hash(one): one for one in self.settings}
+        for process in self.processes.values():
+            process.is_outdated = process.settings_hash not in self.settings
+        for waiting in self.waiting:
+            if waiting.settings_hash not in self.settings and not waiting.place.done():
+                # The pool makes another specification, with the settings that the group has now.
+                waiting.place.set_exception(DriverUnavailableError("The settings of the group have changed."))
+        self.changed()
 
     # --- the term
 
@@ -142,11 +167,39 @@ class PooledDriver(Driver):
             return
         term = 0 if self._link is None else self._link.term
         if state.ready:
-            self.failed_starts = 0
+            self.failed_starts.pop(process.settings_hash, None)
         before = process.workers()
+        self._blame_ends(process, state)
         # An older report changes nothing, but may answer a question (lifecycle: pooled-sequence).
         if process.apply(state, term=term, now=self._clock.monotonic()):
             self.changed(relist=process.workers() != before)
+
+    def _blame_ends(self, process: Process, state: ProcessState) -> None:
+        """Blame the keys whose workers have failed by themselves while they ran a suspect: with the JVM, for example,
+        before the process ends."""
+        for worker in state.assignments:
+            known = process.assignment(worker.worker_id)
+            if known is None or known.state is AssignmentState.EXITED or worker.state is not AssignmentState.EXITED:
+                continue
+            if worker.exit is not None and worker.exit.code and self._runs_suspect(worker.worker_id):
+                self.deaths.blame(worker.key)
+
+    def _runs_suspect(self, worker_id: WorkerId) -> bool:
+        return self._link is not None and self._link.runs_suspect(worker_id)
+
+    def _loads(self, worker_id: WorkerId) -> bool:
+        return self._link is not None and self._link.loads(worker_id)
+
+    @property
+    def starts_workers(self) -> bool:
+        """Whether workers are being assigned, load their data, or run suspects that the end of a process has left."""
+
+        def starts(process: Process) -> bool:
+            workers = [worker.worker_id for worker in process.assignments()]
+            return any(self._loads(worker) or self._runs_suspect(worker) for worker in workers)
+
+        processes = running(self.processes.values())
+        return any(process.reserved or process.starting or starts(process) for process in processes)
 
     def is_process(self, worker_id: WorkerId) -> bool:
         """Whether it is the id of a process; includes processes whose start has not returned."""
@@ -164,6 +217,11 @@ class PooledDriver(Driver):
             process.empty_since = (process.empty_since or self._clock.monotonic()) if empty else None
             if empty:
                 process.alone = None
+        begun, over = self.pressure.update(self.processes.values())
+        for scope in begun:
+            self._log.warning("memory is short", scope=scope, limit=self.rules.max_memory_used)
+        for scope in over:
+            self._log.info("memory is no longer short", scope=scope)
         self._serve_waiting()
         self.wakeup.set()
         if relist:
@@ -171,9 +229,9 @@ class PooledDriver(Driver):
 
     # --- the interface of drivers
 
-    def spec_hash(self) -> str:
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
         # Dedicated workers of the same settings have another hash, so that a change of the placement replaces them.
-        return hash_options({"placement": "pooled", "process": self.inner.spec_hash()})
+        return worker_hash(self.inner.spec_hash() if config is None else self.inner.spec_hash(config))
 
     async def list_instances(self) -> list[Instance]:
         await self.refresh()
@@ -193,6 +251,8 @@ class PooledDriver(Driver):
         # No await since the check: two starts of one slot cannot both pass it.
         self._places.add(place)
         try:
+            if spec.placement is Placement.DEDICATED:
+                return await self._start_dedicated(spec)
             instance = await self._start_somewhere(spec)
         finally:
             self._places.discard(place)
@@ -244,7 +304,8 @@ class PooledDriver(Driver):
         self.changed()
 
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
-        """The last lines of the worker if its process reports them, otherwise those of the process."""
+        """The last lines of the worker: those that its process reports, otherwise those in the log of the process that
+        name the worker. Never lines of other keys: the caller may be limited to this one."""
         found = split_id(instance_id)
         if found is None:
             return await self.inner.logs(instance_id, lines=lines)
@@ -256,7 +317,14 @@ class PooledDriver(Driver):
         ended_with_process = process.is_gone and worker is not None and worker.state is not AssignmentState.EXITED
         if worker is not None and worker.log_lines and not ended_with_process:
             return worker.log_lines[-lines:]
-        return await self.inner.logs(process.instance.instance_id, lines=lines)
+        written = await self.inner.logs(process.instance.instance_id, lines=lines_to_search(lines))
+        own = await off_loop(sum(map(len, written)), lines_of_worker, written, worker_id)
+        return own[-lines:]
+
+    async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:
+        """The last lines of a process, of all its keys."""
+        process = self.processes.get(worker_id)
+        return () if process is None else await self.inner.logs(process.instance.instance_id, lines=lines)
 
     async def events(self) -> AsyncIterator[None]:
         seen = self._changes.value
@@ -282,13 +350,42 @@ class PooledDriver(Driver):
         """For each process that uses more than `max_heap_used` of its heap and has more than one worker: its workers
         without requests, the least recently used first."""
         return [
-            sorted(
-                (worker for worker in process.assignments() if process.runs(worker.worker_id) and not worker.in_flight),
-                key=lambda worker: worker.last_used,
-            )
+            _idle_workers([process])
             for process in running(self.processes.values())
             if process.load > 1 and process.heap_share >= self.rules.max_heap_used
         ]
+
+    def full(self) -> list[list[Assignment]]:
+        """For each settings for which starts wait because all processes are up and theirs are full: the workers there
+        without requests, the least recently used first."""
+        found = placement.full_processes(running(self.processes.values()), self._waiting_starts(), self.rules)
+        return [_idle_workers(processes) for processes in found]
+
+    def vacatable(self) -> list[list[Assignment]]:
+        """If starts wait for a process and `max_processes` are up in which they have no place: the workers of each one
+        that could become empty for them, because none of its workers has requests. The first one should."""
+        processes = placement.processes_to_vacate(running(self.processes.values()), self._waiting_starts(), self.rules)
+        return [[one for one in process.assignments() if process.runs(one.worker_id)] for process in processes]
+
+    def _waiting_starts(self) -> set[tuple[str, bool]]:
+        """For the starts that wait: their settings, and whether they need their own process."""
+        starts = [one for one in self.waiting if not one.place.done()]
+        return {(one.settings_hash, self.needs_process_alone(one)) for one in starts}
+
+    def shortages(self) -> list[Shortage]:
+        """The hosts and cgroups that use more than `max_memory_used` of their memory."""
+        return self.pressure.shortages(self.processes.values())
+
+    def replace_one(self, scope: str) -> bool:
+        """Replace the least loaded process of a host or cgroup that is short of memory; False if there is none whose
+        end would help."""
+        process = self.pressure.to_end(scope, self.processes.values(), now=self._clock.time())
+        if process is None:
+            return False
+        process.retiring = "the memory of its host or cgroup is short"
+        self._log.warning("process is replaced", process=process.worker_id, why=process.retiring, workers=process.load)
+        self.changed()
+        return True
 
     async def check(self) -> list[Finding]:
         rules = self.rules
@@ -309,17 +406,17 @@ class PooledDriver(Driver):
             await self._refresh()
 
     async def _refresh(self) -> None:
+        self.listed_at = self._clock.monotonic()
         # Read before the listing: one that a new term overtakes must not count as that term's.
         term = None if self._link is None else self._link.term
         # Only what was known before the listing can be missing in it.
         before = set(self.processes)
         listing = await self.inner.list_instances()
-        present = self.inner.spec_hash()
         self._dedicated = [instance for instance in listing if instance.key != PROCESS_KEY]
         listed = {instance.worker_id: instance for instance in listing if instance.key == PROCESS_KEY}
         for worker_id, instance in listed.items():
             if (process := self.processes.get(worker_id)) is None:
-                self.add(instance).is_outdated = instance.spec_hash != present
+                self.add(instance)
             else:
                 await self._take_instance(process, instance)
         # The listing lacks processes that were started while it was made.
@@ -335,8 +432,9 @@ class PooledDriver(Driver):
         if process is None:
             now = self._clock.monotonic()
             # A process of this term holds only what this term assigns to it (lifecycle: pooled-starts-with-term).
-            started_in = self.begun.pop(instance.worker_id, None)
-            process = Process(instance, seen_at=now, heard_at=now, started_in=started_in)
+            started_in, given = self.begun.pop(instance.worker_id, (None, None))
+            process = Process(instance, seen_at=now, heard_at=now, started_in=started_in, given=given)
+            process.is_outdated = process.settings_hash not in self.settings
             self.processes[instance.worker_id] = process
             if (state := self._early.pop(instance.worker_id, None)) is not None:
                 self.take_state(instance.worker_id, state)
@@ -353,39 +451,45 @@ class PooledDriver(Driver):
     async def _note_end(self, process: Process) -> None:
         """Record that a process has ended, and its workers with it. If it never became ready, starts that wait for it
         fail."""
-        running = {worker.key for worker in process.assignments() if worker.in_flight > 0}
+        living = [worker for worker in process.assignments() if worker.state is not AssignmentState.EXITED]
+        suspected = {worker.key for worker in living if self._runs_suspect(worker.worker_id)}
         if not process.closing:
-            # Keys that were at work at several such deaths get a process of their own: one of them may be the cause.
-            self.deaths.note(running)
+            for key in suspected:
+                self.deaths.blame(key)
+            # Keys that were at work at several such deaths, or loaded their data, get a process of their own: one of
+            # them may be the cause. With a suspect there is a more likely one.
+            if not suspected:
+                self.deaths.note({one.key for one in living if one.in_flight > 0 or self._loads(one.worker_id)})
         # A worker with an unanswered assignment may have run: list it as exited with the process, too.
         with suppress(DriverError):
             process.log_lines = await self.inner.logs(process.instance.instance_id, lines=LOG_LINES)
         ready = process.state is not None and process.state.ready
-        log = self._log.info if process.closing else self._log.warning
-        log(
-            "process ended",
-            process=process.worker_id,
-            exit=str(process.instance.exit or "unknown"),
-            workers=len(process.assignments()),
-        )
+        end = {"process": process.worker_id, "exit": str(process.instance.exit or "unknown")}
+        if process.closing:
+            self._log.info("process ended", **end, workers=len(process.assignments()))
+        else:
+            # The lines go with the process, and where no start waits for it, no caller gets them.
+            self._log.warning("process ended", **end, workers=len(process.assignments()), log_lines=process.log_lines)
         process.wake()
         # It came up once, so that its end says nothing against the next start.
         if ready or process.closing:
             return
-        self.failed_starts += 1
-        if self.failed_starts >= self.rules.start_attempts:
+        self.failed_starts[process.settings_hash] += 1
+        if self.failed_starts[process.settings_hash] >= self.rules.start_attempts:
             reason = f"A pooled process ended before it was ready: {process.instance.exit or 'unknown exit'}."
-            self.fail_waiting(StartFailedError(reason, log_lines=process.log_lines))
+            self.fail_waiting(StartFailedError(reason, log_lines=process.log_lines), process.settings_hash)
 
-    def fail_waiting(self, error: DriverError) -> None:
-        """End all starts that wait for a place, because none will become free."""
+    def fail_waiting(self, error: DriverError, settings_hash: str) -> None:
+        """End all starts that wait for a process with these settings, because there will be none."""
         for waiting in self.waiting:
-            if not waiting.place.done():
+            if waiting.settings_hash == settings_hash and not waiting.place.done():
                 waiting.place.set_exception(error)
 
     async def kill(self, process: Process, why: str) -> None:
         """Kill a process that does not work. When this returns, its workers are listed as exited."""
-        await self.link.confirm()
+        # A process does not answer a deposed leader (lifecycle: pooled-older-terms). Only an answer of the token
+        # channel that comes after the silence shows that this leader is not deposed.
+        await self.link.confirm(since=self._clock.monotonic())
         if not process.is_gone:
             self._log.warning("process killed", process=process.worker_id, why=why, workers=process.load)
         # Its workers count as exited only when the inner driver says that it is gone (lifecycle:
@@ -406,6 +510,22 @@ class PooledDriver(Driver):
         if (spec.key, spec.slot) in taken:
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
 
+    async def _start_dedicated(self, spec: WorkerSpec) -> Instance:
+        """Start a worker with a process of its own, in a pool whose profiles have both placements."""
+        # If the leader dies after this, the next leader lists the worker.
+        instance = await self.inner.start(spec)
+        # At once, without a listing: its slot must count as taken.
+        self._dedicated = [one for one in self._dedicated if one.instance_id != instance.instance_id] + [instance]
+        self.changed()
+        return instance
+
+    def _settings_of(self, spec: WorkerSpec) -> str:
+        """The settings that a process for this worker must have, by their hash. Raises `DriverUnavailableError`."""
+        found = self._by_worker_hash.get(spec.spec_hash or self.spec_hash())
+        if found is None:
+            raise DriverUnavailableError("The settings of the group have changed.", key=spec.key)
+        return found
+
     async def _start_somewhere(self, spec: WorkerSpec) -> Instance:
         for _ in range(ASSIGN_ATTEMPTS):
             process = await self._wait_for_place(spec)
@@ -420,7 +540,7 @@ class PooledDriver(Driver):
     async def _wait_for_place(self, spec: WorkerSpec) -> Process:
         """Wait for a process with room, and reserve a place in it. Raises `StartFailedError` if there is none in
         time."""
-        waiting = Waiting(spec.worker_id, spec.key, self.deaths.is_alone(spec.key))
+        waiting = Waiting(spec.worker_id, spec.key, self.deaths.is_alone(spec.key), self._settings_of(spec))
         self.waiting.append(waiting)
         timer = self._clock.call_later(self.rules.start_timeout, lambda: self._give_up(waiting))
         try:
@@ -439,11 +559,18 @@ class PooledDriver(Driver):
     def _give_up(self, waiting: Waiting) -> None:
         if not waiting.place.done():
             rules = self.rules
+            reason = (
+                f"at most {rules.max_processes} processes with {rules.keys_per_process} keys each may run. Raise "
+                "worker.pooled.max_processes or worker.pooled.keys_per_process, or give the processes more memory."
+            )
+            if placement.is_shared_memory_short(self.processes.values()):
+                reason = (
+                    "no further one is started while the memory of the host is short (worker.pooled.max_memory_used). "
+                    "Add memory, or lower the heap of the processes."
+                )
             waiting.place.set_exception(
                 StartFailedError(
-                    f"No pooled process had room for the worker within {rules.start_timeout:g} s: there may be "
-                    f"{rules.max_processes} with {rules.keys_per_process} keys each. Raise worker.pooled.max_processes "
-                    "or worker.pooled.keys_per_process, or give the processes more memory."
+                    f"No pooled process had room for the worker within {rules.start_timeout:g} s: {reason}"
                 )
             )
 
@@ -456,12 +583,18 @@ class PooledDriver(Driver):
         for waiting in self.waiting:
             if waiting.place.done():
                 continue
-            process = placement.choose(known, waiting.key, self.rules, alone=waiting.alone)
+            alone = self.needs_process_alone(waiting)
+            fitting = [process for process in known if process.settings_hash == waiting.settings_hash]
+            process = placement.choose(fitting, waiting.key, self.rules, alone=alone)
             if process is not None:
                 # Counted at once: the next start in this loop must see the place as taken.
                 process.reserved.add(waiting.worker_id)
-                process.alone = waiting.key if waiting.alone else None
+                process.alone = waiting.key if alone else None
                 waiting.place.set_result(process)
+
+    def needs_process_alone(self, waiting: Waiting) -> bool:
+        """Whether a start gets a process of its own, as things are now."""
+        return waiting.alone and placement.may_be_alone(self.processes.values(), waiting.key, self.rules)
 
     async def _assign(self, process: Process, spec: WorkerSpec) -> Instance | None:
         """Assign the worker to a process; None if the process accepts no more workers."""
@@ -473,8 +606,9 @@ class PooledDriver(Driver):
         worker_id, now, term = spec.worker_id, self._clock.time(), self.link.term
         # Record it before sending: once the message is sent, the worker may run even if this call fails. If the leader
         # dies here, the next leader finds the worker in the report of the process, or the worker never started.
-        process.starting[worker_id] = Starting(spec.key, spec.slot, self.spec_hash(), now, term)
-        assign = Assign(_new_question(), spec.environment, spec.slot, self.spec_hash(), now)
+        spec_hash = spec.spec_hash or self.spec_hash()
+        process.starting[worker_id] = Starting(spec.key, spec.slot, spec_hash, now, term)
+        assign = Assign(_new_question(), spec.environment, spec.slot, spec_hash, now)
         self._log.debug("worker is assigned", process=process.worker_id, key=spec.key, worker_id=worker_id)
         # Repeated with the same id until it is answered; a worker id starts once (lifecycle: pooled-ids-once).
         await self._ask(process, assign)
@@ -602,6 +736,18 @@ class PooledDriver(Driver):
             with suppress(DriverError):
                 await self.refresh()
             self.changed()
+
+
+def worker_hash(process_hash: str) -> str:
+    """The hash of pooled workers whose processes have this hash."""
+    return hash_options({"placement": "pooled", "process": process_hash})
+
+
+def _idle_workers(processes: Iterable[Process]) -> list[Assignment]:
+    """The workers without requests, the least recently used first."""
+    workers = ((process, worker) for process in processes for worker in process.assignments())
+    idle = [one for process, one in workers if process.runs(one.worker_id) and not one.in_flight]
+    return sorted(idle, key=lambda one: one.last_used)
 
 
 def running(processes: Iterable[Process]) -> list[Process]:

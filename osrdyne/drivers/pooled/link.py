@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from osrdyne.drivers.base import WorkerSpec
+from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import Question
 
@@ -30,12 +31,20 @@ class ProcessLink(Protocol):
         """Return if the leader still leads, and led after `since` (monotonic). Raises `LeadershipLostError`."""
         ...
 
-    async def make_process(self, slot: int) -> WorkerSpec:
-        """The specification of a new process, with its own credentials. Raises `BrokerError`."""
+    async def make_process(self, slot: int, settings: ProcessSettings) -> WorkerSpec:
+        """The specification of a new process with these settings and its own credentials. Raises `BrokerError`."""
         ...
 
     def release_process(self, process: WorkerId) -> None:
         """Release the credentials of a process that has ended or did not start. Does not wait and does not fail."""
+        ...
+
+    def runs_suspect(self, worker_id: WorkerId) -> bool:
+        """Whether the worker has reported that it runs a request which may have ended an earlier worker."""
+        ...
+
+    def loads(self, worker_id: WorkerId) -> bool:
+        """Whether the worker has reported that it loads its data, and not yet that it is ready."""
         ...
 
     def note_assigned(self, seconds: float) -> None:

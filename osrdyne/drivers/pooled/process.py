@@ -5,13 +5,15 @@ No I/O. `PooledDriver` writes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from osrdyne.aio.signals import Wakeup
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.protocol.pooled import Assignment, AssignmentState, ProcessState, Refusal
+from osrdyne.protocol.pooled import Assignment, AssignmentState, MemoryLimit, ProcessState, Refusal
 
+SETTLE = 60.0
+"""Seconds after the last change of the workers of a process from which its live heap is compared."""
 ID_PREFIX = "pooled:"
 """The prefix of the instance ids of assigned workers; it distinguishes them from ids of the inner driver."""
 
@@ -33,6 +35,35 @@ class Starting:
     term: int
 
 
+@dataclass(slots=True)
+class HeapHistory:
+    """The live heap of a process since its workers last changed: `first` and `last`, bytes after a collection."""
+
+    first: int | None = None
+    last: int | None = None
+    _workers: frozenset[WorkerId] = frozenset()
+    _since: float = 0.0
+    _before: int | None = None
+
+    def note(self, state: ProcessState, *, now: float) -> None:
+        """Note a report. A value from before the last change of the workers does not count."""
+        living = (one.worker_id for one in state.assignments if one.state is not AssignmentState.EXITED)
+        workers, live = frozenset(living), state.memory.heap_live
+        if workers != self._workers:
+            self._workers, self._since, self._before, self.first, self.last = workers, now, live, None, None
+        # A worker loads its data after it was assigned: the heap grows, and nothing leaks.
+        if live is None or live == self._before or now - self._since < SETTLE:
+            return
+        self._before = None
+        self.first = live if self.first is None else min(self.first, live)
+        self.last = live
+
+    @property
+    def grown(self) -> int:
+        """Bytes by which the live heap has grown."""
+        return 0 if self.first is None or self.last is None else self.last - self.first
+
+
 @dataclass(slots=True, eq=False)
 class Process:
     """One process.
@@ -43,7 +74,9 @@ class Process:
     ended process that the pool has removed. `questions`, `watchers`: the events of callers that wait for an answer, or
     for any report. `closing`: the driver is ending it and assigns no more workers to it. `retiring`: why its workers
     must be replaced. `alone`: the only key that it accepts. `empty_since`: monotonic. `is_outdated`: it was started
-    with other settings.
+    with other settings than any that the pool has now. `given`: the hash of the settings that this driver gave it; None
+    if it was found. `short_of_memory`: the host or cgroup is short of memory. `shared`: workers that were in it
+    together with workers of other keys.
     """
 
     instance: Instance
@@ -51,6 +84,7 @@ class Process:
     heard_at: float
     started_in: int | None = None
     is_outdated: bool = False
+    given: str | None = None
     state: ProcessState | None = None
     starting: dict[WorkerId, Starting] = field(default_factory=dict)
     reserved: set[WorkerId] = field(default_factory=set)
@@ -64,10 +98,18 @@ class Process:
     alone: Key | None = None
     empty_since: float | None = None
     log_lines: tuple[str, ...] = ()
+    short_of_memory: bool = False
+    shared: set[WorkerId] = field(default_factory=set)
+    heap: HeapHistory = field(default_factory=lambda: HeapHistory())
 
     @property
     def worker_id(self) -> WorkerId:
         return self.instance.worker_id
+
+    @property
+    def settings_hash(self) -> str:
+        """The hash of its settings: workers of other settings have no place in it."""
+        return self.given or self.instance.spec_hash
 
     @property
     def is_gone(self) -> bool:
@@ -108,6 +150,11 @@ class Process:
             return 0.0
         return memory.heap_used / memory.heap_max
 
+    @property
+    def memory_limit(self) -> MemoryLimit | None:
+        """The memory of its host or cgroup; None while it is unknown."""
+        return None if self.state is None else self.state.memory.limit
+
     def assignments(self) -> list[Assignment]:
         """The workers that it has reported, without those that the pool has removed since the process ended."""
         reported = () if self.state is None else self.state.assignments
@@ -134,6 +181,11 @@ class Process:
         is_news = self.state is None or state.is_newer_than(self.state)
         if is_news:
             self.state, self.heard_at = state, now
+            self.heap.note(state, now=now)
+            living = [worker for worker in state.assignments if worker.state is not AssignmentState.EXITED]
+            if len({worker.key for worker in living}) > 1:
+                # For good: what another key has left behind may end the process later.
+                self.shared.update(worker.worker_id for worker in living)
             for worker in state.assignments:
                 # Reported: from now on its state comes from the process.
                 self.starting.pop(worker.worker_id, None)
@@ -167,7 +219,7 @@ class Process:
     def _reported(self, worker: Assignment) -> Instance:
         state, end = _STATES[worker.state], None
         if worker.state is AssignmentState.EXITED:
-            end = Exit(code=worker.exit.code, reason=worker.exit.reason) if worker.exit is not None else Exit()
+            end = Exit() if worker.exit is None else Exit(code=worker.exit.code, reason=worker.exit.reason)
         elif self.is_gone:
             # A worker without an end of its own has ended with its process.
             state, end = InstanceState.EXITED, self._end()
@@ -182,7 +234,7 @@ class Process:
             spec_hash=worker.spec_hash,
             started_at=worker.started_at,
             external_id=self.instance.external_id,
-            exit=end,
+            exit=end if end is None else replace(end, shared=worker.worker_id in self.shared),
             retiring=self.retiring is not None,
         )
 
@@ -205,7 +257,7 @@ class Process:
     def _end(self) -> Exit:
         end = self.instance.exit or Exit()
         reason = "the process ended" if end.reason is None else f"the process ended: {end.reason}"
-        return Exit(code=end.code, signal=end.signal, reason=reason)
+        return Exit(code=end.code, signal=end.signal, reason=reason, of_process=True)
 
     def instance_id(self, worker_id: WorkerId) -> InstanceId:
         return InstanceId(f"{ID_PREFIX}{self.worker_id}:{worker_id}")

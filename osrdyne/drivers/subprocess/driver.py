@@ -11,7 +11,7 @@ import asyncio
 import os
 import resource
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -75,14 +75,14 @@ class SubprocessDriver(Driver):
         self._changes = WatchCell(0)
         self._next_scan = float("-inf")
 
-    def spec_hash(self) -> str:
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
         return hash_options(
             {
                 "command": self._command,
                 "cwd": self._options.cwd,
                 "environment": self._options.environment,
                 "inherit": self._options.inherit,
-                "config": self.context.worker_shape,
+                "config": self.context.shape_of(config),
             }
         )
 

@@ -167,7 +167,7 @@ class LocalWorkers:
                 key=spec.key,
                 slot=spec.slot,
                 worker_id=spec.worker_id,
-                spec_hash=self._launch.spec_hash,
+                spec_hash=spec.spec_hash or self._launch.spec_hash,
                 generation=str(spec.generation),
                 started_at=now,
                 boot_id=boot_id(),

@@ -66,13 +66,13 @@ class SystemdDriver(Driver):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="systemd-driver")
         self._starting: set[str] = set()
 
-    def spec_hash(self) -> str:
+    def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
         return hash_options(
             {
                 "template": self._options.template,
                 "app": self.context.worker_app,
                 "environment": self._options.environment,
-                "config": self.context.worker_shape,
+                "config": self.context.shape_of(config),
             }
         )
 
@@ -92,7 +92,7 @@ class SystemdDriver(Driver):
             key=spec.key,
             slot=spec.slot,
             worker_id=spec.worker_id,
-            spec_hash=self.spec_hash(),
+            spec_hash=spec.spec_hash or self.spec_hash(),
             generation=str(spec.generation),
             started_at=self.context.clock.time(),
         )

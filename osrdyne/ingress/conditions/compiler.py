@@ -79,7 +79,7 @@ def compile_condition(text: str) -> Condition:
 
 
 def reader_of(node: Node) -> Evaluate:
-    """The value of a part of a condition, the types of which are right."""
+    """Compile a part of a condition whose types were checked already."""
     evaluate = _Compiler(SharedParts(node)).compile(node).evaluate
     return lambda sample: _limited(evaluate, sample)
 

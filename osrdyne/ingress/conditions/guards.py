@@ -1,5 +1,5 @@
-"""What a request must have for a condition to be true, where a plain look can tell: `level = 'alert'`, `name < 'm'`,
-`as_number(level) > 3`, `$body.celsius <= 50`, `starts_with(name, 'x')`.
+"""What a request must have for a condition to be true, as far as comparisons with literals show it:
+`level = 'alert'`, `name < 'm'`, `as_number(level) > 3`, `$body.celsius <= 50`, `starts_with(name, 'x')`.
 
 A table of many routes looks up by these which conditions are worth evaluating. Pure; used by `compiler`.
 """
@@ -12,12 +12,12 @@ from enum import Enum
 from osrdyne.ingress.conditions.syntax import BodyPath, Call, Chain, Header, Literal, Node, Prefix, SystemProperty
 
 Property = Header | SystemProperty | BodyPath
-MAX_GUARDS = 16  # Alternatives of one clause; with more it is not looked at.
-MAX_CLAUSES = 4  # Clauses of one condition that are looked at, the most telling first.
+MAX_GUARDS = 16  # Alternatives of one clause; a clause with more is not used.
+MAX_CLAUSES = 4  # Clauses of one condition that are used, the most selective first.
 
 
 class Relation(Enum):
-    """How the subject of a guard relates to its value; the number is the less, the more it tells."""
+    """How the subject of a guard relates to its value. The lower the number, the more selective the guard."""
 
     EQUALS = 0
     STARTS_WITH = 1
@@ -35,14 +35,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The subject has this relation to the value, and its type. `>` counts as at least: a guard lets more through."""
+    """The subject has this relation to the value, and its type. `>` counts as at least: a guard may let too
+    many through, never too few."""
 
     subject: Subject
     relation: Relation
     value: str | float
 
 
-Clause = tuple[Guard, ...]  # At least one of these.
+Clause = tuple[Guard, ...]  # At least one of these guards holds.
 
 _RELATIONS = {
     "=": Relation.EQUALS,

@@ -1,4 +1,4 @@
-"""What a condition sees of one request: headers, system properties and the body.
+"""One request as conditions see it: headers, system properties and the body.
 
 Made for each request by the ingress, and by `osrdyne routes eval`. The body is parsed at most once, and only when some
 condition asks for it. A sample also limits the work that conditions do on one request: they run on the event loop.
@@ -46,7 +46,7 @@ class Sample:
         self.exceeded = 0
 
     def begin_condition(self) -> None:
-        """Give the next condition its share of work."""
+        """Reset the work and the shared parts for the next condition; what the last one used counts for the request."""
         self._request_work -= MAX_CONDITION_WORK - self._condition_work
         self._condition_work = MAX_CONDITION_WORK
         self.shared.clear()

@@ -1,5 +1,6 @@
-"""From the text of a condition to tokens, each with its column. One pass of one regular expression without backtracking
-worth the name, so that no text takes more than linear time. Used by `parser` only.
+"""From the text of a condition to tokens, each with its column. One pass of one regular expression: its
+alternatives begin with different characters, so it hardly backtracks, and no text takes more than linear time. Used
+by `parser` only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Token:
 
 
 class SyntaxFault(Exception):
-    """The text is no condition. Stays inside this package."""
+    """The text is not a condition. Stays inside this package."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)

@@ -53,8 +53,10 @@ def compile_pattern(text: str, path: str) -> Pattern:
 
 
 def _problem(error: re2.error, text: str, path: str) -> Problem:
-    """RE2 says what is wrong and repeats the part of the expression that is: `missing ): (ab`."""
-    said = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error.args[0])
-    reason, _, part = said.partition(": ")
+    """RE2 reports the error and repeats the part of the expression that has it: `missing ): (ab`."""
+    reported = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else str(error.args[0])
+    reason, _, part = reported.partition(": ")
     place = text.find(part) if part else -1
-    return Problem(f"{said}; it is an expression of RE2" if part else reason, place + 1 if place >= 0 else None, path)
+    return Problem(
+        f"{reported}; it is an expression of RE2" if part else reason, place + 1 if place >= 0 else None, path
+    )

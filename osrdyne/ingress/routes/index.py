@@ -1,7 +1,7 @@
-"""Which of many conditions are worth evaluating for a request, found without a look at each of them.
+"""Finds the routes whose condition may be true for a request, without evaluating every condition.
 
-Routes have places in an order, and a set of them is a number with a bit for each place: what thousands of conditions
-demand is combined by a few operations on such numbers. Pure; built once for a manifest, used by `table`.
+Each route has a place, counted from 0, and a set of routes is an integer with bit n set for the route at place n: one
+`&` or `|` combines what thousands of conditions require. Pure; built once for a manifest, used by `table`.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from osrdyne.ingress.conditions.operators import Evaluate
 from osrdyne.ingress.conditions.syntax import Call, Header
 from osrdyne.ingress.conditions.values import Value
 
-B = TypeVar("B", str, float)
-Places = int  # A set of routes: bit n is the route at place n.
+Bound = TypeVar("Bound", str, float)
+RouteSet = int  # Bit n is set for the route at place n.
 
 
-def first(places: Places) -> int:
-    """The lowest place of a set that is not empty."""
-    return (places & -places).bit_length() - 1
+def lowest_place(routes: RouteSet) -> int:
+    """The lowest place in a set, which must not be empty."""
+    # `x & -x` keeps only the lowest bit that is set in x.
+    return (routes & -routes).bit_length() - 1
 
 
 class RouteIndex:
-    """The clauses of routes. The n-th clauses of all routes make a layer; a route that has none is in it anyway."""
+    """The clauses of all routes. Layer n holds the n-th clause of each route; a route without one passes the layer."""
 
     def __init__(self) -> None:
-        self._all: Places = 0
+        self._all: RouteSet = 0
         self._layers: list[_Layer] = []
 
     def add(self, place: int, clauses: tuple[Clause, ...]) -> None:
-        """A route whose condition is true only if each of the clauses holds."""
+        """Add a route whose condition can be true only if each of the clauses holds."""
         for number, clause in enumerate(clauses):
             if number == len(self._layers):
                 self._layers.append(_Layer())
@@ -44,28 +45,29 @@ class RouteIndex:
         # Also a route without clauses: it is a candidate for every request.
         self._all |= 1 << place
 
-    def candidates(self, sample: Sample) -> Places:
-        """The routes that this request could take."""
+    def candidates(self, sample: Sample) -> RouteSet:
+        """The routes whose condition may be true for this request."""
         found = self._all
         for layer in self._layers:
-            if found & layer.places:  # else it would be a look for nothing, and perhaps the only one into the body
+            # A layer that can exclude no route left is not read: it may be the only one that parses the body.
+            if found & layer.routes:
                 # Routes that have no clause in this layer pass it: the index may let too many through, and never too
                 # few.
-                found &= layer.holding(sample) | ~layer.places
+                found &= layer.matching(sample) | ~layer.routes
         return found
 
 
 class _Layer:
-    """One clause of each route that has one. Of headers only those that a request has are looked at."""
+    """One clause of each route that has one. Reads only the headers that a request has."""
 
     def __init__(self) -> None:
-        self.places: Places = 0
+        self.routes: RouteSet = 0
         self._of_headers: defaultdict[str, list[tuple[Evaluate, _Values]]] = defaultdict(list)
         self._others: list[tuple[Evaluate, _Values]] = []
         self._by_subject: dict[Subject, _Values] = {}
 
     def add(self, place: int, clause: Clause) -> None:
-        self.places |= 1 << place
+        self.routes |= 1 << place
         for guard in clause:
             self._values_of(guard.subject).add(place, guard.relation, guard.value)
 
@@ -80,7 +82,7 @@ class _Layer:
         readers.append((reader_of(node), values))
         return values
 
-    def holding(self, sample: Sample) -> Places:
+    def matching(self, sample: Sample) -> RouteSet:
         """The routes whose clause holds."""
         found = 0
         for read, values in self._others:
@@ -92,11 +94,11 @@ class _Layer:
 
 
 class _Values:
-    """What routes demand of one subject."""
+    """The values and bounds that routes require of one subject."""
 
     def __init__(self) -> None:
-        self._equal: defaultdict[str | float, Places] = defaultdict(int)
-        self._prefixes: defaultdict[int, defaultdict[str, Places]] = defaultdict(lambda: defaultdict(int))
+        self._equal: defaultdict[str | float, RouteSet] = defaultdict(int)
+        self._prefixes: defaultdict[int, defaultdict[str, RouteSet]] = defaultdict(lambda: defaultdict(int))
         self._numbers, self._strings = _Bounds[float](), _Bounds[str]()
 
     def add(self, place: int, relation: Relation, value: str | float) -> None:
@@ -110,7 +112,7 @@ class _Values:
         else:
             self._strings.add(relation, value, places)
 
-    def matching(self, value: Value) -> Places:
+    def matching(self, value: Value) -> RouteSet:
         if isinstance(value, str):
             found = self._equal.get(value, 0) | self._strings.matching(value)
             for length, prefixes in self._prefixes.items():
@@ -121,18 +123,18 @@ class _Values:
         return 0
 
 
-class _Bounds(Generic[B]):
-    """Least and greatest values that routes take."""
+class _Bounds(Generic[Bound]):
+    """The lower and upper bounds that routes set for one subject, of one type."""
 
     def __init__(self) -> None:
-        self._least: dict[B, Places] = {}
-        self._greatest: dict[B, Places] = {}
+        self._least: dict[Bound, RouteSet] = {}
+        self._greatest: dict[Bound, RouteSet] = {}
 
-    def add(self, relation: Relation, bound: B, places: Places) -> None:
+    def add(self, relation: Relation, bound: Bound, places: RouteSet) -> None:
         bounds = self._least if relation is Relation.AT_LEAST else self._greatest
         bounds[bound] = bounds.get(bound, 0) | places
 
-    def matching(self, value: B) -> Places:
+    def matching(self, value: Bound) -> RouteSet:
         found = 0
         if self._least:
             bounds, sums = self._rising
@@ -143,13 +145,13 @@ class _Bounds(Generic[B]):
         return found
 
     @cached_property
-    def _rising(self) -> tuple[list[B], list[Places]]:
-        """Least values, and the routes of the first n of them."""
+    def _rising(self) -> tuple[list[Bound], list[RouteSet]]:
+        """The lower bounds in rising order, and for each n the routes of the first n of them."""
         bounds = sorted(self._least)
         return bounds, list(accumulate((self._least[bound] for bound in bounds), or_, initial=0))
 
     @cached_property
-    def _falling(self) -> tuple[list[B], list[Places]]:
-        """Greatest values, and the routes of the last n of them."""
+    def _falling(self) -> tuple[list[Bound], list[RouteSet]]:
+        """The upper bounds in rising order, and for each n the routes of the last n of them."""
         bounds = sorted(self._greatest)
         return bounds, list(accumulate((self._greatest[bound] for bound in reversed(bounds)), or_, initial=0))

@@ -28,6 +28,7 @@ _NAME = re.compile(r"[^.$# ]+")
 _WRAPPERS = ("$edgeHub", "properties.desired")
 _STORE = "storeAndForwardConfiguration"
 _TTL = "timeToLiveSecs"
+_MEMBERS = ("route", "priority", _TTL, "retry", "coalesce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,10 @@ class Manifest:
         """The keys whose groups some route names."""
         endpoints = (route.statement.endpoint.key for route in self.routes)
         return frozenset(key for key in endpoints if key is not None)
+
+    def routes_to_other_logs(self, name: str | None) -> list[Route]:
+        """The routes that write to a log of another name."""
+        return [one for one in self.routes if one.statement.endpoint.log not in (None, name)]
 
     def document(self) -> dict[str, Any]:
         """The manifest as JSON values, in the form of Azure IoT Edge, without what surrounded it."""
@@ -119,11 +124,11 @@ class _Reader(DocumentReader):
             if not _NAME.fullmatch(name):
                 self.refuse(path, "a name has one character or more, and none of . $ # and blank")
             if isinstance(item, Members):
-                members = self.members(item, path, {"route", "priority", _TTL, "retry"})
+                members = self.members(item, path, set(_MEMBERS))
             elif isinstance(item, str):
                 members = {"route": item}
             else:
-                self.refuse(path, "the text of a route, or an object with route, priority, timeToLiveSecs and retry")
+                self.refuse(path, f"the text of a route, or an object with {', '.join(_MEMBERS)}")
                 continue
             yield from self._route(name, path, members)
 
@@ -143,6 +148,9 @@ class _Reader(DocumentReader):
         priority = self.whole(members.get("priority"), f"{path}.priority", largest=9)
         ttl = self.whole(members.get(_TTL), f"{path}.{_TTL}", largest=MAX_TTL)
         retry = self._retry(members["retry"], f"{path}.retry") if "retry" in members else None
+        coalesce = members.get("coalesce", False)
+        if not isinstance(coalesce, bool):
+            self.refuse(f"{path}.coalesce", "true or false is expected")
         text = members.get("route")
         if not isinstance(text, str):
             self.refuse(f"{path}.route", "the text of the route is missing")
@@ -156,7 +164,7 @@ class _Reader(DocumentReader):
             self.warn(f"{path}.route", "a * within a source matches nothing")
         if statement.condition is not None and not statement.condition.text:
             self.warn(f"{path}.route", "an empty condition is never true")
-        yield Route(name, text, statement, priority, ttl or 0, retry)
+        yield Route(name, text, statement, priority, ttl or 0, retry, coalesce is True)
 
     def _retry(self, value: Any, path: str) -> RetryTerms | None:
         members = self.members(value, path, set(RETRY_MEMBERS))
@@ -186,4 +194,6 @@ def _shown(route: Route) -> str | dict[str, Any]:
         members[_TTL] = route.ttl
     if route.retry is not None:
         members["retry"] = shown_retry(route.retry)
+    if route.coalesce:
+        members["coalesce"] = True
     return members if len(members) > 1 else route.text

@@ -17,7 +17,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.protocol.names import Key, parse_key
 from osrdyne.protocol.retries import RetryTerms
 
-DEFAULT_RANK = 10
+DEFAULT_RANK = 10  # The rank of a route without a priority: below priority 9.
 KEPT_STATEMENTS = 20_000  # Compiled statements that are kept for the next manifest.
 
 _BEGINNING = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM(?:\s+(?P<source>\S+)\s*|\s*$)", re.IGNORECASE)
@@ -25,18 +25,22 @@ _KEYWORD = re.compile(r"(?:WHERE|INTO)(?![\w.])", re.IGNORECASE)
 _INTO = re.compile(r"(?<![\w.$])INTO(?![\w.])", re.IGNORECASE)
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|/\*.*?\*/""", re.DOTALL)
 _UPSTREAM = "$upstream"
+_LOG_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ENDPOINT = re.compile(r"""BrokeredEndpoint\s*\(\s*(?:'([^']*)'|"([^"]*)")\s*\)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a route leads: the group of `key`, with `path` as the path of the request. None: the request's own key and
-    path, which is `$upstream`."""
+    path, which is `$upstream`. `log`: the log of telemetry of this name instead, under the request's own key."""
 
     key: Key | None = None
     path: str | None = None
+    log: str | None = None
 
     def __str__(self) -> str:
+        if self.log is not None:
+            return f"the log {self.log!r}"
         return _UPSTREAM if self.key is None else f"the group {self.key!r} with the path {self.path}"
 
 
@@ -45,9 +49,9 @@ UPSTREAM = Endpoint()
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The text of a route, understood.
+    """The text of a route, parsed.
 
-    `source` are the segments of a path in lower case; it matches every path that begins with them. Without a condition
+    `source`: the segments of a path in lower case; it matches every path that begins with them. Without a condition
     the source decides alone.
     """
 
@@ -59,7 +63,7 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class Route:
     """A route of a manifest. `priority` is 0 (highest) to 9, None for the default class below 9; `ttl` in seconds, 0
-    for the manifest's."""
+    for the manifest's. `coalesce`: identical requests that are in a worker at the same time share one run."""
 
     name: str
     text: str
@@ -67,10 +71,11 @@ class Route:
     priority: int | None = None
     ttl: int = 0
     retry: RetryTerms | None = None
+    coalesce: bool = False
 
     @property
     def rank(self) -> int:
-        """The lower, the more urgent."""
+        """For sorting: a lower rank is more urgent."""
         return DEFAULT_RANK if self.priority is None else self.priority
 
 
@@ -125,7 +130,7 @@ class _RouteFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What stands between the keywords, and where source and sink begin."""
+    """The text between the keywords, and the positions (from 0) at which source and sink begin."""
 
     source: str
     source_at: int
@@ -153,6 +158,7 @@ def _split(text: str) -> _Parts:
 
 def _last_into(text: str, start: int) -> int:
     """Where the INTO of the sink is: the last one outside of strings and comments."""
+    # Blanks of the same length: positions in the masked text are those of the text.
     masked = _QUOTED.sub(lambda match: " " * len(match[0]), text[start:])
     found = [match.start() for match in _INTO.finditer(masked)]
     if not found:
@@ -170,8 +176,16 @@ def _endpoint(sink: str) -> Endpoint:
     if target.lower() == _UPSTREAM:
         return UPSTREAM
     items = target.removeprefix("/").split("/")
-    if call is None or len(items) != 4 or items[0].lower() != "modules" or items[2].lower() != "inputs":
-        raise _RouteFault('expected a sink: $upstream or BrokeredEndpoint("/modules/KEY/inputs/PATH")')
+    kind = items[0].lower()
+    if call is None or len(items) != 4 or kind not in {"modules", "streams"} or items[2].lower() != "inputs":
+        raise _RouteFault(
+            'expected a sink: $upstream or BrokeredEndpoint("/modules/KEY/inputs/PATH"), or "/streams/NAME/inputs/log" '
+            "in place of that path"
+        )
+    if kind == "streams":
+        if _LOG_NAME.fullmatch(items[1]) is None or items[3].lower() != "log":
+            raise _RouteFault("a stream's sink is /streams/NAME/inputs/log, with the NAME of telemetry.name")
+        return Endpoint(log=items[1])
     try:
         key, path = (unquote_to_bytes(item).decode("utf-8") for item in (items[1], items[3]))
         return Endpoint(parse_key(key), f"/{path}")

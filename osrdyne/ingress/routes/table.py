@@ -1,9 +1,9 @@
-"""Which routes a request takes, and which of them decides for each endpoint. Source: Azure IoT Edge routes;
+"""Which routes match a request, and which of them decides for each endpoint. Source: Azure IoT Edge routes;
 docs/reference/routes/manifest.md.
 
-Pure. Used by the ingress for every request and by `explain`, which looks at every route and says what came of it. The
-ingress looks only at routes that an index by source and by what their conditions demand leaves over: a thousand routes
-that ask for different values of a header cost little more than one.
+Pure. Used by the ingress for every request, and by `explain`, which evaluates every route. The ingress evaluates only
+the routes that an index by source and by the requirements of conditions leaves over: a thousand routes for different
+values of a header cost little more than one.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.requests import Arrival
-from osrdyne.ingress.routes.index import Places, RouteIndex, first
+from osrdyne.ingress.routes.index import RouteIndex, RouteSet, lowest_place
 from osrdyne.ingress.routes.manifest import Manifest
 from osrdyne.ingress.routes.route import UPSTREAM, Endpoint, Route, matches_source
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What one route made of a request. `condition` is None where its source did not match, or it has none."""
+    """The result of one route for a request. `condition` is None if the source did not match or the route has none."""
 
     route: Route
     source: bool
@@ -33,15 +33,15 @@ class Examined:
 
 
 class RouteTable:
-    """The routes of one manifest, ready to be asked."""
+    """The routes of one manifest, with their index."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        # Of several routes to one endpoint the most urgent counts, and then the first: the rest needs no look.
+        # Of several routes to one endpoint the most urgent counts, of equal ones the first: the rest is not evaluated.
         self._by_rank = sorted(manifest.routes, key=lambda route: route.rank)
         self._declared = {route.name: place for place, route in enumerate(manifest.routes)}
         self._by_source: defaultdict[tuple[str, ...], RouteIndex] = defaultdict(RouteIndex)
-        self._same_endpoint: defaultdict[Endpoint, Places] = defaultdict(int)
+        self._same_endpoint: defaultdict[Endpoint, RouteSet] = defaultdict(int)
         for place, route in enumerate(self._by_rank):
             condition, endpoint = route.statement.condition, route.statement.endpoint
             self._by_source[route.statement.source].add(place, () if condition is None else condition.clauses)
@@ -53,19 +53,19 @@ class RouteTable:
         found: dict[Endpoint, Route] = {}
         left = self._candidates(arrival, segments)
         while left:
-            route = self._by_rank[first(left)]
+            route = self._by_rank[lowest_place(left)]
             # For this request: two endpoints that differ in the manifest may be the same group and path here.
             endpoint = resolved(route.statement.endpoint, arrival)
-            # Conditions are evaluated one by one, the most urgent route first: most are never looked at.
+            # Conditions are evaluated one by one, the most urgent route first: most are never evaluated.
             if endpoint in found or _examine(route, segments, arrival).taken:
                 found.setdefault(endpoint, route)
                 left &= ~self._same_endpoint[route.statement.endpoint]
             else:
-                left &= left - 1  # all but the first
+                left &= left - 1  # clears the lowest set bit: this route is done
         return sorted(found.values(), key=lambda route: self._declared[route.name])
 
-    def _candidates(self, arrival: Arrival, segments: tuple[str, ...]) -> Places:
-        """The routes whose source matches, and whose condition is worth a look."""
+    def _candidates(self, arrival: Arrival, segments: tuple[str, ...]) -> RouteSet:
+        """The routes whose source matches and whose condition may be true."""
         found = 0
         for length in range(len(segments) + 1):
             index = self._by_source.get(segments[:length])

@@ -15,7 +15,7 @@ from typing import Any
 from osrdyne.ingress.documents.patterns import Pattern, compile_pattern
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.documents.reader import DocumentReader, Members, read_document, read_json
-from osrdyne.ingress.splitter.overlaps import Automaton, NotUnderstoodError, common_text
+from osrdyne.ingress.splitter.overlaps import Automaton, NotUnderstoodError, SearchBudget, common_text
 from osrdyne.ingress.splitter.rules import DEFAULT_DELIMITER, FromHash, FromRequest, FromStatic, Rule
 
 MAX_RULES = 200
@@ -34,7 +34,7 @@ class SplitterManifest:
 
     @cached_property
     def warnings(self) -> tuple[Problem, ...]:
-        """For the person who wrote it; looked for when they are asked for."""
+        """For the author of the manifest. Computed on access, because the search for overlaps takes long."""
         captures_nothing = "the expression captures nothing, so it splits nothing: put a part of it in parentheses"
         useless = [
             Problem(captures_nothing, path=f"{rule.name}.{_REQUEST}.url")
@@ -150,8 +150,8 @@ def _shown(rule: Rule) -> dict[str, Any]:
 
 
 def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
-    """A warning for each two rules that match some key both."""
-    budget = [OVERLAP_STEPS]
+    """Warn of each two rules that both match some key."""
+    budget = SearchBudget(OVERLAP_STEPS)
     automata: list[tuple[Rule, Automaton]] = []
     for rule in rules:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]  # Code points from and to, both included; in no order.
 
@@ -21,12 +22,29 @@ _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 
 
+@dataclass(slots=True)
+class SearchBudget:
+    """The steps that are left for a whole manifest, shared by the searches of all pairs of rules."""
+
+    steps: int
+
+    def spend(self) -> None:
+        """Count one step. Raises `NotUnderstoodError` if none is left."""
+        if self.steps <= 0:
+            raise NotUnderstoodError
+        self.steps -= 1
+
+
 class NotUnderstoodError(Exception):
     """The expression uses something that only RE2 knows, or is too large."""
 
 
 class Automaton:
-    """What an expression matches, as states: `free` steps need no character, `steps` one of some."""
+    """A nondeterministic automaton for an expression, built while the text is parsed (Thompson's construction).
+
+    `free[n]`: the states that follow state n without a character. `steps[n]`: those that follow it after a character
+    of the given ranges. `start` and `end`: the first state and the accepting one.
+    """
 
     def __init__(self, text: str) -> None:
         """Raises `NotUnderstoodError`. The expression is known to be one that RE2 takes."""
@@ -46,7 +64,7 @@ class Automaton:
         self.steps.append([])
         return len(self.free) - 1
 
-    # --- reading: every method gives the first and the last state of what it has read
+    # --- parsing: each method returns the first and the last state of the part that it has parsed
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -89,7 +107,7 @@ class Automaton:
         start = end = self._state()
         for number in range(max(least, 1 if most is None else most)):
             if number:
-                self._at = began
+                self._at = began  # a count such as {2,5} has copies of the atom: parse it again for each
                 first, last = self._atom()
             self.free[end].append(first)
             if number >= least:  # this one, and so all after it, may be left out
@@ -104,7 +122,7 @@ class Automaton:
         return start, end
 
     def _count(self) -> tuple[int, int | None]:
-        """How often what was just read is to come; None is without limit."""
+        """How often the atom before it may occur, at least and at most; None is without limit."""
         least: int = 1
         most: int | None = 1
         if self._accept_mark("*"):
@@ -179,10 +197,10 @@ class Automaton:
         return ((code, code),)
 
 
-def common_text(first: Automaton, second: Automaton, budget: list[int]) -> str | None:
+def common_text(first: Automaton, second: Automaton, budget: SearchBudget) -> str | None:
     """A short text that both match; None when there is none.
 
-    Every pair of states costs one of `budget[0]`. Raises `NotUnderstoodError` when nothing is left of it.
+    Each pair of states costs one step of `budget`. Raises `NotUnderstoodError` if none is left.
     """
     begin = (first.start, second.start)
     texts = {begin: ""}
@@ -191,12 +209,11 @@ def common_text(first: Automaton, second: Automaton, budget: list[int]) -> str |
         here = waiting.popleft()
         if here == (first.end, second.end):
             return texts[here]
-        budget[0] -= 1
-        if budget[0] < 0:
-            raise NotUnderstoodError
+        budget.spend()
         for following, character in _steps(first, second, here):
             if following not in texts:
                 texts[following] = texts[here] + character
+                # A step without a character first: texts are tried in order of their length, the shortest is found.
                 (waiting.append if character else waiting.appendleft)(following)
     return None
 
@@ -213,7 +230,7 @@ def _steps(first: Automaton, second: Automaton, here: tuple[int, int]) -> Iterat
 
 
 def _common_character(ranges: Ranges, others: Ranges) -> str | None:
-    """A character of both, one that can be read where there is one."""
+    """A character of both; a printable one if there is one."""
     found = [(max(low, other_low), min(high, other_high)) for low, high in ranges for other_low, other_high in others]
     found = [(low, high) for low, high in found if low <= high]
     for wanted in (0x61, 0x41, 0x30, 0x2D):

@@ -1,7 +1,7 @@
 """The splitter: which requests of one key go to groups of their own, beside each other.
 
-Pure but for the turns that static names take: they are memory, so that a new leader begins with the first name again.
-The rules come from `splitter_manifest`. Source: docs/reference/routes/splitter.md; Gateleen queues.
+Pure except for the turns of static names, which are in memory: a new leader begins with the first name again.
+The rules come from `manifest`. Source: docs/reference/routes/splitter.md; Gateleen queues.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from osrdyne.ingress.documents.patterns import Pattern
 from osrdyne.ingress.requests import Arrival
 
 DEFAULT_DELIMITER = "-"
-REMEMBERED_KEYS = 10_000  # Keys for which the rule need not be looked for again.
+REMEMBERED_KEYS = 10_000  # Keys whose rule is cached.
 
 
 @dataclass(frozen=True, slots=True)
 class FromStatic:
-    """One name after the other, each rule for itself."""
+    """Round robin over the names; each rule has its own turn."""
 
     names: tuple[str, ...]
 
@@ -30,7 +30,7 @@ class FromStatic:
 
 @dataclass(frozen=True, slots=True)
 class FromRequest:
-    """Every group that `url` captures from the path, then the header; all of what is asked for, or nothing."""
+    """Every group that `url` captures from the path, then the header. If one is missing, the key stays unchanged."""
 
     url: Pattern | None = None
     header: str | None = None
@@ -75,7 +75,7 @@ class FromHash:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is done with the keys that `keys` matches. Its name is that expression, as it was written."""
+    """One rule, for the keys that `keys` matches as a whole. Its name is that expression, as written."""
 
     keys: Pattern
     postfix: FromStatic | FromRequest | FromHash
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What became of a key. `rule` is the name of the first that matches it, `unchanged` why that changed nothing.
+    """The result for a key. `rule`: the name of the first rule that matches. `unchanged`: why that rule kept the key.
 
     `takes_turns`: the next request gets another key.
     """
@@ -101,7 +101,7 @@ class Split:
 
 
 class Splitter:
-    """Rules in their order, ready to be asked: the first that matches a key counts."""
+    """Rules in their order: the first that matches a key counts."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
@@ -129,7 +129,7 @@ class Splitter:
         return Split(rule.delimiter.join((key, *postfixes)), rule.name, takes_turns=takes_turns)
 
     def prefix_of(self, key: str) -> str | None:
-        """What every key that is made of this one begins with; None when it stays as it is."""
+        """The prefix of every key that is made of this one; None if no rule matches it."""
         rule = self._rule_of(key)
         return None if rule is None else key + rule.delimiter
 
@@ -156,6 +156,10 @@ def jump_hash(number: int, buckets: int) -> int:
 
 
 def _header(arrival: Arrival, name: str) -> str | None:
-    """A header as text, by its name in any case; None where it is missing, null, a list or a table."""
-    value = arrival.sample.header(name.lower())
+    """A header as text, by its name in any case, or a system property such as `{$principal}`; None where it is missing,
+    null, a list or a table."""
+    if name.startswith("{$") and name.endswith("}"):
+        value = arrival.sample.system_property(name[2:-1].lower())
+    else:
+        value = arrival.sample.header(name.lower())
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Eviction: while groups wait for a place, the least recently used idle groups are retired.
+"""Eviction: while groups wait for a place, idle groups are retired: by the rank of their profile, then by last use.
 
 A retired group is unbound at once and ends like any other, when its queue is proven empty. A request that arrives
 meanwhile keeps it, and another group is chosen.
@@ -7,6 +7,7 @@ meanwhile keeps it, and another group is chosen.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.logs import Logger, get_logger
@@ -35,12 +36,15 @@ class GroupEviction:
         worker_status: WorkerStatuses,
         worker_reports: WorkerRegistry,
         depths: QueueDepths,
+        rank: Callable[[Key], int],
     ) -> None:
+        """`rank`: groups of the lowest rank are evicted first."""
         self._tracker = tracker
         self._admission = admission
         self._worker_status = worker_status
         self._worker_reports = worker_reports
         self._depths = depths
+        self._rank = rank
         self._idle_for = context.settings.lifecycle.make_room_after
         self._clock = context.clock
         self._seen_busy: dict[Key, float] = {}
@@ -85,7 +89,7 @@ class GroupEviction:
     def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
         stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
         self._check_queue(key, record)
-        return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
+        return Candidate(key, record, busy=not self.is_at_rest(key), stays=stays, rank=self._rank(key))
 
     def _check_queue(self, key: Key, record: GroupRecord) -> None:
         """Look at the queue of a group whose workers do not report completion: they stay busy after their first
@@ -103,7 +107,7 @@ class GroupEviction:
             # Ask for a newer sample next time: this one has proven that the group is busy.
             self._seen_busy[key] = self._clock.monotonic()
 
-    def _is_at_rest(self, key: Key) -> bool:
+    def is_at_rest(self, key: Key) -> bool:
         """Whether every worker of the group reports that it is idle; a group without workers is idle, too."""
         observed = self._worker_status[key]
         if observed.stopping or observed.starting:

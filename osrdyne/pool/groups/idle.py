@@ -8,6 +8,7 @@ idle-needs-a-fresh-total).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from osrdyne.aio.signals import Subscription
 from osrdyne.logs import Logger, get_logger
@@ -32,8 +33,11 @@ class IdleReaper:
         queue_status: QueueStatuses,
         worker_status: WorkerStatuses,
         depths: QueueDepths,
+        is_removed: Callable[[Key], bool] = lambda key: False,
     ) -> None:
+        """`is_removed`: whether the queue of a key is being removed, so that what waits in it is answered `gone`."""
         self._tracker = tracker
+        self._is_removed = is_removed
         self._queue_status = queue_status
         self._worker_status = worker_status
         self._depths = depths
@@ -69,13 +73,16 @@ class IdleReaper:
             # The tracker refuses if the group was required or held meanwhile (lifecycle: pin-until-forwarded).
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
-            elif messages and self._tracker.is_retired(key) and self._worker_status[key].instances:
-                # Its workers finish the requests, then the total is requested again.
+            elif messages and self._tracker.is_retired(key) and self._is_answered(key):
+                # Its workers finish the requests, or they are answered; then the total is requested again.
                 self._seen_busy[key] = self._clock.monotonic()
             elif messages:
                 # Activity reports were lost, or a request arrived just before the unbind: serve it.
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle", key=key, messages=messages)
+
+    def _is_answered(self, key: Key) -> bool:
+        return bool(self._worker_status[key].instances) or self._is_removed(key)
 
     def _messages(self, key: Key) -> int | None:
         after = stop_evidence_after(self._queue_status[key], settle_delay=self._settle_delay)

@@ -1,14 +1,14 @@
 """The active manifest of one kind in one term: loaded when the term begins, followed, and changed through the API.
 
 A change takes effect at once, for requests that arrive after it. Each kind defines what that means for it: routes in
-`routes`, the splitter here.
+`routes`, profiles in `profiles`, the splitter here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Generic
+from typing import ClassVar, Generic
 
 from osrdyne.errors import BrokerError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
@@ -24,15 +24,17 @@ NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to manage
 
 
 class ActiveManifest(ABC, Generic[D]):
-    """The active manifest of one kind; a direct pool has none.
+    """The active manifest of one kind; a direct pool has none, unless the kind does not need a managed pool.
 
     A change may name the version that it expects to be active, 0 for none. If another version is active, it raises
     `VersionConflictError`.
     """
 
+    needs_managed: ClassVar[bool] = True
+
     def __init__(self, context: TermContext, store: ManifestStore[D]) -> None:
         self._store = store
-        self._managed = context.settings.pool.is_managed
+        self._managed = context.settings.pool.is_managed or not self.needs_managed
         self._clock = context.clock
         self._changing = asyncio.Lock()
         self._kept: KeptManifest | None = None
@@ -128,7 +130,7 @@ class ActiveManifest(ABC, Generic[D]):
                     raise PoolConflictError(f"The version {version} cannot be read any more: {error}") from error
                 return await self.change(manifest, author=author, expected=expected)
         raise PoolConflictError(
-            f"There is no version {version}: `osrdyne {self._store.kind} history` shows those that are kept."
+            f"There is no version {version}: `{self._store.kind.command} history` shows those that are kept."
         )
 
     async def current(self) -> KeptManifest | None:

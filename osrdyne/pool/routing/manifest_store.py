@@ -1,4 +1,4 @@
-"""The stored manifests of a managed pool, of one kind and in all versions, as global parameters of RabbitMQ.
+"""The stored manifests of a pool, of one kind and in all versions, as global parameters of RabbitMQ.
 
 Written by the leader only. A manifest is stored as text, because RabbitMQ does not preserve the order of the members of
 an object, and the order of routes and rules matters. A large manifest is compressed. The history is written first: a
@@ -36,6 +36,20 @@ class ManifestKind(StrEnum):
 
     ROUTES = "routes"
     SPLITTER = "splitter"
+    PROFILES = "profiles"
+    POLICIES = "policies"
+    QUOTA = "quota"
+    CIRCUITS = "circuits"
+
+    @property
+    def path(self) -> str:
+        """Where the API has it, below `/v1`."""
+        return "circuits/config" if self is ManifestKind.CIRCUITS else str(self)
+
+    @property
+    def command(self) -> str:
+        """The commands that change it, as `osrdyne routes`."""
+        return f"osrdyne {self.path.replace('/', ' ')}"
 
 
 class Document(Protocol):
@@ -50,7 +64,7 @@ class Document(Protocol):
 
     @property
     def size(self) -> int:
-        """The number of routes or rules."""
+        """The number of routes, rules, profiles or policies."""
         ...
 
 
@@ -59,7 +73,8 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class KeptManifest:
-    """One version. `at`: seconds since the epoch. `size`: number of routes or rules, if known.
+    """One version. `at`: seconds since the epoch. `size`: number of routes, rules or profiles, if
+    known.
 
     `stored`: the document as JSON text, compressed and in Base64 if `packed`; None: the version has no manifest.
     """

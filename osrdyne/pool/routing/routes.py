@@ -17,7 +17,7 @@ from osrdyne.broker.topology.declarations import Topology
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.ingress.acceptance import TtlLimits, longest_ttl, warn_of_capped_ttls
-from osrdyne.ingress.documents.problems import Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.routes.retries import different_delays
 from osrdyne.ingress.routes.table import RouteTable
@@ -75,6 +75,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         # Maximum lifetime in seconds of any request that was accepted in this term, or is accepted by the active
         # routes. It never falls within a term, because requests of former routes may still wait.
         self.longest_ttl = self.ttl_limits.default
+        self._log_name = context.settings.telemetry.name
         self._apply_policy = apply_policy
         self._declare = declare
         self._count_ready = count_ready
@@ -83,6 +84,12 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         # The routes whose requests are currently not retried, with the reason.
         self.retries_off: Mapping[str, str] = {}
         self._manifest: Manifest | None = None
+        self._names: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the active routes."""
+        return self._names
 
     @property
     def retrying(self) -> Mapping[int, int]:
@@ -161,6 +168,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         self.levels.use(routes.priorities)
         if manifest is None:
             self._manifest, self.retries_off, self.table = None, {}, None
+            self._names = frozenset()
         else:
             # Building the table is most of the work for many routes; it is repeated only if a retry queue was refused
             # meanwhile.
@@ -179,6 +187,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         for name in self.retries_off.keys() - off.keys():
             self._log.info("retries of a route are on again", route=name)
         self._manifest, self.retries_off = manifest, off
+        self._names = frozenset(route.name for route in manifest.routes)
         self.table = RouteTable(manifest.without_retries(off)) if table is None else table
 
     def _update_retries(self) -> None:
@@ -189,6 +198,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
     async def _change(self, manifest: Manifest | None, *, author: str) -> RouteChange:
         before = self.levels.of_routes
         routes = _NO_ROUTES if manifest is None else manifest
+        self._refuse_other_logs(routes)
         await self._require_ttl(routes)
         # What may be refused comes first: a stored manifest that cannot be activated would end each following term.
         await self._declare(self._layout.exchanges_for(routes.priorities))
@@ -202,6 +212,21 @@ class ActiveRoutes(ActiveManifest[Manifest]):
             removed=tuple(sorted(before - routes.priorities)),
             pending=await self._count_pending(),
         )
+
+    def _refuse_other_logs(self, routes: Manifest) -> None:
+        """Raises `InvalidDocumentError` for routes to a log that the pool does not have: their requests would be
+        refused."""
+        known = "has no log" if self._log_name is None else f"has the log {self._log_name!r}"
+        if others := routes.routes_to_other_logs(self._log_name):
+            raise InvalidDocumentError(
+                [
+                    Problem(
+                        f"the pool {known}; write its name, or change telemetry.name and restart the daemon",
+                        path=f"routes.{one.name}.route",
+                    )
+                    for one in others
+                ]
+            )
 
     async def _count_pending(self) -> dict[int, int]:
         pending: Counter[int] = Counter()

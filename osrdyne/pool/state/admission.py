@@ -1,10 +1,10 @@
 """Admission: which groups may have workers, and which wait for a place. No I/O.
 
 At most `max_groups` groups have a place. The queue of a further group is bound, and its requests stay in the queue
-until a place is free; groups get places in the order of their arrival. Requests for new keys are refused beyond
-`max_waiting` waiting groups and beyond `max_keys` distinct keys: random keys must not exhaust the host or RabbitMQ,
-where every name of a quorum queue takes an Erlang atom until the node restarts (broker: atoms-per-queue-name). Written
-by the orphan processor and the worker groups loop.
+until a place is free; groups get places by the priority of their requests, then in the order of their arrival. Requests
+for new keys are refused beyond `max_waiting` waiting groups and beyond `max_keys` distinct keys: random keys must not
+exhaust the host or RabbitMQ, where every name of a quorum queue takes an Erlang atom until the node restarts (broker:
+atoms-per-queue-name). Written by the orphan processor and the worker groups loop.
 """
 
 from __future__ import annotations
@@ -58,8 +58,17 @@ class KeyCounter:
 class Admission:
     """The groups with a place and the groups that wait for one, in one term."""
 
-    def __init__(self, *, max_groups: float, max_waiting: int, key_counter: KeyCounter) -> None:
-        self._max_groups = max_groups
+    def __init__(
+        self,
+        *,
+        max_groups: float | Callable[[], float],
+        max_waiting: int,
+        key_counter: KeyCounter,
+        rank: Callable[[Key], int] = lambda _: 0,
+    ) -> None:
+        """`max_groups`: a number, or what returns it at present."""
+        self._max_groups: Callable[[], float] = max_groups if callable(max_groups) else lambda: max_groups
+        self._rank = rank
         self._max_waiting = max_waiting
         self.key_counter = key_counter
         self.on_waiting: Callable[[], None] = lambda: None  # Called when a group begins to wait.
@@ -71,8 +80,8 @@ class Admission:
         return len(self._admitted)
 
     def waiting(self) -> list[Key]:
-        """The groups that wait for a place, in the order of their arrival."""
-        return list(self._waiting)
+        """The groups that wait for a place: by the priority of their requests, then in the order of their arrival."""
+        return sorted(self._waiting, key=self._rank)
 
     def up(self) -> list[Key]:
         """The groups that have a place."""
@@ -112,15 +121,20 @@ class Admission:
         """Free the place of a group that has ended. Returns the groups that get a place, in their order."""
         self._admitted.discard(key)
         self._waiting.pop(key, None)
+        return self.promote()
+
+    def promote(self) -> list[Key]:
+        """Give the free places to waiting groups, also after the limit was raised. Returns them in their order."""
         promoted = []
         while self._waiting and self._has_room():
-            following = next(iter(self._waiting))
+            # The first one of the highest priority, as in `waiting`.
+            following = min(self._waiting, key=self._rank)
             self.admit(following)
             promoted.append(following)
         return promoted
 
     def _has_room(self) -> bool:
-        return len(self._admitted) < self._max_groups
+        return len(self._admitted) < self._max_groups()
 
     def _enqueue(self, key: Key) -> Verdict:
         self._waiting[key] = None
@@ -131,16 +145,18 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group with a place, as a candidate for eviction. `busy`: one of its workers has work or is loading."""
+    """A group with a place, as a candidate for eviction. `busy`: one of its workers has work or is loading. `rank`: the
+    candidates of the lowest rank are chosen first."""
 
     key: Key
     record: GroupRecord
     busy: bool
     stays: bool
+    rank: int = 0
 
 
 def choose_to_end(candidates: Iterable[Candidate], *, waiting: int, now: float, idle_for: float) -> list[Key]:
-    """Choose the least recently used idle groups to end, so that the waiting groups get a place.
+    """Choose the idle groups to end, so that the waiting groups get a place: by rank, the least recently used first.
 
     Groups that are ending already count as free places, unless they have work to finish. A group that was used within
     `idle_for` seconds, has work, is pinned or held, is not chosen.
@@ -156,5 +172,5 @@ def choose_to_end(candidates: Iterable[Candidate], *, waiting: int, now: float, 
         and now - one.record.last_activity >= idle_for
         and not (one.record.status is GroupStatus.UNBOUND and one.record.stop_at <= now)
     ]
-    idle.sort(key=lambda one: (one.record.last_activity, one.key))
+    idle.sort(key=lambda one: (one.rank, one.record.last_activity, one.key))
     return [one.key for one in idle[: max(0, waiting - ending)]]

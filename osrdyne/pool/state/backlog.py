@@ -1,4 +1,4 @@
-"""Waiting requests of each priority level, and the age of the oldest; used for metrics and `status` only.
+"""Waiting requests of each priority level, and the age of the oldest: for metrics, `status` and the order of starts.
 
 RabbitMQ reports how many requests wait in a queue, in listings that are some seconds old, but not since when. The queue
 of one level is first in, first out, so the oldest of n waiting requests is the n-th latest that was forwarded. The
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.protocol.names import Key, QueueId
+from osrdyne.protocol.names import PRIORITIES, Key, QueueId
 
 MARK_INTERVAL = 1.0  # Seconds between two marks of a queue, and so the resolution of an age.
+DEFAULT_RANK = len(PRIORITIES)  # The default level comes after all priorities.
 MAX_MARKS = 128  # Marks of one queue; beyond that every second one is dropped.
 
 
@@ -74,10 +75,13 @@ class PriorityBacklog:
         self._listed: set[Key] = set()
         self._arrivals: defaultdict[QueueId, ArrivalLog] = defaultdict(ArrivalLog)
         self._of_groups: dict[Key, dict[int | None, Waiting]] = {}
+        self._unlisted: dict[Key, dict[int, float]] = {}  # Levels with requests that no listing contains yet.
 
     def note(self, key: Key, priority: int | None, at: float) -> None:
         """Record a request that was forwarded to the group."""
         self._arrivals[key, priority].note(at)
+        if priority is not None:
+            self._unlisted.setdefault(key, {})[priority] = at
 
     def take_listing(self, listed: Sequence[ListedQueue]) -> None:
         """Take the number of waiting requests from a listing."""
@@ -88,6 +92,11 @@ class PriorityBacklog:
             }
             for queue in listed
         }
+        for queue in listed:
+            noted = self._unlisted.pop(queue.key, {})
+            # A listing may be older than a request: what came after the sample is not in its figures.
+            if later := {priority: at for priority, at in noted.items() if at >= queue.sampled_after}:
+                self._unlisted[queue.key] = later
         self._forget({queue.key for queue in listed})
 
     def _waiting_in(self, queue: QueueId, ready: int) -> Waiting:
@@ -101,6 +110,14 @@ class PriorityBacklog:
         self._listed = listed
         for queue in [queue for queue in self._arrivals if queue[0] in over]:
             del self._arrivals[queue]
+        for key in over & self._unlisted.keys():
+            del self._unlisted[key]
+
+    def rank(self, key: Key) -> int:
+        """The highest priority of which a request of the group may wait: 0 is the highest, `DEFAULT_RANK` the default
+        level."""
+        listed = (priority for priority, one in self.of_group(key).items() if one.requests and priority is not None)
+        return min([*listed, *self._unlisted.get(key, ())], default=DEFAULT_RANK)
 
     def of_group(self, key: Key) -> Mapping[int | None, Waiting]:
         """The backlog of a group by priority level, None for the default level, as of the latest listing."""

@@ -25,14 +25,15 @@ class Draining:
 @dataclass(frozen=True, slots=True)
 class InventoryEntry:
     """One instance. `seen_at`: monotonic time when this term first saw it. `started_here`: this term started it.
-    `updated`: this term gave it the present settings. `is_mismarked`: the driver still lists it with the hash of
+    `given`: the hash of the settings that this term gave it, at its start or later; None: an earlier
+    term did. `is_mismarked`: the driver still lists it with the hash of
     other settings. `hangs`: why it counts as alive but not working. `draining`: it was asked to end. `stopped_for`:
     why it was stopped."""
 
     instance: Instance
     seen_at: float
     started_here: bool = False
-    updated: bool = False
+    given: str | None = None
     is_mismarked: bool = False
     served: bool = False
     hangs: str | None = None
@@ -42,10 +43,8 @@ class InventoryEntry:
     def is_outdated(self, spec_hash: str) -> bool:
         """Whether it is to be replaced: its settings differ from those of `spec_hash`, or its backend will end it.
 
-        The settings of an instance that got the present ones in this term do not count, whatever the driver lists:
-        otherwise it would be replaced again and again."""
-        got_present = self.started_here or self.updated
-        return self.instance.retiring or (self.instance.spec_hash != spec_hash and not got_present)
+        What this term gave it counts, whatever the driver lists: otherwise it would be replaced again and again."""
+        return self.instance.retiring or (self.given or self.instance.spec_hash) != spec_hash
 
     @property
     def is_loading(self) -> bool:
@@ -81,15 +80,20 @@ class InstanceInventory:
         instances = (entry.instance for entry in self._entries.values())
         return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
 
-    def note(self, instance: Instance, *, now: float, started_here: bool = False) -> None:
-        """Add an instance, or update it as given."""
+    def note(self, instance: Instance, *, now: float, started_here: bool = False, given: str | None = None) -> None:
+        """Add an instance, or update it. `given`: the hash of the settings that it was started with in this term."""
         before = self._entries.get(instance.instance_id)
         if before is None:
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
-            entry = InventoryEntry(instance, now, started_here)
+            entry = InventoryEntry(instance, now, started_here, given)
         else:
             # A listing may have been faster than the answer to the start.
-            entry = replace(before, instance=instance, started_here=before.started_here or started_here)
+            entry = replace(
+                before,
+                instance=instance,
+                started_here=before.started_here or started_here,
+                given=given or before.given,
+            )
         self._entries[instance.instance_id] = entry
         if entry.is_loading:
             self._may_load.add(instance.instance_id)
@@ -123,9 +127,9 @@ class InstanceInventory:
     def mark_draining(self, instance_id: InstanceId, draining: Draining) -> None:
         self._change(instance_id, draining=draining)
 
-    def mark_updated(self, instance_id: InstanceId, instance: Instance) -> None:
-        """The driver gave the instance the present settings and returned `instance`."""
-        self._change(instance_id, instance=instance, updated=True)
+    def mark_updated(self, instance_id: InstanceId, instance: Instance, *, given: str | None) -> None:
+        """The driver gave the instance the settings of the hash `given`, and returned `instance`."""
+        self._change(instance_id, instance=instance, given=given, is_mismarked=False)
 
     def mark_stopping(self, instance_id: InstanceId, why: str) -> None:
         self._change(instance_id, stopped_for=why)
@@ -164,6 +168,10 @@ class InstanceInventory:
             changed.add(entry.instance.key)
             self.drop(entry.instance.instance_id)
         return changed, vanished
+
+    def loading_entries(self) -> list[InventoryEntry]:
+        """The workers that load their data."""
+        return [entry for name in self._may_load if (entry := self._entries[name]).is_loading]
 
     def loading(self) -> int:
         """How many workers load their data. Costs as much as there are such workers and changes since the last call."""

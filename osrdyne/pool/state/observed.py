@@ -19,6 +19,9 @@ from osrdyne.drivers.base import Instance
 from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.names import Key
 
+CIRCUIT = "circuit"
+"""What a group waits for while a circuit pauses it."""
+
 
 class Binding(StrEnum):
     UNKNOWN = "unknown"
@@ -67,7 +70,7 @@ class ObservedWorkers:
     starting: bool = False
     empty_since: float | None = None
     failure: StartFailure | None = None
-    waiting_for: str | None = None
+    waiting_for: str | None = None  # The setting that limits the starts, or `CIRCUIT`.
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ RESTART = Backoff(initial=1.0, maximum=60.0)  # Between the end of a worker and 
 # After a final start failure, until a request may cause the next attempt.
 RETRY_FAILED = Backoff(initial=10.0, maximum=300.0)
 # Number of workers in a row that ended while running requests, before they completed any, until the group backs off
-# anyway.
+# anyway; and that ended with a process of other keys before they were ready, until the start has failed.
 FREE_RESTARTS = 10
 STABLE_AFTER = 60.0  # Seconds of service after which earlier failures no longer count.
 
@@ -22,7 +22,8 @@ STABLE_AFTER = 60.0  # Seconds of service after which earlier failures no longer
 class RestartBackoff:
     """The start history of one group. `failures`: workers in a row that ended before they were ready; `crashes`:
     workers in a row that ended soon after; `blamed`: workers in a row that ended while they had requests and had
-    completed none. `rounds`: final failures in a row. Times are monotonic."""
+    completed none, or with a process of other keys before they were ready. `rounds`: final failures in a row. Times are
+    monotonic."""
 
     failures: int = 0
     crashes: int = 0
@@ -43,12 +44,16 @@ def worker_ended(
     now: float,
     had_requests: bool = False,
     had_completed: bool = False,
+    with_others: bool = False,
 ) -> RestartBackoff:
     """A worker of a desired group ended by itself, or was stopped because it did not become ready.
 
     A worker that had requests is replaced at once: its successor runs those last, one at a time, and other requests
-    must not wait for them.
+    must not wait for them. `with_others`: it ended with a process in which other keys were. That says little about this
+    key; the driver gives it its own process if it happens again.
     """
+    if not served and with_others and record.blamed + 1 < FREE_RESTARTS:
+        return replace(record, blamed=record.blamed + 1, back_off_until=now)
     if served and had_requests:
         blamed = 1 if had_completed or lived >= STABLE_AFTER else record.blamed + 1
         excess = blamed - FREE_RESTARTS

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
@@ -53,10 +53,18 @@ class _Group:
 class PoolStateTracker:
     """The desired state of the pool during one term."""
 
-    def __init__(self, *, term: int, delays: Delays, clock: Clock, pinned: Iterable[Key] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        term: int,
+        delays: Delays | Callable[[Key], Delays],
+        clock: Clock,
+        pinned: Iterable[Key] = (),
+    ) -> None:
+        """`delays`: those of all groups, or of each key. A change of them counts from the next event of a group."""
         self._term = term
         self._counter = 0
-        self._delays = delays
+        self._delays_of: Callable[[Key], Delays] = delays if callable(delays) else lambda key: delays
         self._clock = clock
         self._groups: dict[Key, _Group] = {}
         self._timers: list[tuple[float, Key]] = []
@@ -120,17 +128,17 @@ class PoolStateTracker:
         if group is not None and group.status is GroupStatus.ACTIVE:
             # The most frequent event by far. The timer runs already, and is extended when it fires.
             group.last_activity = now
-            group.active_until = groups.active_until(now, group.active_until, self._delays, extra_lifetime)
+            group.active_until = groups.active_until(now, group.active_until, self._delays_of(key), extra_lifetime)
         else:
             before = None if group is None else group.record()
-            record = groups.require(before, now=now, delays=self._delays, extra_lifetime=extra_lifetime)
+            record = groups.require(before, now=now, delays=self._delays_of(key), extra_lifetime=extra_lifetime)
             group = self._put(key, group, record, changed=True)
         return Generation(self._term, group.generation)
 
     def adopt(self, key: Key, status: GroupStatus) -> None:
         """Take over a group found in RabbitMQ, unless the key is known already."""
         if key not in self._groups:
-            record = groups.adopt(status, now=self._clock.monotonic(), delays=self._delays)
+            record = groups.adopt(status, now=self._clock.monotonic(), delays=self._delays_of(key))
             self._put(key, None, record, changed=True)
 
     def hold(self, key: Key) -> None:
@@ -168,7 +176,7 @@ class PoolStateTracker:
         if group is None or self._stays(key):
             return False
         now = self._clock.monotonic()
-        retired = groups.unbind(group.record(), now=now, delays=Delays(self._delays.unbind, 0.0))
+        retired = groups.unbind(group.record(), now=now, delays=Delays(self._delays_of(key).unbind, 0.0))
         self._put(key, group, retired, changed=group.status is not GroupStatus.UNBOUND)
         self._retired.add(key)
         return True
@@ -212,7 +220,7 @@ class PoolStateTracker:
             if not groups.is_due(record, now=now):
                 self._arm(key, group, record.due_at)
             elif record.status is GroupStatus.ACTIVE:
-                self._put(key, group, groups.unbind(record, now=now, delays=self._delays), changed=True)
+                self._put(key, group, groups.unbind(record, now=now, delays=self._delays_of(key)), changed=True)
             else:
                 self._stop_due.add(key)
                 self.stop_due.set()

@@ -17,17 +17,23 @@ from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.protocol.activity import (
     ALONE_FIELD,
+    EXECUTORS,
     GENERATION_FIELD,
     REQUESTS_FIELD,
+    STARVED_JOBS_FIELD,
     STUCK_FIELD,
     SUSPECTS_FIELD,
+    WAITING_FOR_FIELD,
     ActivityReport,
     Event,
     cold_start_of,
+    executor_seconds_of,
     named_requests,
+    reloads_of,
 )
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
+from osrdyne.protocol.rates import RATE_FIELD, EventRate, rate_from_wire
 
 _K = TypeVar("_K")
 
@@ -89,7 +95,10 @@ class WorkerReportState:
     `alone`: the text of the request that it runs with nothing else. `stuck`: the text of a request whose handler does
     not end. `is_assumed`: it has not reported, but its queue has a consumer that no other worker explains.
     `reports_completion`: it has reported the end of a request, or how many run; until it does, only its queue shows
-    when it is idle. `cold_start`: milliseconds of each part of its start.
+    when it is idle. `waiting_for`: what its start or its requests wait for, such as executors. `cold_start`:
+    milliseconds of each part of its start. `reloads`: the outcomes of its last reloads on request, by id.
+    `executor_seconds`: how long its tasks have run, on one core; None if it does not report it.
+    `rate`: the limit of its events; None: no limit, or not reported.
     """
 
     worker_id: str
@@ -110,7 +119,11 @@ class WorkerReportState:
     stuck: str | None = None
     is_assumed: bool = False
     reports_completion: bool = False
+    waiting_for: str | None = None
     cold_start: Mapping[str, int] = field(default_factory=dict)
+    reloads: Mapping[str, str | None] = field(default_factory=dict)
+    executor_seconds: float | None = None
+    rate: EventRate | None = None
 
 
 def apply_report(
@@ -138,7 +151,8 @@ def apply_report(
         heard_at=now,
         worked_at=now if report.event in WORK else after.worked_at,
         counts_requests=after.counts_requests or counts,
-        paused=report.details.get("paused") is True,
+        # Reports about requests do not say it, and a paused worker may run some.
+        paused=paused if isinstance(paused := report.details.get("paused"), bool) else after.paused,
         generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
         completed=after.completed + done,
         suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
@@ -146,8 +160,29 @@ def apply_report(
         stuck=_text(report.details.get(STUCK_FIELD)),
         is_assumed=False,
         reports_completion=reports_completion,
+        waiting_for=_waiting_for(report),
         cold_start={**after.cold_start, **cold_start_of(report)},
+        reloads=reloads_of(report) or after.reloads,
+        executor_seconds=after.executor_seconds if (took := executor_seconds_of(report)) is None else took,
+        rate=_rate(report, before=after.rate),
     )
+
+
+def _waiting_for(report: ActivityReport) -> str | None:
+    """What the start of the worker waits for, or its jobs."""
+    jobs = report.details.get(STARVED_JOBS_FIELD)
+    if isinstance(jobs, int) and jobs > 0:
+        return EXECUTORS
+    return _text(report.details.get(WAITING_FOR_FIELD))
+
+
+def _rate(report: ActivityReport, *, before: EventRate | None) -> EventRate | None:
+    if RATE_FIELD not in report.details:
+        return before  # reports about requests do not have it
+    try:
+        return rate_from_wire(report.details[RATE_FIELD])
+    except ValueError:
+        return before
 
 
 def _text(value: object) -> str | None:

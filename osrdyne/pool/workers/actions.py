@@ -132,7 +132,7 @@ class WorkerActions:
             self._note_refusal(key, error)
             return True
         # At once, without a listing: the slot must count as taken when the key is planned again.
-        self._instances.note(instance, now=self._clock.monotonic(), started_here=True)
+        self._instances.note(instance, now=self._clock.monotonic(), started_here=True, given=spec.spec_hash)
         self._metrics.worker_starts.labels(outcome="started").inc()
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
         return True
@@ -239,7 +239,7 @@ class WorkerActions:
         await self._lease.confirm()
         updated = await self._driver.update(instance_id, spec)
         if updated is not None:
-            self._instances.mark_updated(instance_id, updated)
+            self._instances.mark_updated(instance_id, updated, given=spec.spec_hash)
             self._log.info("group settings updated", key=key, worker_id=updated.worker_id)
         return True
 
@@ -290,8 +290,12 @@ class WorkerActions:
         had_requests = reported is not None and bool(reported.requests or reported.suspects or reported.in_flight)
         if ended_by_itself and reported is not None and reported.requests:
             self._note_death(entry, reported, log_lines)
+        # In a process of several keys, a request of another key may be the cause: the driver places the suspects apart.
+        shared = instance.exit is not None and instance.exit.shared
+        with_others = shared and instance.exit is not None and instance.exit.of_process
         if ended_by_itself and reported is not None and reported.alone is not None:
-            self._refuse_text(instance.key, reported.alone)
+            if not shared:
+                self._refuse_text(instance.key, reported.alone)
         elif ended_by_itself and reported is not None and reported.stuck is not None:
             self._note_stuck(instance.key, reported.stuck)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
@@ -314,6 +318,7 @@ class WorkerActions:
             now=now,
             had_requests=had_requests,
             had_completed=reported is not None and reported.completed > 0,
+            with_others=with_others,
         )
         self._restarts.apply(instance.key, ended)
 

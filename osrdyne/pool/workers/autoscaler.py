@@ -11,6 +11,7 @@ and drains workers accordingly. Source: docs/reference/drivers/scaling.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from osrdyne.aio.signals import ChangeFeed
@@ -43,6 +44,12 @@ class ScalingRules:
 
     def clamp(self, workers: int) -> int:
         return min(self.maximum, max(self.minimum, workers))
+
+    def limited(self, readers: int) -> ScalingRules:
+        """The rules of a group that may have at most `readers` workers."""
+        if readers >= self.maximum:
+            return self
+        return replace(self, minimum=min(self.minimum, readers), maximum=readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +153,14 @@ class Autoscaler:
         instances: InstanceInventory,
         worker_reports: WorkerRegistry,
         listings: QueueListings,
+        concurrency_of: Callable[[Key], int] | None = None,
+        readers_of: Callable[[Key], int | None] | None = None,
     ) -> None:
+        """`concurrency_of`: the requests that a worker of a group runs at once, if groups differ. `readers_of`: the
+        maximum number of workers of a group (MaxConcurrentReaders), if groups differ."""
         self._rules = rules
+        self._concurrency_of = concurrency_of
+        self._readers_of = readers_of
         self._instances = instances
         self._worker_reports = worker_reports
         self._listings = listings
@@ -159,11 +172,17 @@ class Autoscaler:
 
     def desired(self, key: Key) -> int:
         """The desired number of workers of a group. A group that was just found keeps its number at first."""
+        rules = self._limited_rules(key)
         if not self._rules.is_elastic:
-            return self._rules.minimum  # no state is kept that would have to be dropped
+            return rules.minimum  # no state is kept that would have to be dropped
         if key not in self._scales:
-            self._scales[key] = begin(self._sample(key, Backlog()), self._rules, alive=len(self._staying(key)))
-        return self._scales[key].desired
+            self._scales[key] = begin(self._sample(key, Backlog()), rules, alive=len(self._staying(key)))
+        # The limit may have changed since the latest sample.
+        return rules.clamp(self._scales[key].desired)
+
+    def readers(self, key: Key) -> int | None:
+        """The maximum number of workers of a group at any moment; None: no limit of its own."""
+        return None if self._readers_of is None else self._readers_of(key)
 
     async def run(self) -> None:
         """Sample at intervals. Runs until cancelled."""
@@ -197,12 +216,22 @@ class Autoscaler:
     def _rescale(self, key: Key, backlog: Backlog) -> None:
         sample = self._sample(key, backlog)
         before = self.desired(key)
-        after = self._scales[key] = rescale(self._scales[key], sample, self._rules)
+        after = self._scales[key] = rescale(self._scales[key], sample, self._rules_of(key))
         if after.desired == before:
             return
         self._metrics.scalings.labels(direction="up" if after.desired > before else "down").inc()
         self._log.info("group scaled", key=key, workers=after.desired, before=before, waiting=backlog.waiting)
         self.feed.notify(key)
+
+    def _rules_of(self, key: Key) -> ScalingRules:
+        rules = self._limited_rules(key)
+        if self._concurrency_of is None:
+            return rules
+        return replace(rules, concurrency=self._concurrency_of(key))
+
+    def _limited_rules(self, key: Key) -> ScalingRules:
+        readers = self.readers(key)
+        return self._rules if readers is None else self._rules.limited(readers)
 
     def _sample(self, key: Key, backlog: Backlog) -> Sample:
         serving = self._serving(key)

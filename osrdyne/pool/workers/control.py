@@ -9,24 +9,49 @@ from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
+from osrdyne.pool.state.paused_groups import PausedGroups
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import Key, QueueName, WorkerId
 from osrdyne.protocol.pooled import Question, question_to_control
+from osrdyne.protocol.rates import RATE_FIELD, EventRate
 
 
 class WorkerControl:
     """Publishes control messages, which may get lost. Each method returns whether RabbitMQ has accepted the message."""
 
-    def __init__(self, context: TermContext, *, tracker: PoolStateTracker, publisher: Publisher) -> None:
+    def __init__(
+        self, context: TermContext, *, tracker: PoolStateTracker, paused: PausedGroups, publisher: Publisher
+    ) -> None:
         self._names = context.names
         self._tracker = tracker
+        self._paused = paused
         self._publisher = publisher
         self._log: Logger = get_logger("worker_control")
 
     async def ask_for_reports(self, key: Key) -> bool:
-        """Ask the workers of a group for a report: they answer `resume` with one."""
-        return await self._send_to_group(key, ControlMessage(Command.RESUME, self._tracker.generation))
+        """Tell the workers of a group whether they may take requests: they answer with a report."""
+        command = Command.PAUSE if self._paused.is_paused(key) else Command.RESUME
+        return await self._send_to_group(key, ControlMessage(command, self._tracker.generation))
+
+    async def ask_for_probe(self, worker_id: WorkerId, probe_id: str) -> bool:
+        """Ask one paused worker to take exactly one request; its report repeats the id. False if the worker certainly
+        has not got the message, so that it may be sent again."""
+        message = ControlMessage(Command.PROBE, self._tracker.generation, {"id": probe_id})
+        routing_key = self._names.control_worker_routing_key(worker_id)
+        try:
+            # Mandatory: a worker that has just begun may report that it is ready before its control queue is bound.
+            await self._publisher.publish(
+                Message(body=message.wire_body(), persistent=False),
+                exchange=self._names.control_exchange,
+                routing_key=routing_key,
+                mandatory=True,
+            )
+        except PublishRefusedError:
+            return False
+        except BrokerSilentError as error:
+            self._log.warning("probe not confirmed", to=routing_key, error=str(error))
+        return True
 
     async def send_queues(self, key: Key, queues: Sequence[QueueName]) -> bool:
         """Send the workers of a group the queues that they serve, the most urgent first."""
@@ -38,6 +63,18 @@ class WorkerControl:
         """Send the workers of a group the texts that they refuse, with the seconds for which they do."""
         message = ControlMessage(Command.POISON, self._tracker.generation, {"texts": dict(texts)})
         return await self._send_to_group(key, message)
+
+    async def send_rate(self, key: Key, rate: EventRate | None) -> bool:
+        """Send the workers of a group the rate of each of them; None: no limit. They answer with a report."""
+        details = {RATE_FIELD: None if rate is None else rate.to_wire()}
+        return await self._send_to_group(key, ControlMessage(Command.RATE, self._tracker.generation, details))
+
+    async def ask_for_reload(self, key: Key, reload_id: str) -> bool:
+        """Ask the workers of a group to load their data again. They report the outcome; a repeated id repeats only the
+        report."""
+        return await self._send_to_group(
+            key, ControlMessage(Command.RELOAD, self._tracker.generation, {"id": reload_id})
+        )
 
     async def drain(self, worker_id: WorkerId) -> bool:
         """Ask one worker to take no more requests, to finish those it runs, and to end."""

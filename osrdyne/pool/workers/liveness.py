@@ -7,8 +7,9 @@ may get lost. A worker that does not answer is replaced, and so is one that answ
 wait. A worker that has never reported how many requests it runs speaks only part of the protocol; RabbitMQ's consumer
 timeout applies to it.
 
-A worker that is paused, or that has seen a control message of a later generation than the leader's, follows another
-sender: it is asked to resume, twice, and then replaced. This module stops no worker itself.
+A worker that is paused while its group is not, or the other way round, or that has seen a control message of a later
+generation than the leader's, has missed a message or follows another sender: it is sent the message again, twice, and
+then replaced. This module stops no worker itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
+from osrdyne.pool.state.paused_groups import PausedGroups
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
@@ -35,6 +37,7 @@ SILENT = "it did not answer"
 IDLE_ANYWAY = "it took no requests although some waited"
 
 STAYS_PAUSED = "it takes no requests and does not resume"
+IGNORES_PAUSE = "its group is paused, and it goes on taking requests"
 AHEAD = "it follows control messages that this leader did not send"
 
 
@@ -54,22 +57,25 @@ class Suspicion:
 
 @dataclass(slots=True)
 class Deviation:
-    """A worker that is not in the state that the leader wants: how often it was asked to resume, and when last."""
+    """A worker that is not in the state that the leader wants: how often it was sent a message, and when last."""
 
     asked: int = 0
     asked_at: float = -math.inf
 
 
-def deviates(worker: WorkerReportState, generation: Generation) -> str | None:
+def deviates(worker: WorkerReportState, generation: Generation, *, paused: bool) -> str | None:
     """How a serving worker deviates from what a leader of this generation wants; None if it does not.
 
-    No leader wants a worker paused, and no leader has sent a message of a later generation than its own.
+    `paused`: whether a circuit pauses its group. No leader has sent a message of a later generation than its own.
     """
     if not worker.state.serves:
         return None
     if worker.generation is not None and worker.generation > generation:
         return AHEAD
-    return STAYS_PAUSED if worker.paused else None
+    # One that says nothing of its generation does not follow control messages at all.
+    if paused and not worker.paused:
+        return IGNORES_PAUSE if worker.generation is not None else None
+    return STAYS_PAUSED if worker.paused and not paused else None
 
 
 def is_suspicious(worker: WorkerReportState, *, now: float, patience: float) -> bool:
@@ -112,12 +118,14 @@ class WorkerLiveness:
         instances: InstanceInventory,
         control: WorkerControl,
         worker_loop: WorkerGroupsLoop,
+        paused: PausedGroups,
     ) -> None:
         self._tracker = tracker
         self._worker_reports = worker_reports
         self._instances = instances
         self._control = control
         self._worker_loop = worker_loop
+        self._paused = paused
         self._patience = context.settings.worker.silence_timeout
         self._clock = context.clock
         self._suspicions: dict[Key, Suspicion] = {}
@@ -165,14 +173,14 @@ class WorkerLiveness:
                 self._replace_hanging(key, hanging or {})
 
     async def _correct_deviations(self) -> None:
-        """Resume paused workers, and have workers replaced that do not follow."""
+        """Pause and resume workers as their groups are, and have workers replaced that do not follow."""
         found = {
             worker.worker_id: (worker, why)
             for worker in self._worker_reports.all()
-            if (why := deviates(worker, self._tracker.generation)) is not None
+            if (why := self._deviation_of(worker)) is not None
         }
         self._deviations = {name: self._deviations.get(name) or Deviation() for name in found}
-        asked: set[Key] = set()  # one message resumes all workers of a group
+        asked: set[Key] = set()  # one message reaches all workers of a group
         for name, (worker, why) in found.items():
             deviation = self._deviations[name]
             if self._clock.monotonic() - deviation.asked_at < self._patience / 2:
@@ -182,9 +190,12 @@ class WorkerLiveness:
                 self._replace_hanging(worker.key, {name: why})
             elif worker.key in asked or await self._control.ask_for_reports(worker.key):
                 asked.add(worker.key)
-                self._log.info("worker asked to resume", key=worker.key, worker_id=name, why=why)
+                self._log.info("worker asked to follow its group", key=worker.key, worker_id=name, why=why)
                 deviation.asked += 1
                 deviation.asked_at = self._clock.monotonic()
+
+    def _deviation_of(self, worker: WorkerReportState) -> str | None:
+        return deviates(worker, self._tracker.generation, paused=self._paused.is_paused(worker.key))
 
     async def _ask_group(self, key: Key, suspicion: Suspicion) -> None:
         if suspicion.asked >= ASKED or self._clock.monotonic() - suspicion.asked_at < self._patience / 2:

@@ -22,7 +22,7 @@ from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.state import restart_backoff
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.instances import InventoryEntry
-from osrdyne.pool.state.observed import ObservedWorkers
+from osrdyne.pool.state.observed import CIRCUIT, ObservedWorkers
 from osrdyne.pool.state.restart_backoff import RestartBackoff
 from osrdyne.pool.workers.actions import WorkerActions
 from osrdyne.pool.workers.autoscaler import Autoscaler
@@ -56,12 +56,16 @@ class WorkerGroupsLoop:
         self._queue_status = state.queue_status
         self._worker_status = state.worker_status
         self._worker_reports = state.worker_reports
+        self._start_durations = state.start_durations
+        self._rank = state.backlog.rank
         self._instances = state.instances
         self._restarts = state.restarts
         self._driver = driver
-        self._spec_hash = driver.spec_hash()
+        self._profiles = state.profiles
         self._actions = actions
         self._autoscaler = autoscaler
+        self._policy_changes = state.created_queues.policy_changes
+        self._paused = state.paused
         self._clock = context.clock
         self._metrics = context.metrics
         self._limits = context.settings.lifecycle
@@ -99,12 +103,26 @@ class WorkerGroupsLoop:
             self._restarts.apply(key, restart_backoff.retry_allowed)
             self.reconcile(key)
 
+    def settings_changed(self, keys: Iterable[Key]) -> None:
+        """Plan these groups again: their settings have changed. A start that has failed may be tried again at once."""
+        for key in keys:
+            if self._restarts[key].failure is not None:
+                self._restarts.apply(key, restart_backoff.retry_allowed)
+            self.reconcile(key)
+        # If some keys are not pooled any more, the room of the processes does not limit the groups.
+        for key in self._admission.promote():
+            self.reconcile(key)
+
     def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Stop workers that are alive and do not work (by worker id, with the reason), and start others."""
         for entry in self._instances.of_key(key):
             if (why := hanging.get(entry.instance.worker_id)) is not None:
                 self._instances.mark_hanging(entry.instance.instance_id, why)
         self.reconcile(key)
+
+    def start_queue(self) -> list[Key]:
+        """The keys that wait for a start under `max_concurrent_starts`, in the order in which they start."""
+        return sorted(self._waiting_for_room, key=self._rank)
 
     async def list_instances(self) -> None:
         """List the driver's instances. At the start of a term this comes before anything is decided.
@@ -137,6 +155,8 @@ class WorkerGroupsLoop:
             self._queue_status.feed.subscribe(already=self._queue_status.keys()),
             self._worker_reports.feed.subscribe(),
             self._autoscaler.feed.subscribe(),
+            self._policy_changes.subscribe(),
+            self._paused.feed.subscribe(),
         ]
         async with asyncio.TaskGroup() as group:
             for source in sources:
@@ -197,8 +217,10 @@ class WorkerGroupsLoop:
                 self._dirty[key] = None
 
     def _plan_keys(self, group: asyncio.TaskGroup) -> None:
-        """Plan the keys that wait for a start in their order, then the other keys that changed, a part of them at a
-        time."""
+        """Plan the keys that wait for a start and the keys that changed, a part of the latter at a time.
+
+        If there is room for starts, keys come by the priority of their requests, then in the order of their arrival.
+        """
         dirty = self._next_keys()
         # First for all keys: a worker that has become ready makes room for another start.
         for key in dirty:
@@ -207,14 +229,16 @@ class WorkerGroupsLoop:
         # Counted anew in each pass: workers become ready, or end, without an action of this loop.
         self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._instances.loading()
         waiting, self._waiting_for_room = self._waiting_for_room, {}
-        for key in waiting:
+        keys = [*waiting, *(key for key in dirty if key not in waiting)]
+        # The first to be planned are started. Without room no key is, and the order need not be computed.
+        for key in sorted(keys, key=self._rank) if self._room > 0 else keys:
             if key in dirty or self._room > 0:
                 self._plan(key, group)
             else:
-                self._waiting_for_room[key] = None  # keeps its position
-        for key in dirty:
-            if key not in waiting:
-                self._plan(key, group)
+                self._waiting_for_room[key] = None
+        # In the order of arrival, whatever the order of planning: it decides among keys of one priority.
+        still = self._waiting_for_room
+        self._waiting_for_room = dict.fromkeys([*(key for key in waiting if key in still), *still])
 
     def _next_keys(self) -> dict[Key, None]:
         """Take the keys to plan now out of those that changed: keys that a request waits for come first."""
@@ -303,6 +327,7 @@ class WorkerGroupsLoop:
             self.retry(key)  # No caller waits for an answer that would trigger the retry.
             self._recheck_at(key, failure.retry_at)
         record = self._restarts[key]
+        present = self._profiles.of(key).spec_hash
         for entry in entries:
             if entry.draining is not None:
                 self._recheck_at(key, min(entry.draining.ask_again_at, entry.draining.until))
@@ -318,9 +343,12 @@ class WorkerGroupsLoop:
             is_ending=record == RestartBackoff() and self._is_ending(key),
             serving=_ids(entry for entry in entries if entry.served),
             busy=_ids(entry for entry in entries if self._is_busy(entry)),
-            outdated=_ids(entry for entry in entries if entry.is_outdated(self._spec_hash)),
+            outdated=_ids(entry for entry in entries if entry.is_outdated(present)),
             draining={entry.instance.instance_id: entry.draining for entry in entries if entry.draining},
             drains=self._driver.instance_is_worker,
+            readers=self._autoscaler.readers(key) if self._driver.instance_is_worker else None,
+            paused=self._paused.is_paused(key),
+            probing=self._paused.is_probing(key),
         )
 
     def _is_busy(self, entry: InventoryEntry) -> bool:
@@ -367,15 +395,18 @@ class WorkerGroupsLoop:
             if not entry.served and reported is not None and reported.state.serves:
                 self._instances.mark_served(entry.instance.instance_id)
                 self._metrics.worker_starts.labels(outcome="ready").inc()
-                self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
-                if not entry.is_outdated(self._spec_hash):
+                took = max(0.0, self._clock.monotonic() - entry.seen_at)
+                self._metrics.start_seconds.observe(took)
+                if entry.started_here:
+                    # Of other workers only a part of the start was seen.
+                    self._start_durations.note(took)
+                if not entry.is_outdated(self._profiles.of(key).spec_hash):
                     self._restarts.apply(key, restart_backoff.became_ready)
 
     def _note_mismarked(self, key: Key) -> None:
-        """Report workers that got the present settings but are listed by the driver with other ones."""
+        """Report workers that the driver lists with other settings than it was given."""
         for entry in self._instances.of_key(key):
-            got_present = not entry.is_outdated(self._spec_hash)
-            if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
+            if entry.given not in {None, entry.instance.spec_hash} and not entry.is_mismarked:
                 self._instances.mark_mismarked(entry.instance.instance_id)
                 self._metrics.mismarked_workers.inc()
                 self._log.error(
@@ -405,6 +436,8 @@ class WorkerGroupsLoop:
         self._worker_status.set(key, observed)
 
     def _waiting_for(self, key: Key) -> str | None:
+        if self._paused.is_paused(key):
+            return CIRCUIT
         if self._tracker.status(key) is not None and not self._admission.is_admitted(key):
             return "max_groups"
         return "max_concurrent_starts" if key in self._waiting_for_room else None

@@ -75,6 +75,8 @@ class ObservedGroup:
     place under `max_groups`. `is_ending`: the idle times of the group are over, and none of its workers has ended by
     itself.
 
+    `paused`: a circuit pauses the group, and no worker is started. `probing`: except one, paused, for a probe.
+    `readers`: the maximum number of workers at any moment (MaxConcurrentReaders); None: no limit.
     `serving`: instances that have been ready. `busy`: those that run requests. `outdated`: those started with other
     settings. `draining`: those that were asked to end. `drains`: whether they can be asked.
     """
@@ -93,6 +95,9 @@ class ObservedGroup:
     outdated: frozenset[InstanceId] = frozenset()
     draining: Mapping[InstanceId, Draining] = field(default_factory=dict)
     drains: bool = True
+    readers: int | None = None
+    paused: bool = False
+    probing: bool = False
 
 
 def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: int, now: float) -> list[GroupAction]:
@@ -119,8 +124,9 @@ def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: i
     actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
     useful = [instance for instance in running if instance.instance_id not in useless]
     actions += _plan_draining(useful, observed, now=now)
-    if not observed.queue_exists or observed.is_ending:
-        return actions  # no worker is started that would be stopped before it has loaded its data
+    # No worker is started that would be stopped before it has loaded its data. Without a slot, workers are drained.
+    if not observed.queue_exists or (observed.is_ending and slots):
+        return actions
     staying = [instance for instance in useful if instance.instance_id not in observed.draining]
     return actions + _plan_number(desired, staying, observed, slots=slots, now=now)
 
@@ -158,11 +164,21 @@ def _plan_number(
             return []
         ends = sorted(staying, key=lambda instance: _stop_order(instance, observed))[:excess]
         return [_end(instance, observed) for instance in ends]
+    if observed.paused:
+        # One worker for a probe, which starts paused. Any other one would have nothing to do.
+        alone = observed.probing and slots > 0 and not observed.instances
+        return [_plan_start(observed, 0, 0, now=now)] if alone else []
     if replacing and not observed.drains:
         return [Update(instance.instance_id) for instance in outdated]
     # Hanging workers count, so that no successor works beside one; draining workers do not.
     places = sum(instance.instance_id not in observed.draining for instance in observed.instances)
     missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)
+    if observed.readers is not None:
+        # Draining workers still hold requests. A successor has to wait for the end of one; it cannot start beside it.
+        room = max(0, observed.readers - len(observed.instances))
+        if excess == 0 and replacing and settled and not room and not observed.draining:
+            return [_end(min(outdated, key=lambda instance: _stop_order(instance, observed)), observed)]
+        missing = min(missing, room)
     # Stopping and exited ones hold their slot as well (lifecycle: start-when-slot-is-free).
     taken = {instance.slot for instance in observed.instances}
     free = (slot for slot in itertools.count() if slot not in taken)

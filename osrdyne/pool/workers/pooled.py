@@ -7,17 +7,19 @@ the end. The activity processor passes the reports of the processes to the drive
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import WorkerSpec, new_worker_id
 from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.drivers.pooled.upkeep import PooledUpkeep
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease, WorkerCredentials
 from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, WorkerId
@@ -35,6 +37,7 @@ class PooledLink:
         control: WorkerControl,
         credentials: WorkerCredentials,
         lease: Lease,
+        worker_reports: WorkerRegistry,
     ) -> None:
         self._settings = context.settings
         self._metrics = context.metrics
@@ -42,6 +45,7 @@ class PooledLink:
         self._control = control
         self._credentials = credentials
         self._lease = lease
+        self._worker_reports = worker_reports
 
     @property
     def term(self) -> int:
@@ -53,23 +57,35 @@ class PooledLink:
     async def confirm(self, *, since: float | None = None) -> None:
         await self._lease.confirm(since=since)
 
-    async def make_process(self, slot: int) -> WorkerSpec:
-        environment = process_environment(self._settings)
+    async def make_process(self, slot: int, settings: ProcessSettings) -> WorkerSpec:
+        environment = process_environment(self._settings, settings.config)
         # If the leader dies before the process starts, a user without a process remains; the next leader removes it.
         uri = await self._credentials.uri_for_process(environment.worker_id)
         return WorkerSpec(
-            environment=replace(environment, amqp_uri=uri), generation=self._tracker.generation, slot=slot
+            environment=replace(environment, amqp_uri=uri),
+            generation=self._tracker.generation,
+            slot=slot,
+            spec_hash=settings.hash,
         )
 
     def release_process(self, process: WorkerId) -> None:
         self._credentials.release(process)
 
+    def runs_suspect(self, worker_id: WorkerId) -> bool:
+        reported = self._worker_reports[worker_id]
+        return reported is not None and reported.alone is not None
+
+    def loads(self, worker_id: WorkerId) -> bool:
+        reported = self._worker_reports[worker_id]
+        return reported is not None and reported.state is WorkerState.LOADING
+
     def note_assigned(self, seconds: float) -> None:
         self._metrics.assign_seconds.observe(seconds)
 
 
-def process_environment(settings: Settings) -> WorkerEnvironment:
-    """The environment of a new process, with a new worker id and without request queues."""
+def process_environment(settings: Settings, config: Mapping[str, object] | None = None) -> WorkerEnvironment:
+    """The environment of a new process, with a new worker id and without request queues. `config`: its worker
+    configuration; None: that of the pool."""
     names = PoolNames(settings.pool.id)
     return WorkerEnvironment(
         worker_id=new_worker_id(),
@@ -80,7 +96,7 @@ def process_environment(settings: Settings) -> WorkerEnvironment:
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
         max_message_bytes=settings.requests.max_message_bytes,
-        config=settings.worker_config(),
+        config=settings.worker_config() if config is None else config,
         placement=Placement.POOLED,
     )
 

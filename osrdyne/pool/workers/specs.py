@@ -10,13 +10,18 @@ from osrdyne.broker.management.credentials import ScopedCredentials, SharedCrede
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
+from osrdyne.drivers.pooled.driver import PooledDriver, worker_hash
+from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import WorkerCredentials
 from osrdyne.pool.state.crashes import PoisonTexts
+from osrdyne.pool.state.paused_groups import PausedGroups
+from osrdyne.pool.state.profiles import GroupProfiles, WorkerShape
+from osrdyne.pool.state.rates import GroupRates
 from osrdyne.pool.workers.actions import SpecFactory
 from osrdyne.pool.workers.autoscaler import ScalingRules
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.environment import Placement, WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 
 
@@ -36,15 +41,49 @@ def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
     )
 
 
+def worker_shape(driver: Driver, pool: Settings) -> WorkerShape:
+    """The hash and the processes of workers with the settings of a profile; `pool`: the settings of the pool."""
+    common = pool.worker_config()
+
+    def shape(settings: Settings) -> tuple[str, ProcessSettings | None]:
+        # A profile that changes nothing of a worker leaves its hash as it is, and no worker is replaced for it.
+        config = None if (own := settings.worker_config()) == common else own
+        starts_processes = driver.inner if isinstance(driver, PooledDriver) else driver
+        own_process = starts_processes.spec_hash() if config is None else starts_processes.spec_hash(config)
+        if not isinstance(driver, PooledDriver) or settings.worker.placement == "dedicated":
+            return own_process, None
+        return worker_hash(own_process), ProcessSettings(own_process, settings.worker.pooled.spares, config)
+
+    return shape
+
+
 def spec_factory(
-    settings: Settings, layout: QueueLayout, credentials: WorkerCredentials, poison: PoisonTexts
+    profiles: GroupProfiles,
+    layout: QueueLayout,
+    credentials: WorkerCredentials,
+    poison: PoisonTexts,
+    paused: PausedGroups,
+    rates: GroupRates,
 ) -> SpecFactory:
     """Return a factory for worker specifications, each with credentials of its own."""
 
     async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
-        environment = replace(worker_environment(settings, key, layout), poison=poison.of_key(key))
+        # Read once: the profiles may change during the calls below, and the hash must be that of these settings.
+        group = profiles.of(key)
+        environment = replace(
+            worker_environment(group.settings, key, layout),
+            poison=poison.of_key(key),
+            paused=paused.is_paused(key),
+            rate=rates.of(key),
+        )
         uri = await credentials.uri_for(key, environment.worker_id)
-        return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
+        return WorkerSpec(
+            environment=replace(environment, amqp_uri=uri),
+            generation=generation,
+            slot=slot,
+            spec_hash=group.spec_hash,
+            placement=Placement(group.settings.worker.placement),
+        )
 
     return make_spec
 

@@ -29,19 +29,16 @@ from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.broker.management.listings import RequestQueueListing
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
-from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
-from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError, OsrdyneError, QueueNotSweptError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.context import TermContext
-from osrdyne.pool.routing.deadlines import PassedDeadlines
+from osrdyne.pool.context import RequestQueues, TermContext
+from osrdyne.pool.routing.deadlines import ForwardedDeadlines
 from osrdyne.pool.routing.routes import ActiveRoutes
-from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.expiry.plan import SweepPlan, TakenRequest, copy_of, dead_letter_of, plan_sweep
 from osrdyne.processors.publish_order import PublishOrder
-from osrdyne.protocol.names import QueueId, QueueName
+from osrdyne.protocol.names import Key, QueueId, QueueName
 
 # Checks in one `cleanup_interval`: a request that expires just after a check must be removed in time, too.
 CHECKS = 2
@@ -68,29 +65,27 @@ class ExpirySweeper:
         self,
         context: TermContext,
         *,
-        layout: QueueLayout,
+        queues: RequestQueues,
         tracker: PoolStateTracker,
-        queue_status: QueueStatuses,
-        queue_commands: RequestQueueCommands,
         listing: RequestQueueListing,
         routing: ActiveRoutes,
         publish_order: PublishOrder,
         session: LeaderSession,
+        limit_of: Callable[[Key], int],
     ) -> None:
+        """`limit_of`: the delivery limit of a key."""
         requests = context.settings.requests
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
-        self._layout = layout
+        self._layout, self._queue_status, self._queue_commands = queues.layout, queues.status, queues.commands
         self._tracker = tracker
-        self._queue_status = queue_status
-        self._queue_commands = queue_commands
         self._listing = listing
         self._routing = routing
         self._publish_order = publish_order
         self._session = session
-        self._delivery_limit = requests.delivery_limit
+        self._limit_of = limit_of
         self._interval = requests.cleanup_interval
         self._skew_ms = int(requests.max_clock_skew * 1000)
-        self.deadlines = PassedDeadlines(skew_ms=self._skew_ms)
+        self.deadlines = ForwardedDeadlines(skew_ms=self._skew_ms)
         self._failures: Counter[QueueId] = Counter()
         self._listed_at = self._clock.monotonic()
         self._swept_at: dict[QueueId, float] = {}
@@ -223,7 +218,10 @@ class ExpirySweeper:
             # Crash from here to the acknowledgement: RabbitMQ returns all of it to the head of the queue, in order.
             deliveries = await self._take(channel, queue)
             plan = plan_sweep(
-                deliveries, delivery_limit=self._delivery_limit, now_ms=now_ms(self._clock), skew_ms=self._skew_ms
+                deliveries,
+                delivery_limit=self._limit_of(queue_id[0]),
+                now_ms=now_ms(self._clock),
+                skew_ms=self._skew_ms,
             )
             # Crash before: everything returns to the head of the queue. After: it returns too, and the dead letters are
             # answered a second time with the same status.

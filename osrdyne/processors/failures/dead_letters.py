@@ -9,7 +9,8 @@ and none is lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from osrdyne.aio.clock import Backoff, now_ms
 from osrdyne.amqp import Delivery, Message
@@ -19,12 +20,14 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.queues.topology_watch import TopologyWatch
+from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.crashes import PoisonTexts
-from osrdyne.pool.state.observed import WorkerStatuses
+from osrdyne.pool.state.observed import CIRCUIT, WorkerStatuses
 from osrdyne.processors.consumers import ErrorBoundary
+from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
-from osrdyne.processors.poison.evidence import EvidenceCollector
+from osrdyne.processors.poison.evidence import EvidenceCollector, fingerprint_of
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.activity import text_fingerprint
@@ -47,6 +50,7 @@ _DETAILS: dict[str, str] = {
     Status.MAXLEN: "The request queue was full, and RabbitMQ dropped the request.",
 }
 _REASONS = frozenset({Status.EXPIRED, Status.DELIVERY_LIMIT, Status.REJECTED, Status.MAXLEN})
+_POISON = frozenset({Status.DELIVERY_LIMIT, Status.POISON})
 _FAILED = "The controller failed on this request; its log shows why. Please report it."
 
 
@@ -78,6 +82,17 @@ def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[st
     return headers
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonRules:
+    """What happens to poison requests: after how many deliveries a request of a key is one, what explains it, which
+    texts workers refuse from then on, and where copies go."""
+
+    limit_of: Callable[[Key], int]
+    evidence: EvidenceCollector
+    texts: PoisonTexts
+    drops: PoisonDrops
+
+
 class DeadLetterResponder:
     """Consumes `P-dl`."""
 
@@ -89,9 +104,9 @@ class DeadLetterResponder:
         replier: Replier,
         forgeries: Forgeries,
         worker_status: WorkerStatuses,
-        poison_texts: PoisonTexts,
-        evidence: EvidenceCollector,
         topology: TopologyWatch,
+        circuits: ActiveCircuits,
+        poison: PoisonRules,
     ) -> None:
         requests = context.settings.requests
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
@@ -99,11 +114,9 @@ class DeadLetterResponder:
         self._replier = replier
         self._forgeries = forgeries
         self._worker_status = worker_status
-        self._poison_texts = poison_texts
-        self._evidence = evidence
         self._topology = topology
-        # RabbitMQ 3.10 drops the count when it dead-letters, and a limit of N allows N+1 deliveries.
-        self._deliveries = requests.delivery_limit + 1
+        self._circuits = circuits
+        self._poison = poison
         self._max_message_bytes = requests.max_message_bytes
         self._log: Logger = get_logger("dead_letters", pool=self._names.pool)
 
@@ -150,6 +163,16 @@ class DeadLetterResponder:
         # Crash after: the dead letter returns and is answered a second time, with the same status.
         await self._replier.answer(request, reason, detail)
         await delivery.ack()
+        # What the controller rejected before any worker had it says nothing about the backend of a route.
+        if self._circuits.counts and not self._died_as_orphan(headers):
+            route = decode_text(headers.get(ROUTE_HEADER)) or None
+            fingerprint = fingerprint_of(delivery)
+            self._circuits.record(route, Key(request.key), [fingerprint], status=reason.value, code=None)
+        if reason in _POISON:
+            # Crash before: the copy is not sent. It is sent once, and the inventory has the request in any case.
+            self._poison.drops.submit(
+                Key(request.key), delivery, reason=reason, deliveries=self._poison.limit_of(Key(request.key)) + 1
+            )
         self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
@@ -162,7 +185,7 @@ class DeadLetterResponder:
         self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
     ) -> str:
         """The detail of the answer; a request that must be kept is in the inventory when this returns."""
-        if reason in {Status.DELIVERY_LIMIT, Status.POISON}:
+        if reason in _POISON:
             return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(headers):
             if request.reply_to is None:
@@ -180,20 +203,24 @@ class DeadLetterResponder:
         if self._died_as_orphan(headers):
             return False
         # The texts of this term only: after a take-over such a request is answered `rejected`.
-        return text_fingerprint(request.path, request.body) in self._poison_texts.of_key(Key(request.key))
+        return text_fingerprint(request.path, request.body) in self._poison.texts.of_key(Key(request.key))
 
     def _waiting(self, key: str, reason: Status) -> str:
         waiting_for = self._worker_status[Key(key)].waiting_for
         if reason is not Status.EXPIRED or waiting_for is None:
             return ""
+        if waiting_for == CIRCUIT:
+            return " Its group was paused because a circuit was open."
         return f" Its group was still waiting to be started ({waiting_for})."
 
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
         # May wait a few seconds for the last death. The dead letter is unacknowledged meanwhile, so that none is lost.
-        deaths = await self._evidence.collect(delivery)
+        deaths = await self._poison.evidence.collect(delivery)
+        # RabbitMQ 3.10 drops the count when it dead-letters, and a limit of N allows N+1 deliveries.
+        limit = self._poison.limit_of(Key(delivery.routing_key))
         # A worker rejects it after two runs: the third delivery was the last.
-        deliveries = self._deliveries if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
+        deliveries = limit + 1 if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
         now = now_ms(self._clock)
         await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
         return _DETAILS[reason].format(deliveries=deliveries, finding=finding(deliveries, deaths))

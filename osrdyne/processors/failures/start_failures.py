@@ -17,13 +17,15 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
+from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
+from osrdyne.processors.poison.evidence import fingerprint_of
 from osrdyne.processors.replies import Replier
-from osrdyne.protocol.messages import header_text
+from osrdyne.protocol.messages import ROUTE_HEADER, header_text
 from osrdyne.protocol.names import Key, QueueName
-from osrdyne.protocol.statuses import Status
+from osrdyne.protocol.statuses import Status, decode_text
 
 REATTACH_DELAY = 1.0
 # Groups whose queues are consumed at once: other components need channels of the connection's 2,000, too.
@@ -43,13 +45,18 @@ class StartFailureResponder:
         queue_status: QueueStatuses,
         replier: Replier,
         open_channel: Callable[[], Awaitable[Channel]],
+        circuits: ActiveCircuits,
         worker_loop: WorkerGroupsLoop,
+        is_removed: Callable[[Key], bool] = lambda key: False,
     ) -> None:
+        """`is_removed`: whether the queue of a key is being removed."""
+        self._is_removed = is_removed
         self._clock = context.clock
         self._layout = layout
         self._worker_status = worker_status
         self._queue_status = queue_status
         self._replier = replier
+        self._circuits = circuits
         self._open_channel = open_channel
         self._worker_loop = worker_loop
         self._serving: set[Key] = set()
@@ -74,6 +81,8 @@ class StartFailureResponder:
                         group.create_task(self._serve(key), name=f"start failures of {key!r}")
 
     def _is_failed(self, key: Key) -> bool:
+        if self._is_removed(key):
+            return False  # its requests are answered `gone`
         status = self._worker_status[key]
         # A worker that still runs consumes itself: beside it the responder would answer requests that could be served.
         return status.failure is not None and status.is_empty and self._queue_status[key].exists
@@ -176,6 +185,9 @@ class StartFailureResponder:
             facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
+        if self._circuits.counts:
+            route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
+            self._circuits.record(route, key, [fingerprint_of(delivery)], status=Status.START_FAILED, code=None)
         self._log.info("request answered start-failed", key=key)
 
 

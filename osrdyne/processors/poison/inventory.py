@@ -55,12 +55,14 @@ class PoisonInventory:
         publisher: Publisher,
         open_channel: Callable[[], Awaitable[Channel]],
         forgeries: Forgeries,
+        user: str | None = None,
         renew_at: int = RENEW_AT,
     ) -> None:
         self._names, self._clock = context.names, context.clock
         self._publisher = publisher
         self._open_channel = open_channel
         self._forgeries = forgeries
+        self._user = user
         self._renew_at = renew_at
         self._lock = asyncio.Lock()
         self._index: _Index | None = None
@@ -108,7 +110,8 @@ class PoisonInventory:
             return "The entry has no key: osrdyne did not store it. Publish it yourself, or drop it."
         try:
             key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
-            message = replayed(delivery)
+            # By the user the ingress knows that an operator sends it, and needs no token.
+            message = replace(replayed(delivery), user_id=self._user)
             # To the exchange, as any request: the group may be gone by now (lifecycle: forward-to-exchange).
             await self._publisher.publish(
                 message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True

@@ -4,14 +4,15 @@ A client may cancel a request whose correlation id and reply address it knows (d
 lost cancel costs only the work that it would have saved. Where requests may wait for another attempt, the leader keeps
 cancels for as long as such a wait may last: the request is then in no worker, and the worker that tried it may end. A
 worker of its group that reports later receives the cancel, and the ingress answers the request itself if it returns
-there. A new leader knows no cancels of the previous one.
+there. A request that waits for room in a full queue is answered at once (waiting.py). A new leader knows no cancels of
+the previous one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedError
+from osrdyne.ingress.checks import Refusal
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
@@ -30,10 +32,13 @@ from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, WorkerId, parse_key
+from osrdyne.protocol.statuses import Status
 
 PREFETCH = 100
 MAX_WORKER_ID_BYTES = 200  # Longer ids are not osrdyne's, and would make an invalid routing key.
 MAX_KEPT = 1000  # Kept cancels; beyond it the oldest is dropped.
+
+CANCELLED = Refusal(Status.CANCELLED, "The client cancelled the request.")
 
 
 class RequestName(NamedTuple):
@@ -70,12 +75,12 @@ class KeptCancels:
 
     def forget(self, request: Request) -> None:
         """Drop the cancel of a new request's name: it was meant for an earlier request."""
-        if self._kept and (name := _name_of(request)) is not None:
+        if self._kept and (name := name_of(request)) is not None:
             self._kept.pop(name, None)
 
     def was_cancelled(self, request: Request) -> bool:
         """Whether a request that was accepted before has been cancelled since."""
-        kept = self._kept.get(name) if (name := _name_of(request)) is not None else None
+        kept = self._kept.get(name) if (name := name_of(request)) is not None else None
         return kept is not None and self._clock.monotonic() <= kept.until
 
     def unsent(self, worker: WorkerId, concerns: Callable[[Key], bool]) -> list[tuple[RequestName, float]]:
@@ -96,10 +101,40 @@ class KeptCancels:
             self._kept[name].sent_to.add(worker)
 
 
-def _name_of(request: Request) -> RequestName | None:
+def name_of(request: Request) -> RequestName | None:
+    """The name of a request; None if its client cannot cancel it."""
     if not request.correlation_id or not request.reply_to:
         return None
     return RequestName(request.correlation_id, request.reply_to)
+
+
+class GroupsOfKeys:
+    """The groups that requests with the key of a client may be in."""
+
+    def __init__(self, tracker: PoolStateTracker, routing: ActiveRoutes, splitting: ActiveSplitter) -> None:
+        self._tracker = tracker
+        self._routing = routing
+        self._splitting = splitting
+
+    def all(self, key: Key) -> set[Key]:
+        """The group of the key, those that the splitter makes of it, and those that a route names, whatever the
+        key."""
+        return {key, *self._split(key), *self._named()}
+
+    def likely(self, key: Key) -> set[Key]:
+        """As `all`, but without those that a route names while one of the others is up or being started."""
+        own = {one for one in {key, *self._split(key)} if self._tracker.status(one) is not None}
+        return own or set(self._named())
+
+    def _split(self, key: Key) -> list[Key]:
+        splitter = self._splitting.splitter
+        prefix = None if splitter is None else splitter.prefix_of(key)
+        known = [] if prefix is None else self._tracker.keys()
+        return [one for one in known if prefix is not None and one.startswith(prefix)]
+
+    def _named(self) -> Collection[Key]:
+        table = self._routing.table
+        return () if table is None else table.manifest.named_keys
 
 
 class CancelProcessor:
@@ -115,11 +150,15 @@ class CancelProcessor:
         kept: KeptCancels,
         publisher: Publisher,
         forgeries: Forgeries,
+        on_cancel: Callable[[RequestName, Key], None],
     ) -> None:
+        """`on_cancel`: gets the name and the key of each cancelled request."""
         self._names, self._metrics = context.names, context.metrics
+        self._on_cancel = on_cancel
         self._tracker = tracker
         self._routing = routing
         self._splitting = splitting
+        self._groups = GroupsOfKeys(tracker, routing, splitting)
         self._kept = kept
         self._publisher = publisher
         self._forgeries = forgeries
@@ -156,9 +195,10 @@ class CancelProcessor:
         name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait
         # Kept before it is sent: a worker that reports in between gets it by `repeat_to`.
         self._kept.keep(name, key, seconds=keep_for)
+        self._on_cancel(name, key)
         message = self._message(name, keep_for=keep_for)
         # To the control routing key of the group, not to one worker: the leader does not know which worker runs it.
-        for group in self._groups_of(key):
+        for group in self._groups.all(key):
             await self._send(self._names.control_group_routing_key(group), message)
 
     async def repeat_to(self, group: Key, worker: WorkerId) -> None:
@@ -190,15 +230,6 @@ class CancelProcessor:
             return is_named or group == key or (prefix is not None and group.startswith(prefix))
 
         return concerns
-
-    def _groups_of(self, key: Key) -> set[Key]:
-        """The groups that a request with this key may be in: its own, those that the splitter makes of the key, those
-        that a route names."""
-        splitter, table = self._splitting.splitter, self._routing.table
-        prefix = None if splitter is None else splitter.prefix_of(key)
-        known = [] if prefix is None else self._tracker.keys()
-        split = [one for one in known if one.startswith(prefix or "")]
-        return {key, *split, *(() if table is None else table.manifest.named_keys)}
 
     async def _send(self, routing_key: str, message: ControlMessage, *, mandatory: bool = False) -> bool:
         """Publish a control message; whether RabbitMQ confirmed it and, if `mandatory`, routed it to a queue."""

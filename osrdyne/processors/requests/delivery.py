@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Protocol
 
 from osrdyne.aio.clock import Backoff, now_ms, sleep_until
@@ -29,7 +30,7 @@ from osrdyne.errors import (
     QueueFullError,
 )
 from osrdyne.ingress.acceptance import RoutedRequest
-from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.checks import Refusal
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
@@ -41,7 +42,18 @@ from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.publish_order import PublishOrder, Ticket
 from osrdyne.processors.replies import Replier
-from osrdyne.processors.requests.forwarding import Orphan, Refusal, hops_of, refuse_for
+from osrdyne.processors.requests.forwarding import (
+    COPY_DROPPED,
+    LoggedRefusal,
+    Orphan,
+    hops_of,
+    refuse_for,
+    was_accepted,
+)
+from osrdyne.processors.requests.lengths import RETURNED, QueueLengths
+from osrdyne.processors.requests.telemetry import OUTCOME as LOGGED
+from osrdyne.processors.requests.telemetry import LogWriter
+from osrdyne.processors.requests.waiting import WaitingRequest
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
@@ -50,8 +62,8 @@ FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
 # After a publish without a confirm; each further publish may become one more copy of the request.
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 
-# Outcome of a one-way copy whose group is refused or whose queue is unavailable: the request itself goes on.
-COPY_DROPPED = "copy-dropped"
+# Outcome of a request that a full queue discards; its caller is answered `ok`, with the code 202.
+DISCARDED = "discarded"
 # An unexpected error: the request becomes a dead letter, and is answered or kept as poison.
 FAILED = Refusal(Status.REJECTED, "The controller failed to forward the request.")
 NOT_BOUND = Refusal(Status.EXPIRED, "The request expired before its queue was bound.")
@@ -69,16 +81,23 @@ class Router(Protocol):
     forwarded: str
     """The outcome that is counted for a confirmed delivery."""
 
-    def receive(self, delivery: Delivery) -> Arrival | None:
-        """The request with the key of its group; None for a forged one, which is counted and dropped."""
+    def receive(self, delivery: Delivery) -> Orphan | None:
+        """The request with the key of its group; None for a forged one, which is counted and dropped. One with a
+        `token` has to pass `identify` first."""
         ...
 
-    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
-        """Where the request goes: first the delivery that keeps its reply address, then one-way copies."""
+    async def identify(self, orphan: Orphan) -> Orphan:
+        """Verify the token of a request, which then has the key of its group."""
         ...
 
-    async def require_priority(self, priority: int | None) -> None:
-        """Have the exchange and the queues of a priority level. Raises `BrokerConflictError`."""
+    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+        """Where the request goes: first the delivery that keeps its reply address, then one-way copies. Otherwise why
+        it is refused."""
+        ...
+
+    async def prepare(self, routed: RoutedRequest) -> None:
+        """Have the exchange and the queues of its priority level, and its group paused if a circuit pauses it. Raises
+        `BrokerConflictError`."""
         ...
 
     def exchange_for(self, routed: RoutedRequest) -> str: ...
@@ -112,6 +131,8 @@ class Forwarder:
         publish_order: PublishOrder,
         publisher: Publisher,
         replier: Replier,
+        lengths: QueueLengths | None = None,
+        log_writer: LogWriter | None = None,
     ) -> None:
         requests = context.settings.requests
         self._clock, self._metrics = context.clock, context.metrics
@@ -125,35 +146,73 @@ class Forwarder:
         self._publish_order = publish_order
         self._publisher = publisher
         self._replier = replier
+        self._lengths = lengths  # None in a direct pool, which the requests of a bound key do not pass
+        self._log_writer = log_writer  # None in a direct pool, which has no routes
+        self._writes: dict[Delivery, asyncio.Task[Refusal | None]] = {}
+        self._names = context.names
+        self._jobs: KeyedJobs[str, Orphan]
+        self._identifying: KeyedJobs[str, Orphan]
+        self._admissions: KeyedJobs[Key, WaitingRequest]
         self._group: asyncio.TaskGroup
         self._prefetch: AdaptivePrefetch
         self._log: Logger = get_logger("forwarder", pool=context.names.pool)
 
     async def run(self, consumer: Consumer) -> None:
-        """Forward requests until the consumer ends; then finish those that were taken."""
+        """Forward requests until the consumer ends; then finish those that were taken. Requests that wait for room in
+        a full queue return to the orphan queue."""
+        try:
+            await self._run(consumer)
+        finally:
+            if self._lengths is not None:
+                self._lengths.waiting.close()
+
+    async def _run(self, consumer: Consumer) -> None:
         self._prefetch = AdaptivePrefetch(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as self._group:
             adapting = self._group.create_task(self._prefetch.run(), name="prefetch of orphans")
             # One job at a time for each key: a request that waits for a bind delays its own key and no other.
-            jobs: KeyedJobs[str, Orphan] = KeyedJobs(self._group, "requests of", self._forward)
+            self._jobs = KeyedJobs(self._group, "requests of", self._forward)
+            # Tokens that need a thread, or keys from elsewhere: in order per key of the client, other keys go on.
+            self._identifying = KeyedJobs(self._group, "tokens for", self._identify)
+            # Requests for a queue of limited length wait for room here: one after the other for each group, and at the
+            # cost of no other group.
+            self._admissions = KeyedJobs(self._group, "admission to", self._enqueue)
+            ending = self._group.create_task(self._end_waits(), name="ends of waits for room")
             async for delivery in consumer:
                 # From here to the acknowledgement the request is unacknowledged: a crash at any point between returns
                 # it to the orphan queue, marked as redelivered.
                 self._prefetch.take(delivery)
                 with ErrorBoundary(delivery, self._log) as boundary:
-                    arrival = self._router.receive(delivery)
+                    orphan = self._router.receive(delivery)
                 if boundary.failed:
                     await self._dead_letter(delivery)
-                elif arrival is None:
+                elif orphan is None:
                     # Crash before: a forged request returns and is dropped again. After: it is gone, unanswered.
                     await self._acknowledge(delivery)
+                elif orphan.token is not None or self._identifying.is_busy(orphan.client_key):
+                    # Behind those of its key whose tokens are being verified: it would overtake them.
+                    self._identifying.submit(orphan.client_key, orphan)
                 else:
                     # In order per key as soon as it is taken: the groups that the splitter makes of one key do not wait
                     # for each other.
-                    jobs.submit(arrival.request.key, Orphan(delivery, arrival, self._clock.monotonic()))
+                    self._jobs.submit(orphan.request.key, orphan)
             # The consumer has ended, so that no further message can arrive. The task group waits for the requests
-            # taken.
+            # taken, except for those that wait for room: they return to their place once the channel closes.
             adapting.cancel()
+            ending.cancel()
+            if self._lengths is not None:
+                self._lengths.finish()
+
+    async def _identify(self, orphan: Orphan) -> None:
+        """Verify the token of a request if it has one; the next request of the key follows when this returns."""
+        # Crash from here on: the request returns to its place in the orphan queue, and is verified anew.
+        with ErrorBoundary(orphan.delivery, self._log) as boundary:
+            if orphan.token is not None:
+                orphan = await self._router.identify(orphan)
+        if boundary.failed:
+            await self._dead_letter(orphan.delivery)
+        else:
+            self._jobs.submit(orphan.request.key, orphan)
 
     async def _forward(self, orphan: Orphan) -> None:
         """Route a request and start its publish; the next request of the key follows when this returns."""
@@ -164,8 +223,16 @@ class Forwarder:
             if isinstance(decision, Refusal):
                 await self._refuse(orphan, decision)
                 return
+            if isinstance(decision, LoggedRefusal):
+                self._begin_write(orphan, [decision.request, decision.write])
+                await self._refuse(orphan, decision.refusal, decision.request)
+                return
+            # Before the groups: the log waits for none of them, and has the message whatever becomes of theirs.
+            groups = self._begin_write(orphan, decision)
+            if not groups:
+                return  # the write acknowledges it
             routed = []
-            for one in decision:
+            for one in groups:
                 # All groups are asked before any is required: a refused request then leaves no group up behind it.
                 refusal = self._admit(one.key)
                 if refusal is None:
@@ -175,6 +242,10 @@ class Forwarder:
                     return
                 else:
                     self._router.count(COPY_DROPPED, one)
+            if not routed:
+                # Not awaited: the next request of the key may begin before the confirm.
+                self._group.create_task(self._acknowledge(orphan.delivery), name=f"write of {orphan.request.key!r}")
+                return
             for one in routed:
                 if hops_of(orphan.request):
                     # It was forwarded when the key was bound, and returned: its queue or binding may be gone.
@@ -183,11 +254,125 @@ class Forwarder:
                 # pin-until-forwarded). Required before the wait, or its slot under `max_groups` would never be free.
                 self._tracker.hold(one.key)
                 self._tracker.require_worker_group(one.key)
+            limited = self._lengths is not None and self._is_limited(self._lengths, orphan, routed)
+            at_once = not limited or self._may_have_room(routed)
             # Returns when the tickets are drawn, in a managed pool before the confirm: the next request of the key may
             # begin.
-            await self._publish_when_bound(orphan, routed)
+            if not (at_once and await self._publish_when_bound(orphan, routed, limited=limited)):
+                self._wait_for_room(orphan, routed)
         if boundary.failed:
             await self._dead_letter(orphan.delivery)
+
+    def _begin_write(self, orphan: Orphan, routed: list[RoutedRequest]) -> list[RoutedRequest]:
+        """Start the write to the log, if the routes demand one; the deliveries to groups. Without these the write
+        acknowledges the request."""
+        groups = [one for one in routed if one.log is None]
+        for one in routed:
+            # At most one: a pool has one log, and the routes one delivery for each endpoint.
+            if one.log is not None and self._log_writer is not None:
+                # Drawn before the next request of the key, as for the queue of a group.
+                ticket = self._log_writer.enter(one)
+                write = self._write if groups else self._write_and_acknowledge
+                task = self._group.create_task(write(self._log_writer, orphan, one, ticket), name=f"log of {one.key!r}")
+                if groups:
+                    self._writes[orphan.delivery] = task
+        return groups
+
+    async def _write_and_acknowledge(
+        self, writer: LogWriter, orphan: Orphan, routed: RoutedRequest, ticket: Ticket
+    ) -> Refusal | None:
+        """Write a request that goes to no group. One task for both: most messages of a log go nowhere else."""
+        refusal = await self._write(writer, orphan, routed, ticket)
+        if refusal is FAILED:
+            await self._dead_letter(orphan.delivery)
+        else:
+            # Crash before: the request returns, and is written again. After: the log alone has it.
+            await self._acknowledge(orphan.delivery)
+        return refusal
+
+    async def _write(self, writer: LogWriter, orphan: Orphan, routed: RoutedRequest, ticket: Ticket) -> Refusal | None:
+        """Write to the log. Returns `FAILED` for an unexpected error."""
+        with ErrorBoundary(orphan.delivery, self._log):
+            set_aside = partial(self._prefetch.set_aside, orphan.delivery)
+            refusal = await writer.write(orphan, routed, ticket, set_aside=set_aside)
+            self._router.count(LOGGED if refusal is None else refusal.status.value, routed)
+            return refusal
+        return FAILED
+
+    def _is_limited(self, lengths: QueueLengths, orphan: Orphan, routed: list[RoutedRequest]) -> bool:
+        """Whether the request has to be admitted to a queue; one that was accepted before is not asked again."""
+        # Behind those that wait also where the policy has just changed: they would be overtaken.
+        limited = any(lengths.limits(one.key) for one in routed) or self._admissions.is_busy(routed[0].key)
+        return limited and not was_accepted(orphan.delivery, self._names)
+
+    def _may_have_room(self, routed: list[RoutedRequest]) -> bool:
+        """Whether a request for a limited queue may be admitted without a wait: its queue is bound, and no request
+        waits for room there."""
+        key = routed[0].key
+        return len(routed) == 1 and self._queue_status[key].is_bound and not self._admissions.is_busy(key)
+
+    def _wait_for_room(self, orphan: Orphan, routed: list[RoutedRequest]) -> None:
+        """Have the request admitted by `_enqueue`, behind those that wait already."""
+        assert self._lengths is not None
+        # Crash from here to the publish: the request returns to its place in the orphan queue, and waits anew.
+        self._prefetch.set_aside(orphan.delivery)
+        self._admissions.submit(routed[0].key, self._lengths.waiting.add(orphan, routed))
+
+    async def _enqueue(self, waiting: WaitingRequest) -> None:
+        """Publish a request once its queue has room."""
+        orphan, routed = waiting.orphan, waiting.routed
+        assert self._lengths is not None
+        request, copies = routed[0], routed[1:]
+        with ErrorBoundary(orphan.delivery, self._log) as boundary:
+            try:
+                refusal = await self._lengths.admit(waiting)
+                if refusal is None:
+                    for one in copies:
+                        if not await self._lengths.admit_copy(one):
+                            routed.remove(one)
+                            self._release([one])
+                            self._router.count(COPY_DROPPED, one)
+                # It may have been cancelled when there was room already, which is then left to the next count.
+                refusal = refusal or waiting.refusal
+            except BaseException:
+                self._release(routed)
+                raise
+            finally:
+                self._lengths.waiting.remove(waiting)
+                self._prefetch.take_back(orphan.delivery)
+            if refusal is None:
+                await self._publish_when_bound(orphan, routed)
+            else:
+                self._release(routed)
+                if refusal is not RETURNED:
+                    await self._refuse_delivery(orphan, refusal, request)
+        if boundary.failed:
+            await self._dead_letter(orphan.delivery)
+
+    async def _end_waits(self) -> None:
+        """Answer requests that expire or are cancelled while they wait for room. Runs until cancelled."""
+        if self._lengths is None:
+            return
+        while True:
+            for waiting in await self._lengths.waiting.ended():
+                if not self._admissions.withdraw(waiting.group, waiting):
+                    # Its admission has begun, and returns the refusal.
+                    waiting.pause.set()
+                    continue
+                self._lengths.waiting.remove(waiting)
+                self._prefetch.take_back(waiting.orphan.delivery)
+                self._release(waiting.routed)
+                name = f"end of the wait of {waiting.orphan.request.key!r}"
+                self._group.create_task(self._refuse_waiting(waiting), name=name)
+
+    async def _refuse_waiting(self, waiting: WaitingRequest) -> None:
+        """Answer a request that waits no longer."""
+        assert waiting.refusal is not None
+        with ErrorBoundary(waiting.orphan.delivery, self._log) as boundary:
+            # Crash before: the request returns, waits anew, and is answered then; a cancelled one may run.
+            await self._refuse_delivery(waiting.orphan, waiting.refusal, waiting.routed[0])
+        if boundary.failed:
+            await self._dead_letter(waiting.orphan.delivery)
 
     def _admit(self, key: Key) -> Refusal | None:
         """Ask for a slot for a group that is not up."""
@@ -199,8 +384,10 @@ class Forwarder:
             self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))
         return refuse_for(verdict)
 
-    async def _publish_when_bound(self, orphan: Orphan, routed: list[RoutedRequest]) -> None:
-        """Wait for the queues, in the order of the key's requests; the publishes then need no order of their own."""
+    async def _publish_when_bound(self, orphan: Orphan, routed: list[RoutedRequest], *, limited: bool = False) -> bool:
+        """Wait for the queues, in the order of the key's requests; the publishes then need no order of their own.
+
+        `limited`: the one queue must be known to have room. False: it is not, and the request still holds its group."""
         bound = list(routed)
         try:
             # The groups are held: one that is bound first stays bound while the request waits for the others.
@@ -214,11 +401,17 @@ class Forwarder:
             if refusal is not None and one.keeps_reply:
                 self._release(bound)
                 await self._refuse(orphan, refusal, one)
-                return
+                return True
             if refusal is not None:
                 bound.remove(one)
                 self._release([one])
                 self._router.count(COPY_DROPPED, one)
+        if not bound:
+            # The log alone has the request, or will have it.
+            await self._acknowledge(orphan.delivery)
+            return True
+        if limited and not (self._lengths is not None and self._lengths.admit_at_once(routed[0])):
+            return False
         # Tickets are drawn, and tasks created, before the next request of the key: tasks begin in the order of their
         # creation, so that messages are written in the order of the requests.
         tickets = [self._publish_order.enter(one.key, one.priority) for one in bound]
@@ -232,6 +425,7 @@ class Forwarder:
             await publishing
         else:
             self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
+        return True
 
     async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
         """Wait until the queue of the group is bound; the refusal if it cannot be."""
@@ -240,7 +434,7 @@ class Forwarder:
         try:
             # The exchange of the level must exist: a publish to a missing one closes the publishing channel, and ends
             # the term.
-            await self._router.require_priority(routed.priority)
+            await self._router.prepare(routed)
             if not self._queue_status[routed.key].is_bound:
                 # Never longer than the request may live: a queue that cannot be bound must not hold it unacknowledged
                 # without end.
@@ -329,8 +523,10 @@ class Forwarder:
                 if refusal is None:
                     self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
                     self._router.count(self._router.forwarded, request)
-                elif refusal is not FAILED:
+                elif refusal is not FAILED and request.keeps_reply:
                     await self._answer(orphan, refusal, request)
+                elif refusal is not FAILED:
+                    self._router.count(refusal.status.value, request)
                 for one, publishing in zip(rest, copies, strict=True):
                     # Waited for before the acknowledgement: a crash now returns the request, and the copies are
                     # published again.
@@ -352,17 +548,39 @@ class Forwarder:
         # Crash before: the request returns and is answered a second time. After: it is gone, answered.
         await self._acknowledge(orphan.delivery)
 
+    async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
+        """Refuse the delivery that the others depend on: the request itself, or the copies of one whose answer is the
+        log's."""
+        if routed.keeps_reply:
+            await self._refuse(orphan, refusal, routed)
+        else:
+            self._router.count(COPY_DROPPED, routed)
+            await self._acknowledge(orphan.delivery)
+
     async def _answer(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
         # Crash before: the request returns, unanswered. After: it returns and is answered a second time.
-        await self._replier.answer(orphan.request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
-        self._router.count(refusal.status.value, routed, again=orphan.delivery.redelivered)
-        self._log.info("request refused", key=orphan.request.key, status=refusal.status.value, detail=refusal.detail)
+        code = HTTPStatus.ACCEPTED.value if refusal.discarded else None
+        await self._replier.answer(
+            orphan.request, refusal.status, refusal.detail, retry_after=refusal.retry_after, code=code
+        )
+        outcome = DISCARDED if refusal.discarded else refusal.status.value
+        self._router.count(outcome, routed, again=orphan.delivery.redelivered)
+        self._log.info("request refused", key=orphan.request.key, status=outcome, detail=refusal.detail)
 
     async def _acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a request once the log has it, if it is to have it."""
+        write = self._writes.pop(delivery, None)
+        # Crash before the end of the write: the request returns, and is written again.
+        if write is not None and await write is FAILED:
+            await self._dead_letter(delivery)
+            return
         await delivery.ack()
         self._prefetch.finish(delivery)
 
     async def _dead_letter(self, delivery: Delivery) -> None:
+        # As before an acknowledgement: a dead letter does not come back to be written.
+        if (write := self._writes.pop(delivery, None)) is not None:
+            await write
         # Crash before: the request returns and fails again. After: it is in the dead letter queue alone.
         await to_dead_letters(delivery)
         self._prefetch.finish(delivery)

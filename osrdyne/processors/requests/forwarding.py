@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from functools import lru_cache
 
 from osrdyne.amqp import Delivery, Message
+from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.decision import bearer_token
 from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
+from osrdyne.ingress.checks import Refusal, check_age
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.state.admission import Verdict
-from osrdyne.protocol.deadlines import DEADLINE_HEADER, is_past, remaining_expiration
+from osrdyne.protocol.deadlines import DEADLINE_HEADER, remaining_expiration
 from osrdyne.protocol.messages import (
+    AUTHORIZATION_HEADER,
+    COALESCE_HEADER,
     DUPLICATE_HEADER,
     FAILED_DELIVERIES_HEADER,
     HOPS_HEADER,
     PATH_HEADER,
+    PRINCIPAL_HEADER,
+    REPLAY_HEADER,
     ROUTE_HEADER,
     SPLIT_HEADER,
     Request,
     encode_path,
-    without_credentials,
+    without_identity,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames
 from osrdyne.protocol.retries import (
@@ -37,17 +44,28 @@ from osrdyne.protocol.statuses import Status, decode_text
 
 # Seconds after which a client should try again when no further group may wait; about the time a group needs to end.
 CAPACITY_RETRY_AFTER = 30.0
+# Outcome of a one-way copy that is refused or whose queue is unavailable: the request itself goes on.
+COPY_DROPPED = "copy-dropped"
 # Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop.
 MAX_HOPS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A request that was taken from the orphan queue at `at` (monotonic) and is not acknowledged."""
+    """A request that was taken from the orphan queue at `at` (monotonic) and is not acknowledged. `refusal`: what was
+    decided as soon as it was taken; it is carried out in the order of the requests of its key. `token`: a bearer token
+    that has to be verified before anything is decided."""
 
     delivery: Delivery
     arrival: Arrival
     at: float
+    refusal: Refusal | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def client_key(self) -> str:
+        """The key that the client sent."""
+        return self.request.key if self.arrival.split_from is None else self.arrival.split_from
 
     @property
     def request(self) -> Request:
@@ -55,12 +73,12 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The answer to a request that is not forwarded."""
+class LoggedRefusal:
+    """The group of `request` refuses it before anything is published, and the log has it anyway by `write`."""
 
-    status: Status
-    detail: str
-    retry_after: float | None = None
+    refusal: Refusal
+    request: RoutedRequest
+    write: RoutedRequest
 
 
 def refuse_for(verdict: Verdict) -> Refusal | None:
@@ -73,7 +91,7 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
             detail = "max_distinct_keys different keys have been used; the operator of the pool can raise the limit."
         case Verdict.ADMITTED | Verdict.WAITING:
             return None
-    return Refusal(Status.CAPACITY, detail, retry_after=CAPACITY_RETRY_AFTER)
+    return Refusal(Status.CAPACITY, detail, retry_after_ms=round(CAPACITY_RETRY_AFTER * 1000))
 
 
 def hops_of(request: Request) -> int:
@@ -82,21 +100,24 @@ def hops_of(request: Request) -> int:
     return hops if isinstance(hops, int) and hops >= 0 else 0
 
 
-def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -> Refusal | None:
-    """The refusal of a request before it is routed, if any. `known`: its group is up, or being started."""
+def refuse_orphan(request: Request, *, now_ms: int, skew_ms: int) -> Refusal | None:
+    """The refusal of a request before it is routed, if any."""
     # Before everything else: no group may be started for a request whose caller has given up.
-    if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
-        return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
+    if (refusal := check_age(request, now_ms, skew_ms=skew_ms)) is not None:
+        return refusal
     # Ends a circle through the alternate exchange, for example when another program removes the binding each time.
     if hops_of(request) >= MAX_HOPS:
         return Refusal(
             Status.REJECTED, f"The request was forwarded {MAX_HOPS} times without reaching a queue; please report this."
         )
-    if request.no_activate and not known:
-        return Refusal(
-            Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids starting one."
-        )
     return None
+
+
+def refuse_activation(request: Request, *, known: bool) -> Refusal | None:
+    """The refusal of a request that may start no group. `known`: the group is up, or being started."""
+    if not request.no_activate or known:
+        return None
+    return Refusal(Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids starting one.")
 
 
 def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
@@ -107,7 +128,7 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
     """
     request = orphan.request
     # A worker runs code of the pool's users: it must not see the credentials by which a client was admitted.
-    headers = without_credentials(orphan.delivery.headers)
+    headers = without_identity(orphan.delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
     # `expiration` starts anew at each publish, so that only this header keeps the moment at which the caller gives up.
     if request.deadline_ms is not None:
@@ -117,12 +138,18 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
     )
 
 
-def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
-    """The request as routes see it, accepted at `now_ms`."""
+def arrival_of(delivery: Delivery, *, now_ms: int, trusted: bool = False) -> Arrival:
+    """The request as routes see it, accepted at `now_ms`. `trusted`: the name of its principal is the ingress's own,
+    because it was accepted before."""
     properties = delivery.properties
     published = properties.timestamp
+    request = delivery.to_request(now_ms=now_ms)
+    principal = request.principal if trusted else None
+    # No condition, splitter or explanation sees the token.
+    headers = without_identity(request.headers)
     return Arrival(
-        request=delivery.to_request(now_ms=now_ms),
+        request=request if len(headers) == len(request.headers) else replace(request, headers=headers),
+        principal=principal,
         # The lifetime by a route starts here, at the acceptance, and not when the client published.
         accepted_ms=now_ms,
         app_id=properties.app_id or None,
@@ -131,6 +158,18 @@ def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
         message_type=properties.message_type or None,
         enqueued_time=None if published is None else published.astimezone(UTC).isoformat(),
     )
+
+
+def presented_token(delivery: Delivery) -> str | TokenRefusal:
+    """The bearer token of a request, which may be text or a byte array."""
+    presented = [value for name, value in delivery.headers.items() if name.lower() == AUTHORIZATION_HEADER]
+    return bearer_token([decode_text(value) or "" for value in presented])
+
+
+def is_replay(delivery: Delivery, user: str | None) -> bool:
+    """Whether an operator has sent the request again from the poison inventory. `user`: the controller's own, which
+    RabbitMQ lets no other connection name; None if it cannot be proven."""
+    return user is not None and REPLAY_HEADER in delivery.headers and delivery.properties.user_id == user
 
 
 @lru_cache(maxsize=16)
@@ -169,6 +208,7 @@ def routed_before(orphan: Orphan, names: PoolNames, *, pool_ttl: float) -> Route
         retry=read_terms(request.headers),
         attempts=read_attempts(request.headers),
         split_from=decode_text(request.headers.get(SPLIT_HEADER)),
+        coalesce=request.headers.get(COALESCE_HEADER) is True,
         failed_deliveries=failed if isinstance(failed := request.headers.get(FAILED_DELIVERIES_HEADER), int) else 0,
     )
 
@@ -182,7 +222,7 @@ def managed_message(
     RabbitMQ must only not drop the request too early. A request that is `maybe_delivered` already is marked.
     """
     delivery, request = orphan.delivery, orphan.request
-    headers = without_credentials(delivery.headers)
+    headers = without_identity(delivery.headers)
     for name in OWN_HEADERS:  # clients must not set them
         headers.pop(name, None)
     # After the removal above: what the worker reads is what the routes say, whatever the client sent.
@@ -190,9 +230,11 @@ def managed_message(
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = routed.deadline.at_ms
     own = {
+        PRINCIPAL_HEADER: orphan.arrival.principal,
         ROUTE_HEADER: routed.route,
         SPLIT_HEADER: routed.split_from,
         FAILED_DELIVERIES_HEADER: routed.failed_deliveries or None,
+        COALESCE_HEADER: routed.coalesce or None,
     }
     for name, value in own.items():
         headers.pop(name, None)

@@ -1,42 +1,81 @@
 """The router of a managed pool, its ingress: every request passes it and is accepted or refused.
 
-The splitter is asked as soon as a request is taken; the routes, in the order of the requests of a key. A request that
+The checks of a request (`osrdyne.ingress.checks`) and the splitter are asked as soon as it is taken; the routes and the
+checks of its deliveries, in the order of the requests of a key. A request that
 returns from a work exchange (its group was unbound meanwhile) or from a wait for another attempt was accepted before:
-it keeps group, priority level and deadline.
+it keeps group, priority level and deadline, and meets no check again but those of its key, its age and the removal of
+its queue.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Delivery, Message
-from osrdyne.errors import InvalidKeyError
+from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.ingress.acceptance import RoutedRequest, accept
+from osrdyne.ingress.checks import IngressChecks, Refusal, check_key
+from osrdyne.ingress.policies.lifetimes import refuse_removed
+from osrdyne.ingress.policies.limits import limit_age
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.splitter.rules import split_arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import TokenVerifier
 from osrdyne.pool.routing.active_manifest import ActiveSplitter
-from osrdyne.pool.routing.deadlines import PassedDeadlines
+from osrdyne.pool.routing.circuits import ActiveCircuits
+from osrdyne.pool.routing.deadlines import ForwardedDeadlines
+from osrdyne.pool.routing.policies import ActivePolicies
 from osrdyne.pool.routing.routes import ActiveRoutes
+from osrdyne.pool.routing.telemetry import ActiveLog
 from osrdyne.pool.state.backlog import PriorityBacklog
+from osrdyne.pool.state.created_queues import CreatedQueues
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.forgeries import Forgeries
-from osrdyne.processors.requests.cancellations import KeptCancels
+from osrdyne.processors.requests.cancellations import CANCELLED, KeptCancels
 from osrdyne.processors.requests.forwarding import (
+    COPY_DROPPED,
+    LoggedRefusal,
     Orphan,
-    Refusal,
     arrival_of,
+    is_replay,
     managed_message,
+    presented_token,
+    refuse_activation,
     refuse_orphan,
     routed_before,
     was_accepted,
 )
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.messages import Request
 from osrdyne.protocol.statuses import Status
 
-CANCELLED = Refusal(Status.CANCELLED, "The client cancelled the request.")
 WORK_LIMIT_LOG_INTERVAL = 60.0  # Seconds between two warnings about conditions that reach their work limit.
+REPLAYED = Principal("replay", {Grant.SEND: ALL_KEYS})  # An operator may send a request again.
 NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool matches the request; `osrdyne explain` shows why.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressRules:
+    """What decides about the requests of a managed pool: its active documents, and the checks that they require."""
+
+    routes: ActiveRoutes
+    splitter: ActiveSplitter
+    policies: ActivePolicies
+    circuits: ActiveCircuits
+    log: ActiveLog
+    checks: IngressChecks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What shows where a request comes from. `verifier`: of tokens, None without keys. `user`: the controller's own in
+    RabbitMQ, None if that is not known."""
+
+    forgeries: Forgeries
+    verifier: TokenVerifier | None
+    user: str | None
 
 
 class IngressRouter:
@@ -48,44 +87,77 @@ class IngressRouter:
     def __init__(
         self,
         context: TermContext,
+        rules: IngressRules,
+        provenance: Provenance,
         *,
         tracker: PoolStateTracker,
-        routing: ActiveRoutes,
-        splitting: ActiveSplitter,
-        cancels: KeptCancels,
-        forgeries: Forgeries,
+        created: CreatedQueues,
         backlog: PriorityBacklog,
-        deadlines: PassedDeadlines | None,
+        cancels: KeptCancels,
+        deadlines: ForwardedDeadlines | None,
     ) -> None:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._skew_ms = int(context.settings.requests.max_clock_skew * 1000)
+        self._routing, self._splitting = rules.routes, rules.splitter
+        self._policies, self._circuits, self._checks = rules.policies, rules.circuits, rules.checks
+        self._forgeries, self._verifier, self._user = provenance.forgeries, provenance.verifier, provenance.user
         self._tracker = tracker
-        self._routing = routing
-        self._splitting = splitting
-        self._cancels = cancels
-        self._forgeries = forgeries
+        self._created = created
         self._backlog = backlog
+        self._cancels = cancels
         self._deadlines = deadlines
+        self._active_log = rules.log
         self._work_limit_logged = -WORK_LIMIT_LOG_INTERVAL
         self._log: Logger = get_logger("ingress", pool=self._names.pool)
 
-    def receive(self, delivery: Delivery) -> Arrival | None:
-        """The request with the key that the splitter makes; None for a forged one, which is counted and dropped."""
+    def receive(self, delivery: Delivery) -> Orphan | None:
+        """The request with the key that the splitter makes; None for a forged one, which is counted and dropped.
+
+        One whose token cannot be verified at once is returned with the token, for `identify`.
+        """
         # Before the request is parsed further: a forged one must cost no splitter and no routes.
         if self._forgeries.is_forged_orphan(delivery):
             return None
-        arrival = self._split(arrival_of(delivery, now_ms=now_ms(self._clock)), delivery)
+        accepted, replay = was_accepted(delivery, self._names), is_replay(delivery, self._user)
+        arrival = arrival_of(delivery, now_ms=now_ms(self._clock), trusted=accepted or replay)
         if self._forgeries.refuses_reply_to(arrival.request, component="ingress"):
             self.count("reply-to-refused")
             return None
-        return arrival
+        at = self._clock.monotonic()
+        if accepted:
+            # It has passed the checks, and already has the key that the splitter made; splitting it again would make a
+            # third one.
+            return Orphan(delivery, arrival, at)
+        if replay:
+            # Its token was verified when it came first, and is not kept.
+            return self._decide(delivery, replace(arrival, identity=REPLAYED), at)
+        presented = presented_token(delivery)
+        if presented is TokenRefusal.NO_TOKEN:
+            return self._decide(delivery, arrival, at)
+        if isinstance(presented, TokenRefusal):
+            return self._decide(delivery, arrival.identified(presented), at)
+        identity = TokenRefusal.NO_KEYS if self._verifier is None else self._verifier.known(presented)
+        if identity is None:
+            return Orphan(delivery, arrival, at, token=presented)
+        return self._decide(delivery, arrival.identified(identity), at)
 
-    def _split(self, arrival: Arrival, delivery: Delivery) -> Arrival:
-        """A request that is refused anyway is not split."""
+    async def identify(self, orphan: Orphan) -> Orphan:
+        """Verify the token of a request, then go on with it as `receive` does."""
+        assert self._verifier is not None
+        assert orphan.token is not None
+        identity = await self._verifier.identify(orphan.token)
+        return self._decide(orphan.delivery, orphan.arrival.identified(identity), orphan.at)
+
+    def _decide(self, delivery: Delivery, arrival: Arrival, at: float) -> Orphan:
+        """Apply the checks of a request and the splitter."""
+        refusal = self._checks.refuse_request(arrival, now_ms=now_ms(self._clock))
+        if refusal is None and self._refuse(arrival) is None:
+            arrival = self._split(arrival)
+        return Orphan(delivery, arrival, at, refusal)
+
+    def _split(self, arrival: Arrival) -> Arrival:
         splitter = self._splitting.splitter
-        # One that was accepted before already has the key that the splitter made; splitting it again would make a third
-        # one.
-        if splitter is None or was_accepted(delivery, self._names) or self._refuse(arrival, known=True) is not None:
+        if splitter is None:
             return arrival
         split = splitter.split(arrival)
         if split.rule is not None:
@@ -93,10 +165,10 @@ class IngressRouter:
             self._metrics.splits.labels(rule=split.rule, outcome=outcome).inc()
         return split_arrival(arrival, split)
 
-    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
+    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
         """As the routes say; as before if the request was accepted before."""
         arrival, request, limits = orphan.arrival, orphan.request, self._routing.ttl_limits
-        refusal = self._refuse(arrival, known=self._tracker.status(Key(request.key)) is not None)
+        refusal = orphan.refusal or self._refuse(arrival)
         # A request that expired between two leaders is routed first: the earlier one may have answered no-route, and
         # it gets the same answer again.
         if refusal is not None and not (orphan.delivery.redelivered and refusal.status is Status.EXPIRED):
@@ -104,22 +176,55 @@ class IngressRouter:
         before = routed_before(orphan, self._names, pool_ttl=limits.default)
         if before is not None:
             # Only here and not for new requests: a client may use the name of a cancelled request again.
-            return CANCELLED if self._cancels.was_cancelled(request) else refusal or [before]
+            if self._cancels.was_cancelled(request):
+                return CANCELLED
+            refusal = refusal or refuse_removed(self._created.get(before.key))
+            return refusal or self._refuse_activation(request, before) or [before]
         # A new request of this name: the cancel that is still kept was meant for the one before it.
         self._cancels.forget(request)
         routed = accept(arrival, self._routing.table, limits=limits)
+        if self._policies.has_any:
+            routed = [limit_age(arrival, one, self._policies.of) for one in routed]
         if self._routing.table is not None and arrival.sample.exceeded:
             self._note_work_limit(arrival)
         # `no-route` goes first: of a request that expired between two leaders, the earlier one may have answered that.
-        return refusal or routed if routed else NO_ROUTE
+        if not routed:
+            return NO_ROUTE
+        return refusal or self._check(arrival, routed)
 
-    def _refuse(self, arrival: Arrival, *, known: bool) -> Refusal | None:
-        """Why the request is refused regardless of the routes. `known`: its group is up, or being started."""
-        try:
-            arrival.check_key()
-        except InvalidKeyError as error:
-            return Refusal(Status.INVALID, str(error))
-        return refuse_orphan(arrival.request, known=known, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+    def _check(self, arrival: Arrival, routed: list[RoutedRequest]) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+        """The deliveries that their checks allow; the refusal if the request itself is refused."""
+        request = arrival.request
+        if not self._checks.deliveries and not request.no_activate and all(one.log is None for one in routed):
+            return routed
+        now, allowed = now_ms(self._clock), list[RoutedRequest]()
+        for one in routed:
+            # The checks of a delivery are about its group, and the log has none.
+            if one.log is not None:
+                refusal = self._active_log.log.refuse(one)
+            else:
+                refusal = self._refuse_activation(request, one)
+                refusal = refusal or self._checks.refuse_delivery(arrival, one, now_ms=now)
+            if refusal is None:
+                allowed.append(one)
+            elif one.keeps_reply:
+                # The log is complete whatever becomes of the request.
+                writes = [other for other in routed if other.log is not None and other is not one]
+                if writes and self._active_log.log.refuse(writes[0]) is None:
+                    return LoggedRefusal(refusal, one, writes[0])
+                return refusal
+            else:
+                self.count(COPY_DROPPED, one)
+        return allowed
+
+    def _refuse_activation(self, request: Request, routed: RoutedRequest) -> Refusal | None:
+        return refuse_activation(request, known=self._tracker.status(routed.key) is not None)
+
+    def _refuse(self, arrival: Arrival) -> Refusal | None:
+        """Why the request is refused regardless of the routes."""
+        now = now_ms(self._clock)
+        # The key again, because the splitter may have made it; the age again, because the request has waited.
+        return check_key(arrival, now) or refuse_orphan(arrival.request, now_ms=now, skew_ms=self._skew_ms)
 
     def _note_work_limit(self, arrival: Arrival) -> None:
         """Count the conditions that reached the work limit for this request; warn once a minute at most."""
@@ -133,9 +238,12 @@ class IngressRouter:
                 body_bytes=len(arrival.request.body),
             )
 
-    async def require_priority(self, priority: int | None) -> None:
-        """Have the exchange and the queues of a priority level. Raises `BrokerConflictError`."""
-        await self._routing.require_level(priority)
+    async def prepare(self, routed: RoutedRequest) -> None:
+        """Have the exchange and the queues of its priority level, and its group paused if a circuit pauses it. Raises
+        `BrokerConflictError`."""
+        await self._routing.require_level(routed.priority)
+        # Before the publish: a worker that is not paused yet would take the request.
+        await self._circuits.settled(routed.key)
 
     def exchange_for(self, routed: RoutedRequest) -> str:
         return self._names.work_exchange(routed.priority)
@@ -149,6 +257,7 @@ class IngressRouter:
         """Note a confirmed delivery for the age of the backlog and for the expiry sweeper."""
         # The moment when the publish began: the request may be in the queue from then on.
         self._backlog.note(routed.key, routed.priority, began_at)
+        self._circuits.note_published(routed.route, routed.key)
         if self._deadlines is not None:
             self._deadlines.note((routed.key, routed.priority), routed.deadline.at_ms)
 

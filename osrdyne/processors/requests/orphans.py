@@ -10,11 +10,12 @@ from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
+from osrdyne.ingress.checks import Refusal
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.forgeries import Forgeries
-from osrdyne.processors.requests.forwarding import Orphan, Refusal, direct_message, refuse_orphan
+from osrdyne.processors.requests.forwarding import Orphan, direct_message, refuse_activation, refuse_orphan
 from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.statuses import Status
 
@@ -33,7 +34,7 @@ class DirectRouter:
         self._tracker = tracker
         self._forgeries = forgeries
 
-    def receive(self, delivery: Delivery) -> Arrival | None:
+    def receive(self, delivery: Delivery) -> Orphan | None:
         """The request; None for a forged one, which is counted and dropped."""
         if self._forgeries.is_forged_orphan(delivery):
             return None
@@ -42,7 +43,11 @@ class DirectRouter:
         if self._forgeries.refuses_reply_to(arrival.request, component="orphans"):
             self.count("reply-to-refused")
             return None
-        return arrival
+        return Orphan(delivery, arrival, self._clock.monotonic())
+
+    async def identify(self, orphan: Orphan) -> Orphan:
+        """A direct pool verifies no tokens: a request for a bound key does not pass the controller."""
+        return orphan
 
     def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
         """To the group of its key."""
@@ -53,7 +58,8 @@ class DirectRouter:
             return Refusal(Status.INVALID, str(error))
         # Read without an await before the decision: the group may end at the next one.
         known = self._tracker.status(key) is not None
-        refusal = refuse_orphan(request, known=known, now_ms=now, skew_ms=self._skew_ms)
+        refusal = refuse_orphan(request, now_ms=now, skew_ms=self._skew_ms)
+        refusal = refusal or refuse_activation(request, known=known)
         if refusal is not None:
             return refusal
         # Held until its deadline, or else for as long as it may wait in a request queue.
@@ -63,8 +69,8 @@ class DirectRouter:
             deadline = Deadline(request.deadline_ms, Limiter.CALLER)
         return [RoutedRequest(key, request.path, None, deadline, None)]
 
-    async def require_priority(self, priority: int | None) -> None:
-        """A direct pool has no priority levels."""
+    async def prepare(self, routed: RoutedRequest) -> None:
+        """A direct pool has no priority levels and no circuits."""
 
     def exchange_for(self, routed: RoutedRequest) -> str:
         return self._names.requests_exchange

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
 import pytest
 import structlog
+from fastapi import FastAPI
 
+from osrdyne.api.access import Access
 from osrdyne.api.app import create_app
+from osrdyne.api.authenticators import Authenticators, TrustedProxies
+from osrdyne.api.capacity import MAX_PLANS
+from osrdyne.config.models import ApiSettings
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
+from osrdyne.ingress.circuits.configuration import CircuitConfiguration
+from osrdyne.ingress.circuits.state import CircuitState
+from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 from osrdyne.metrics import Metrics
+from osrdyne.pool.routing.circuits import CircuitView
+from osrdyne.pool.state.lag import Lag
 from osrdyne.pool.state.worker_reports import WorkerState
-from osrdyne.pool.views import ComponentView, WaitingView
+from osrdyne.pool.views import ComponentView, ReloadOutcome, ReloadView, WaitingView
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
@@ -23,6 +36,8 @@ ODD_KEYS = [
     "\"'`$(x)", "é漢🚄", "#?&=;", "*.:", ".", "..", "../x", "", "x" * 255, "\0",
 ]  # fmt: skip
 JSON = {"content-type": "application/json"}
+PATIENCE = 120.0
+"""Seconds for anything that must happen."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +46,25 @@ def _no_log_output() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def pool() -> FakeInspector:
-    return FakeInspector()
+@pytest.fixture(scope="module")
+def served() -> tuple[FakeInspector, FastAPI]:
+    """One application for all tests: to create its routes takes longer than most of them."""
+    pool = FakeInspector()
+    return pool, create_app(pool, Metrics(), version="1.2.3")
 
 
 @pytest.fixture
-async def api(pool: FakeInspector) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(pool, Metrics(), version="1.2.3")
+def pool(served: tuple[FakeInspector, FastAPI]) -> FakeInspector:
+    """As new in each test."""
+    pool, _ = served
+    vars(pool).clear()
+    vars(pool).update(vars(FakeInspector()))
+    return pool
+
+
+@pytest.fixture
+async def api(pool: FakeInspector, served: tuple[FakeInspector, FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+    _, app = served
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         yield client
 
@@ -124,6 +150,15 @@ async def test_metrics_of_a_daemon_that_stands_by_tell_nothing_that_waits(
     assert ("osrdyne_waiting_requests{" in text, "osrdyne_retrying_requests{" in text) == (False, False)
 
 
+async def test_metrics_do_not_wait_for_the_store_of_last_values(
+    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osrdyne.api.app.LAST_VALUES_TIMEOUT", 0.0)
+    monkeypatch.setattr(pool, "last_value_totals", asyncio.Event().wait)
+    text = (await api.get("/metrics")).text
+    assert ("osrdyne_leading 0.0" in text, "osrdyne_last_value_events{" in text) == (True, False)
+
+
 async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:
     answer = await api.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -199,6 +234,25 @@ async def test_group_tells_what_waits_in_its_classes(api: httpx.AsyncClient, poo
     ]
 
 
+async def test_group_has_its_profile_and_settings(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    view = group_view(Key("a"))
+    pool.group_views[Key("a")] = replace(view, profile="{x}", settings={"concurrency": 4})
+    found = (await api.get("/v1/group", params={"key": "a"})).json()
+    assert (found["profile"], found["settings"]) == ("{x}", {"concurrency": 4})
+
+
+async def test_profiles_have_versions(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/profiles")).json() == {"pool": "fake", "version": 0, "current": None}
+    document = {"profiles": [{"match": "a", "concurrency": 2}]}
+    change = await api.put("/v1/profiles", json=document, params={"author": "me"})
+    assert change.json() == {"pool": "fake", "version": 1, "warnings": [], "changed_groups": 0}
+    assert (await api.get("/v1/profiles")).json()["current"]["manifest"] == document
+    late = await api.delete("/v1/profiles", params={"author": "me"}, headers={**JSON, "if-match": '"7"'})
+    assert (late.status_code, late.json()["version"]) == (412, 1)
+    wrong = await api.put("/v1/profiles", json={"profiles": [{"match": "{"}]}, params={"author": "me"})
+    assert wrong.json()["remedy"].startswith("`osrdyne profiles check`")
+
+
 async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     running(pool, "b", "a", "a/b")
     assert [group["key"] for group in (await api.get("/v1/groups")).json()["groups"]] == ["a", "a/b", "b"]
@@ -229,6 +283,23 @@ async def test_every_other_key_works_in_the_path(api: httpx.AsyncClient, pool: F
 async def test_slashes_of_a_key_need_no_encoding(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     running(pool, "tpch/sf=0.01")
     assert (await api.get("/v1/groups/tpch/sf=0.01")).json()["key"] == "tpch/sf=0.01"
+
+
+async def test_reload_is_answered_with_the_outcome_of_each_worker(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    assert (await api.post("/v1/group/reload?key=k", headers=JSON)).status_code == 404
+    pool.group_views[Key("k")] = group_view(Key("k"))
+    pool.reloads = [ReloadView("a", ReloadOutcome.RELOADED), ReloadView("b", ReloadOutcome.FAILED, "no data")]
+    for path in ("/v1/group/reload?key=k", "/v1/groups/k/reload?timeout=5"):
+        answer = await api.post(path, headers=JSON)
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "key": "k",
+            "workers": [
+                {"worker_id": "a", "outcome": "reloaded", "reason": None},
+                {"worker_id": "b", "outcome": "failed", "reason": "no data"},
+            ],
+        }
+    assert (await api.post("/v1/group/reload?key=k&timeout=0", headers=JSON)).status_code == 422
 
 
 async def test_group_is_stopped_and_unpinned_by_post(api: httpx.AsyncClient, pool: FakeInspector) -> None:
@@ -366,7 +437,7 @@ async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient)
     paths = (await api.get("/openapi.json")).json()["paths"]
     groups = [path for path in paths if path.startswith("/v1/group/") or path.startswith("/v1/groups/")]
     operations = [operation for path in groups for operation in paths[path].values()]
-    assert len(operations) == 11
+    assert len(operations) == 13
     assert all("key" in [parameter["name"] for parameter in one["parameters"]] for one in operations)
 
 
@@ -524,3 +595,166 @@ class TestSplitter:
         await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
         explanation = (await api.post("/v1/explain", json={"key": "b1"})).json()
         assert (explanation["split"]["rule"], explanation["passages"][0]["key"]) == ("b.*", "b1-x")
+
+
+class TestCapacity:
+    async def test_a_plan_needs_no_leader(self, pool: FakeInspector, api: httpx.AsyncClient) -> None:
+        pool.failure = LeadershipLostError("This daemon is on standby.")
+        question = {"load": [{"rate": "720/min"}], "store": "store-s1"}
+        found = (await api.post("/v1/capacity", json=question)).json()
+        assert (found["fits"], found["accepted"], found["cheapest"]["price"]) == (False, 400_000, 225)
+
+    async def test_many_plans_leave_the_other_threads_free(
+        self, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Tokens are verified in the threads of the event loop."""
+        running, go = threading.Event(), threading.Event()
+
+        def slow(*_: object) -> dict[str, object]:
+            running.set()
+            go.wait(PATIENCE)
+            return answer(CapacityQuestion.model_validate({"load": [{"rate": "1/min"}]}), FakeInspector().prices)
+
+        monkeypatch.setattr("osrdyne.api.capacity.answer", slow)
+        with ThreadPoolExecutor(1) as only_thread:
+            asyncio.get_running_loop().set_default_executor(only_thread)
+            question = {"load": [{"rate": "1/min"}]}
+            plans = [asyncio.create_task(api.post("/v1/capacity", json=question)) for _ in range(MAX_PLANS + 1)]
+            assert await asyncio.to_thread(running.wait, PATIENCE)
+            [refused], others = await asyncio.wait(plans, return_when=asyncio.FIRST_COMPLETED)
+            assert (refused.result().status_code, refused.result().headers["retry-after"]) == (503, "5")
+            go.set()
+            assert {(await plan).status_code for plan in others} == {200}
+            assert (await api.post("/v1/capacity", json=question)).status_code == 200
+
+    async def test_a_wrong_question_is_refused_with_the_place(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/v1/capacity", json={"load": [{"rate": "fast"}]})
+        assert (answer.status_code, "rate" in answer.json()["detail"]) == (422, True)
+
+
+async def test_circuits_are_listed_and_shown_one_by_one(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+    pool.circuit_views = [
+        CircuitView("0123456789abcdef", None, None, CircuitState.CLOSED, 66, 1, 2, 5.0),
+        CircuitView("fedcba9876543210", "r", Key("a/b"), CircuitState.CLOSED, 0, 3, 0, 6.0),
+    ]
+    assert (await api.get("/v1/circuits")).json()["circuits"] == ["0123456789abcdef", "fedcba9876543210"]
+    everything = (await api.get("/v1/circuits/_all")).json()["circuits"]
+    assert [(one["route"], one["key"], one["fail_ratio"]) for one in everything] == [(None, None, 66), ("r", "a/b", 0)]
+    assert (await api.get("/v1/circuits/fedcba9876543210")).json() == everything[1]
+    assert (await api.get("/v1/circuits/fedcba9876543210/status")).json() == {"status": "closed"}
+    wrong = [(await api.get(f"/v1/circuits/{one}")).status_code for one in ("0" * 16, "..%2f", "x" * 300)]
+    assert wrong == [404, 422, 422]
+
+
+async def test_circuits_can_only_be_closed_by_hand(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+    pool.circuit_views = [
+        CircuitView(f"{number}" * 16, "r", None, CircuitState.OPEN, 100, 0, 5, 5.0, 2) for number in (1, 2, 3)
+    ]
+
+    async def put(circuit: str, status: str) -> httpx.Response:
+        return await api.put(f"/v1/circuits/{circuit}/status", json={"status": status}, params={"author": "me"})
+
+    for status in ("open", "half_open", "", "CLOSED"):
+        assert [(await put(one, status)).status_code for one in ("1" * 16, "_all")] == [403, 403]
+    assert {one.status for one in pool.circuit_views} == {CircuitState.OPEN}
+    assert (await put("1" * 16, "closed")).json()["closed"] == ["1" * 16]
+    assert (await put("0" * 16, "closed")).status_code == 404
+    assert (await put("_all", "closed")).json()["closed"] == ["2" * 16, "3" * 16]
+    assert (await api.put("/v1/circuits/_all/status", json={"status": "closed"})).status_code == 422  # by whom?
+
+
+async def test_configuration_of_the_circuits_has_versions(api: httpx.AsyncClient) -> None:
+    document = {"statisticsUpdateEnabled": True}
+    change = await api.put("/v1/circuits/config", json=document, params={"author": "me"})
+    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
+    assert (await api.get("/v1/circuits/config")).json()["current"]["manifest"] | document == CircuitConfiguration(
+        updates_statistics=True
+    ).document()
+    assert len((await api.get("/v1/circuits/config/history")).json()["versions"]) == 1
+    wrong = await api.put("/v1/circuits/config", json={"minQueueSampleCount": 0}, params={"author": "me"})
+    assert wrong.json()["remedy"].startswith("`osrdyne circuits config check`")
+
+
+async def test_policies_have_versions_and_an_effective_one_for_each_key(api: httpx.AsyncClient) -> None:
+    document = {"policies": [{"match": "a/{x}", "MaxMessageAge": 30.0}]}
+    change = await api.put("/v1/policies", json=document, params={"author": "me"})
+    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
+    assert (await api.get("/v1/policies")).json()["current"]["manifest"] == document
+    found = (await api.get("/v1/policies/effective?key=a%2Fb")).json()
+    assert (found["key"], found["match"]) == ("a/b", "a/{x}")
+    assert found["elements"]["MaxMessageAge"] == {"value": 30.0, "origin": "proposed", "acts": True}
+    assert (await api.get("/v1/policies/effective?key=b")).json()["elements"] is None
+    wrong = await api.put("/v1/policies", json={"policies": [{"match": "{"}]}, params={"author": "me"})
+    assert wrong.json()["remedy"].startswith("`osrdyne policies check`")
+
+
+@pytest.mark.parametrize(
+    ("client", "url", "status"),
+    [
+        ("10.0.0.7", "http://api", 403),
+        ("10.0.0.7", "https://api", 200),
+        ("127.0.0.1", "http://api", 200),
+        ("::1", "http://api", 200),
+    ],
+)
+async def test_key_that_demands_tls_is_refused_over_plain_http_from_another_host(
+    pool: FakeInspector, client: str, url: str, status: int
+) -> None:
+    running(pool, "a", "b/c")
+    pool.tls_keys = {Key("a")}
+    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1"), client=(client, 5000))
+    async with httpx.AsyncClient(transport=transport, base_url=url) as api:
+        for path in ("/v1/group?key=a", "/v1/groups/a", "/v1/policies/effective?key=a"):
+            answer = await api.get(path)
+            assert (answer.status_code, answer.json().get("code")) == (
+                status,
+                "tls-required" if status == 403 else None,
+            )
+        pool.poison_views = [poison_view("e1", key=Key("a")), poison_view("e2", key=Key("b"))]
+        explained = {"json": {"key": "a"}}
+        for method, path, more in (
+            ("GET", "/v1/poison/e1", {}), ("GET", "/v1/poison", {}), ("GET", "/v1/poison?bodies=true", {}),
+            ("GET", "/v1/poison?key=a", {}), ("POST", "/v1/explain", explained),
+        ):  # fmt: skip
+            answer = await api.request(method, path, **more)
+            assert answer.status_code == status, path
+        for path in ("/v1/poison/e2", "/v1/poison?key=b"):
+            assert (await api.get(path)).status_code == 200, path
+        started = await api.post("/v1/group/stop?key=a", headers=JSON)
+        assert started.status_code == (403 if status == 403 else 202)
+        assert (await api.get("/v1/groups/b/c")).status_code == 200
+
+
+async def test_trusted_proxy_is_responsible_for_the_tls_of_its_clients(pool: FakeInspector) -> None:
+    running(pool, "a")
+    pool.tls_keys = {Key("a")}
+    settings = ApiSettings(trusted_proxies=("10.0.0.7",), allowed_hosts=("api",))
+    access = Access(Authenticators(proxies=TrustedProxies(settings)))
+    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1", access=access), client=("10.0.0.7", 5000))
+    headers = {"x-forwarded-user": "alice", "x-forwarded-role": "viewer"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as api:
+        assert (await api.get("/v1/group?key=a")).status_code == 200
+
+
+async def test_quotas_have_versions_and_their_use_is_shown_and_measured(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/quota")).json() == {"pool": "fake", "version": 0, "current": None, "usage": None}
+    document = {"pool": {"messages_per_day": 10}, "rules": [{"name": "r", "per": "rule", "send_rate": 1}]}
+    change = await api.put("/v1/quota", json=document, params={"author": "me"})
+    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
+    found = (await api.get("/v1/quota")).json()
+    assert found["current"]["manifest"] == document
+    assert [(one["name"], one["used"], one["quota"]) for one in found["usage"]["meters"]] == [
+        ("pool", 0, 10), ("rule r", 0, None),
+    ]  # fmt: skip
+    assert 'osrdyne_quota_used_ratio{meter="pool"} 0.0' in (await api.get("/metrics")).text
+    wrong = await api.put("/v1/quota", json={"pool": {}}, params={"author": "me"})
+    assert wrong.json()["remedy"].startswith("`osrdyne quota check`")
+
+
+async def test_lag_is_that_of_the_pool_and_of_its_groups(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+    pool.group_lags = [Lag(None, 7, 2.0, 0.5, None), Lag(Key("a"), 7, 2.0, -0.1, 70.0)]
+    found = (await api.get("/v1/lag")).json()
+    assert found["total"] == {"messages": 7, "seconds": 2.0, "a_minute": 30.0, "drained_in": None}
+    assert found["groups"] == [{"key": "a", "messages": 7, "seconds": 2.0, "a_minute": -6.0, "drained_in": 70.0}]
+    pool.leading = False
+    assert (await api.get("/v1/lag")).json() == {"pool": "fake", "leading": False, "total": None, "groups": []}

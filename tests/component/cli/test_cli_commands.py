@@ -239,6 +239,24 @@ def test_explain_shows_which_route_decides() -> None:
     )
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_explain_of_a_routes_file_names_the_profile(monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
+    """The stored profiles if the daemon answers, otherwise those of the configuration."""
+    Path("m.json").write_text(MANIFEST)
+    Path("c.yaml").write_text("pool: {id: p}\nworker: {profiles: [{match: 'k', memory: 2GiB}]}\n")
+    if stored:
+        current = CURRENT | {"manifest": {"profiles": [{"match": "k", "concurrency": 3}]}}
+        daemon = Daemon(current, only="/v1/profiles")
+        monkeypatch.setattr("osrdyne.cli.explain.remote", lambda *_: daemon)
+    shown = CliRunner().invoke(app, ["explain", "k", "/p", "--routes", "m.json", "--config", "c.yaml"])
+    assert f"The profile 'k' sets {'concurrency' if stored else 'memory'}." in shown.stdout, shown.stderr
+
+
+def test_help_of_profiles_speaks_of_documents() -> None:
+    pages = [CliRunner().invoke(app, ["profiles", *command, "--help"]).stdout for command in ([], ["check"], ["apply"])]
+    assert ["document" in page and "anifest" not in page for page in pages] == [True] * 3
+
+
 RULES = (
     '{"k.*": {"description": "all", "postfixFromStatic": ["A", "B"]}, "ka": {"postfixFromRequest": {"header": "h"}}}'
 )
@@ -279,16 +297,49 @@ def test_splitter_apply_sends_the_rules(monkeypatch: pytest.MonkeyPatch) -> None
     assert daemon.asked == [("/v1/splitter", json.loads(RULES), {"author": "you", "if_match": None})]
 
 
+PROFILES = """
+profiles:
+- {match: "tpch/{x}", memory: 2GiB, stop_delay: 20s, spark_conf: {spark.a: 1}}
+- {match: b, cores: 2}
+"""
+
+
+def test_profiles_check_shows_settings_and_what_the_configuration_does_not_allow() -> None:
+    result = CliRunner().invoke(app, ["profiles", "check", "-"], input=PROFILES)
+    assert "memory 2048MiB" in result.stdout
+    assert "stop_delay 20s" in result.stdout
+    assert "warning: profiles.1.cores: only workers on a cluster have cores" in result.stderr
+
+
+def test_profiles_apply_sends_the_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    CliRunner().invoke(app, ["profiles", "apply", "-", "--author", "you"], input='{"profiles": [{"match": "a"}]}')
+    assert daemon.asked == [("/v1/profiles", {"profiles": [{"match": "a"}]}, {"author": "you", "if_match": None})]
+
+
+def test_profiles_check_tells_every_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p.json").write_text('{"profiles": [{"match": "{"}, {"match": "a", "memory": 1}]}')
+    assert execute(["profiles", "check", "p.json"], debug=False) == 2
+    assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "p.json, profiles.0.match",
+        "p.json, profiles.1.memory",
+    ]
+
+
 class Daemon:
     """A daemon's answers about routes, and what was asked of it."""
 
     answered_by = "http://leader"
 
-    def __init__(self, current: object) -> None:
+    def __init__(self, current: object, *, only: str = "") -> None:
+        """`only`: the path that has this document; empty: all of them."""
         self.current = current
+        self._only = only
         self.asked: list[tuple[str, object, object]] = []
 
     def get(self, path: str, *, manifests: bool = True) -> object:
+        if self._only not in path:
+            return {"current": None}
         versions = [] if self.current is None else [self.current]
         return {"versions": versions} if path.endswith("history") else {"current": self.current}
 
@@ -310,11 +361,12 @@ def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Dae
     return daemon
 
 
-@pytest.mark.parametrize("command", [["routes", "apply"], ["splitter", "apply"]])
+@pytest.mark.parametrize("command", [["routes", "apply"], ["splitter", "apply"], ["profiles", "apply"]])
 def test_empty_text_is_not_a_manifest(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").write_text("\n")
     assert execute([*command, str(tmp_path / "empty")], debug=False) == 2
-    assert "is empty: write an empty manifest as {}." in capsys.readouterr().err
+    noun = "document" if command[0] == "profiles" else "manifest"
+    assert f"is empty: write an empty {noun} as {{}}." in capsys.readouterr().err
 
 
 def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,3 +459,126 @@ def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[st
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+POLICIES = """
+policies: [{match: "tpch/{x}", MaxMessageSize: 1KiB, MaxMessageAge: 0, ExpirationInstant: "2100-01-01T00:00:00Z"}]
+"""
+
+
+def test_policies_check_shows_policies_and_what_is_moved_to_the_bounds() -> None:
+    result = CliRunner().invoke(app, ["policies", "check", "-"], input=POLICIES)
+    assert "MaxMessageSize 1024" in result.stdout
+    assert "warning: policies.0.MaxMessageSize: 8192 is used instead" in result.stderr
+    assert "warning: policies.0.ExpirationInstant: it acts only on created queues" in result.stderr
+
+
+def test_circuits_config_check_shows_the_settings_and_warnings() -> None:
+    document = '{"circuitCheckEnabled": true, "circuitScope": "group"}'
+    result = CliRunner().invoke(app, ["circuits", "config", "check", "-"], input=document)
+    assert "statisticsUpdateEnabled: no outcome is counted while this is off" in result.stderr
+    assert [word for word in ("errorThresholdPercentage", "90", "group") if word not in result.stdout] == []
+
+
+def test_circuits_are_listed_with_their_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"hash": "0" * 16, "route": None, "key": "a", "status": "closed", "fail_ratio": 66, "since": 5.0}
+    one |= {"failures": 2, "successes": 1, "paused": 0}
+
+    class Remote:
+        def get(self, path: str) -> object:
+            assert path == "/v1/circuits/_all"
+            return {"circuits": [one]}
+
+    monkeypatch.setattr("osrdyne.cli.circuits.remote", lambda *_: Remote())
+    for command in (["list"], ["show", "0" * 16]):
+        shown = CliRunner().invoke(app, ["circuits", *command]).stdout
+        assert [word for word in ("0" * 16, "no named route", "66 %", "closed") if word not in shown] == []
+    wrong = CliRunner().invoke(app, ["circuits", "show", "../groups"])
+    expected = f"'../groups'. Name one by its hash, or by its route: {'0' * 16} (requests of no named route, a)."
+    assert str(wrong.exception) == f"There is no circuit {expected}"
+
+
+class CircuitsRemote:
+    """A daemon with the circuits of two routes; `slow` has one for each group."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        named = [("0", "fast", None), ("1", "slow", "a"), ("2", "slow", "b")]
+        self.circuits = [{"hash": digit * 16, "route": route, "key": key} for digit, route, key in named]
+
+    def get(self, path: str) -> object:
+        assert path == "/v1/circuits/_all"
+        return {"circuits": self.circuits}
+
+    def send(self, method: str, path: str, document: object, *, author: str) -> object:
+        assert (method, document, author) == ("PUT", {"status": "closed"}, "me")
+        name = path.removeprefix("/v1/circuits/").removesuffix("/status")
+        names = ["0" * 16, "1" * 16, "2" * 16] if name == "_all" else [name]
+        closed = [one for one in names if one not in self.closed]
+        self.closed += closed
+        return {"closed": closed}
+
+
+@pytest.fixture
+def circuits(monkeypatch: pytest.MonkeyPatch) -> CircuitsRemote:
+    remote = CircuitsRemote()
+    monkeypatch.setattr("osrdyne.cli.circuits.remote", lambda *_: remote)
+    return remote
+
+
+def test_circuits_are_closed_by_hash_or_route_or_all_at_once(circuits: CircuitsRemote) -> None:
+    def close(name: str) -> str:
+        return CliRunner().invoke(app, ["circuits", "close", name, "--author", "me"]).stdout
+
+    hashes = ["0" * 16, "1" * 16, "2" * 16]
+    assert (close(hashes[1]), circuits.closed) == (f"Closed: {hashes[1]}.\n", [hashes[1]])
+    assert close("slow") == f"Closed: {hashes[2]}.\n"
+    assert close("--all") == f"Closed: {hashes[0]}.\n"
+    assert close("fast") == "Nothing to do: closed already.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "or close all of them with --all"),
+        (["0" * 16, "--all"], "or close all of them with --all"),
+        (["WORD"], "There is no circuit 'WORD'. Name one by its hash, or by its route: 0000000000000000 (fast, all);"),
+    ],
+    ids=["none", "both", "unknown"],
+)
+def test_circuit_that_is_not_named_well_is_not_closed(
+    circuits: CircuitsRemote, arguments: list[str], error: str
+) -> None:
+    wrong = CliRunner().invoke(app, ["circuits", "close", *arguments, "--author", "me"])
+    assert (error in str(wrong.exception), circuits.closed) == (True, [])
+
+
+def test_route_of_several_circuits_is_shown_by_their_hashes(circuits: CircuitsRemote) -> None:
+    wrong = CliRunner().invoke(app, ["circuits", "show", "slow"])
+    assert f"has 2 circuits. Name one by its hash: {'1' * 16} (slow, a); {'2' * 16} (slow, b)." in str(wrong.exception)
+
+
+def test_circuits_that_do_not_exist_are_not_listed_in_the_error(circuits: CircuitsRemote) -> None:
+    circuits.circuits = []
+    wrong = CliRunner().invoke(app, ["circuits", "close", "any"])
+    assert str(wrong.exception) == "There is no circuit 'any': no outcome has been counted."
+
+
+def test_policies_effective_shows_each_value_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    element = {"value": 0, "origin": "clamped", "acts": False}
+    answer = {"match": "tpch/{x}", "elements": {"MaxQueueLength": element}}
+
+    class Remote:
+        def get(self, path: str, **parameters: object) -> object:
+            return answer if (path, parameters) == ("/v1/policies/effective", {"key": "tpch/1"}) else None
+
+    monkeypatch.setattr("osrdyne.cli.policies.remote", lambda *_: Remote())
+    shown = CliRunner().invoke(app, ["policies", "effective", "tpch/1"]).stdout
+    assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped", "no effect yet") if word not in shown] == []
+
+
+def test_explain_tests_a_document_of_policies() -> None:
+    Path("p.yaml").write_text(POLICIES)
+    Path("m.json").write_text(MANIFEST)
+    command = ["explain", "tpch/1", "/p", "--policies", "p.yaml", "--routes", "m.json"]
+    assert "expired" in CliRunner().invoke(app, command).stdout

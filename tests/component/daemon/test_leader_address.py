@@ -32,6 +32,7 @@ class Standby(DaemonInspector):
             pins=unused,
             leader=LeaderAddress(self, pool="p"),
             own_url=lambda: LOCAL,
+            prices={},
             clock=SystemClock(),
         )
         self._announced = announced

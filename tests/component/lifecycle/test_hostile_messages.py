@@ -38,7 +38,7 @@ from osrdyne.testing.hostile import HostileMessage, hostile_message
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
@@ -59,6 +59,7 @@ PLACES = (
     ("pool-dl-xchg", None),
     ("pool-activity-xchg", None),
     ("pool-cancel-xchg", None),
+    ("pool-progress-xchg", None),
     ("", "pool-leader"),
     ("", "pool-poison"),
 )
@@ -66,10 +67,11 @@ PLACES = (
 INVALID = {
     "activity": "activity report ignored",
     "cancel": "cancel ignored",
+    "progress": "inquiry ignored",
     "dead-letters": "message has no x-death header",
 }
 """What is logged about a message that makes no sense, by queue."""
-CONSUMED = ("pool-orphan", "pool-dl", "pool-activity", "pool-cancel")
+CONSUMED = ("pool-orphan", "pool-dl", "pool-activity", "pool-cancel", "pool-progress")
 
 
 @pytest.fixture
@@ -246,9 +248,11 @@ class WorkerBench:
             Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
-            replies=ReplySender("w", 2**20, self.clock),
-            retries=Retries(None),
-            addresses=ReplyAddresses(PoolNames("pool")),
+            answering=Answering(
+                addresses=ReplyAddresses(PoolNames("pool")),
+                replies=ReplySender("w", 2**20, self.clock),
+                retries=Retries(None),
+            ),
         )
 
         self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))

@@ -27,7 +27,9 @@ def test_run_with_hidden_tests_fails_and_names_them(tmp_path: Path) -> None:
     (tmp_path / "test_inner.py").write_text(HIDDEN)
     (tmp_path / "test_module.py").write_text("import pytest\npytest.skip('no service', allow_module_level=True)")
     arguments = ["-p", "no_skips", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull]
-    environment = {**os.environ, "PYTHONPATH": str(PLUGINS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # Options of this run are not meant for that one.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environment = {**inherited, "PYTHONPATH": str(PLUGINS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, str(tmp_path)],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,

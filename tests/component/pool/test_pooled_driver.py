@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+import json
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -12,16 +13,18 @@ import pytest
 
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.drivers.pooled.driver import PooledDriver
-from osrdyne.drivers.pooled.placement import EMPTY_FOR, PooledRules
-from osrdyne.drivers.pooled.process import split_id
-from osrdyne.drivers.pooled.upkeep import PooledUpkeep
+from osrdyne.drivers.pooled.placement import EMPTY_FOR, PooledRules, ProcessSettings
+from osrdyne.drivers.pooled.process import SETTLE, split_id
+from osrdyne.drivers.pooled.upkeep import LIST_INTERVAL, SPARE_LIMIT, SPARE_REST, PooledUpkeep
 from osrdyne.errors import DriverUnavailableError, LeadershipLostError, SlotTakenError, StartFailedError
+from osrdyne.protocol.environment import Placement
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, Assign, Forget, Release
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_harness import make_spec
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
-from osrdyne.testing.pooled import PlayedLink, PlayedNetwork, PlayedProcess
+from osrdyne.testing.played_process import PlayedProcess
+from osrdyne.testing.pooled import PlayedLink, PlayedNetwork
 
 T = TypeVar("T")
 
@@ -97,6 +100,11 @@ class World:
         worker = next(one for one in self.backend.workers.values() if one.instance.worker_id == process.worker_id)
         worker.lines.append("java.lang.OutOfMemoryError")
         self.backend.end(worker, Exit(code=code, reason="out of memory"))
+
+    def write(self, process: PlayedProcess, *lines: str) -> None:
+        """The process writes lines to its log."""
+        worker = next(one for one in self.backend.workers.values() if one.instance.worker_id == process.worker_id)
+        worker.lines += lines
 
     def close(self) -> None:
         for task in self.tasks:
@@ -215,6 +223,31 @@ class TestSpares:
             await done(starts[0])
             assert len(world.running_processes()) == 3
 
+    async def test_spare_waits_while_workers_load_their_data_or_run_suspects(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            await clock.advance(2.0)
+            spec = spec_of(A)
+            world.link.loading = {spec.worker_id}
+            start = asyncio.ensure_future(world.driver.start(spec))
+            await clock.advance(SPARE_LIMIT / 2)
+            await done(start)
+            world.link.loading, world.link.suspects = set(), world.link.loading
+            await clock.advance(SPARE_LIMIT / 2 - 5)
+            assert len(world.running_processes()) == 1
+            world.link.suspects = set()
+            await clock.advance(SPARE_REST + 1)
+            assert len(world.running_processes()) == 2
+
+    async def test_spare_does_not_wait_for_a_load_without_end(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            await clock.advance(2.0)
+            spec = spec_of(A)
+            world.link.loading = {spec.worker_id}
+            start = asyncio.ensure_future(world.driver.start(spec))
+            await clock.advance(SPARE_LIMIT + 5)
+            await done(start)
+            assert len(world.running_processes()) == 2
+
     async def test_process_that_ends_before_it_is_ready_fails_the_starts_that_wait(self, clock: VirtualClock) -> None:
         with world_of(clock, ready=False) as world:
             start = asyncio.ensure_future(world.driver.start(spec_of(A)))
@@ -229,6 +262,21 @@ class TestSpares:
             assert caught.value.log_lines == ("java.lang.OutOfMemoryError",)
             await clock.advance(60.0)
             assert world.backend.workers == {}
+
+    async def test_end_of_a_process_whose_event_is_lost_is_noticed_before_it_was_ready(
+        self, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with world_of(clock, ready=False) as world:
+            world.tasks.pop().cancel()  # the stream of the driver's events
+            start = asyncio.ensure_future(world.driver.start(spec_of(A)))
+            await clock.advance(2.0)
+            [failed] = world.network.processes.values()
+            world.end_process(failed, code=1)
+            world.ready = True
+            await clock.advance(LIST_INTERVAL + 5)
+            assert world.process_of(await done(start)) is not failed
+            logged = capsys.readouterr()  # to the one or the other, as the tests before it have configured it
+            assert "java.lang.OutOfMemoryError" in logged.out + logged.err  # its last output
 
     async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
@@ -314,6 +362,24 @@ class TestChangeOfLeader:
             assert await fails(done(start), LeadershipLostError)
             assert world.link.confirmed[-1] == seen_at
             assert not [question for question in world.network.sent if isinstance(question, Assign)]
+
+    async def test_deposed_leader_ends_no_process_that_is_empty_for_it(self, clock: VirtualClock) -> None:
+        """The next leader may have placed a worker in it. That the token channel answered before is no proof."""
+        with world_of(clock) as world:
+            await end(world, await world.start(A))
+            world.link.leads = False
+            await clock.advance(EMPTY_FOR + 20)
+            assert len(world.running_processes()) == 1
+            await fails(done(world.tasks[0]), ExceptionGroup)
+
+    async def test_deposed_leader_kills_no_process_that_does_not_answer_it(self, clock: VirtualClock) -> None:
+        """A process answers the latest leader only."""
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            process.mute, world.link.leads = True, False
+            await clock.advance(3 * RULES.process_timeout)
+            assert world.running_processes() == [process.worker_id]
+            await fails(done(world.tasks[0]), ExceptionGroup)
 
     async def test_older_listing_does_not_bring_back_a_process_that_has_ended(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
@@ -421,15 +487,39 @@ class TestProcessEnds:
             other = await world.start(D)
             world.end_process(world.process_of(instances[0]))
             listed = await world.listed()
-            end_of_a = Exit(code=137, reason="the process ended: out of memory")
+            end_of_a = Exit(code=137, reason="the process ended: out of memory", shared=True, of_process=True)
             assert [listed[key].exit for key in (A, B, C)] == [end_of_a] * 3
             assert listed[D] == other
-            assert await world.driver.logs(instances[1].instance_id) == ("java.lang.OutOfMemoryError",)
             for instance in instances:
                 await world.driver.remove(instance.instance_id)
             await clock.advance(2.0)
             assert (await world.listed()).keys() == {D}
             assert len(world.backend.workers) == 1
+
+    async def test_logs_of_a_worker_never_hold_lines_of_another_key(self, clock: VirtualClock) -> None:
+        """A process writes one log for all its keys, and a viewer may be limited to one of them."""
+        with world_of(clock) as world:
+            a, b = await world.start(A), await world.start(B)
+            process = world.process_of(a)
+            worker_a, worker_b = (str(one.worker_id) for one in (a, b))
+            own = [json.dumps({"event": f"line {number} of a", "worker_id": worker_a}) for number in range(3)]
+            others = [
+                json.dumps({"event": f"beside {worker_a}", "worker_id": worker_b}),
+                json.dumps({"event": "of a nested worker", "more": {"worker_id": worker_a}}),
+                json.dumps([{"worker_id": worker_a}]),
+                f"a line of print() about {worker_a}",
+                "[" * 100_000 + worker_a,
+            ]
+            process.set(assignments=tuple(replace(one, log_lines=()) for one in process.state.assignments))
+            await clock.advance(1.0)
+            world.write(process, *others, *own, *others)
+            for _ in range(2):  # also after the end of the process
+                assert await world.driver.logs(a.instance_id) == tuple(own)
+                assert await world.driver.logs(a.instance_id, lines=2) == tuple(own[1:])
+                assert await world.driver.logs(b.instance_id) == (others[0],) * 2
+                assert set(others) < set(await world.driver.process_logs(process.worker_id, lines=100))
+                world.end_process(process)
+                await world.listed()
 
     async def test_worker_assigned_to_a_dying_process_is_started_again(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
@@ -444,7 +534,7 @@ class TestProcessEnds:
             unanswered = (await world.listed())[B]
             assert (unanswered.state, unanswered.exit) == (
                 InstanceState.EXITED,
-                Exit(code=137, reason="the process ended: out of memory"),
+                Exit(code=137, reason="the process ended: out of memory", of_process=True),
             )
             await world.driver.remove(unanswered.instance_id)
             assert (await world.start(B)).state is InstanceState.RUNNING
@@ -466,6 +556,53 @@ class TestProcessEnds:
             await end(world, culprit)
             await clock.advance(3600.0)
             assert world.process_of(await world.start(A)) is world.process_of(innocent)
+
+    async def test_key_whose_suspect_ran_is_placed_alone_after_a_change_of_leader(self, clock: VirtualClock) -> None:
+        """The second leader has not seen the first end: that the request is a suspect shows that there was one."""
+        with world_of(clock) as world:
+            for term in (4, 5):
+                culprit, innocent = await world.start(A), await world.start(B)
+                process = world.process_of(culprit)
+                for instance in (culprit, innocent):
+                    process.use(instance.worker_id, in_flight=1)
+                if term == 5:
+                    world.link.suspects.add(culprit.worker_id)
+                await clock.advance(1.0)
+                world.end_process(process)
+                await clock.advance(1.0)
+                for instance in (culprit, innocent):
+                    await world.driver.remove(instance.instance_id)
+                if term == 4:
+                    world.close()
+                    world.driver.end_term()
+                    world.lead(term=4)
+            innocent, culprit, third = [await world.start(key) for key in (B, A, C)]
+            assert world.process_of(culprit).assigned == [culprit.worker_id]
+            assert world.process_of(third) is world.process_of(innocent)
+
+    async def test_key_whose_suspect_ran_when_the_jvm_was_lost_is_placed_alone(self, clock: VirtualClock) -> None:
+        """Its worker ends first, and the process after it."""
+        with world_of(clock) as world:
+            culprit, innocent = await world.start(A), await world.start(B)
+            process = world.process_of(culprit)
+            world.link.suspects.add(culprit.worker_id)
+            for instance in (culprit, innocent):
+                process.end_worker(instance.worker_id, 4, "the session is gone")
+            await clock.advance(1.0)
+            listed = (await world.listed()).values()
+            assert [one.exit for one in listed] == [Exit(code=4, reason="the session is gone", shared=True)] * 2
+            for instance in (culprit, innocent):
+                await end(world, instance)
+            innocent, culprit = await world.start(B), await world.start(A)
+            assert world.process_of(culprit) is not world.process_of(innocent)
+
+    async def test_suspects_for_which_no_process_is_left_share_one(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            for key in (A, B, C):
+                world.driver.deaths.blame(key)
+            alone, *others = [world.process_of(await world.start(key)) for key in (A, B, C, D)]
+            assert len(alone.assigned) == 1
+            assert len({id(other) for other in others}) == 1
 
     async def test_process_that_does_not_become_ready_is_killed(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
@@ -493,6 +630,32 @@ class TestReplacement:
             await end(world, instance)
             await clock.advance(5.0)
             assert world.running_processes() == [world.process_of(successor).worker_id]
+
+    async def test_process_whose_live_heap_grows_with_the_same_keys_is_replaced(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            for share in (0.30, 0.31, 0.30):
+                await clock.advance(300.0)
+                process.set_live_heap(share)
+            await world.start(B)
+            for share in (0.50, 0.50, 0.51, 0.62):  # another key needs more; it loads its data after its start
+                process.set_live_heap(share)
+                await clock.advance(SETTLE + 1)
+            assert not (await world.listed())[A].retiring
+            process.set_live_heap(0.67)
+            await clock.advance(2.0)
+            listed = await world.listed()
+            assert (listed[A].retiring, listed[B].retiring) == (True, True)
+            assert world.process_of(await world.start(A, slot=1)) is not process
+
+    async def test_small_growth_of_the_live_heap_replaces_no_process(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            for share in (0.10, 0.11, 0.12, 0.19):
+                await clock.advance(300.0)
+                process.set_live_heap(share)
+            await clock.advance(2.0)
+            assert not (await world.listed())[A].retiring
 
     async def test_process_that_takes_no_more_workers_is_replaced(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
@@ -525,9 +688,225 @@ class TestReplacement:
             assert (await world.listed())[A].state is InstanceState.EXITED
 
 
+class TestMemoryPressure:
+    async def test_spares_end_and_none_is_started_while_the_host_is_short_of_memory(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            process = world.process_of(await world.start(A))
+            await clock.advance(5.0)
+            assert len(world.running_processes()) == 2
+            for one in world.network.processes.values():
+                one.set_memory_limit(0.9)
+            await clock.advance(5.0)
+            assert world.running_processes() == [process.worker_id]
+            assert world.process_of(await world.start(B)) is process
+            process.set_memory_limit(0.82)  # not yet
+            await clock.advance(60.0)
+            assert world.running_processes() == [process.worker_id]
+            process.set_memory_limit(0.79)
+            await clock.advance(5.0)
+            assert len(world.running_processes()) == 2
+
+    async def test_key_without_room_on_a_short_host_fails_and_names_the_memory(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, keys_per_process=1)) as world:
+            world.process_of(await world.start(A)).set_memory_limit(0.9)
+            await clock.advance(1.0)
+            start = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            await clock.advance(RULES.start_timeout + 1)
+            assert "worker.pooled.max_memory_used" in await fails(done(start), StartFailedError)
+            assert len(world.running_processes()) == 1
+
+    async def test_shortage_names_the_idle_workers_of_its_own_host_or_cgroup(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, keys_per_process=2)) as world:
+            instances = {key: await world.start(key) for key in (A, B, C)}
+            first, other = world.process_of(instances[A]), world.process_of(instances[C])
+            first.set_memory_limit(0.84, scope="cgroup 1")
+            other.set_memory_limit(0.5, scope="cgroup 2")
+            await clock.advance(1.0)
+            assert world.driver.shortages() == []
+            first.set_memory_limit(0.85, scope="cgroup 1")
+            first.use(instances[A].worker_id, in_flight=0)
+            first.use(instances[B].worker_id, in_flight=0, last_used=clock.time() - 10)
+            await clock.advance(1.0)
+            [shortage] = world.driver.shortages()
+            assert (shortage.scope, [one.key for one in shortage.idle]) == ("cgroup 1", [B, A])
+            first.use(instances[B].worker_id, in_flight=1)
+            await clock.advance(1.0)
+            [shortage] = world.driver.shortages()
+            assert [one.key for one in shortage.idle] == [A]
+
+    async def test_least_loaded_process_of_a_short_host_is_replaced(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, keys_per_process=2)) as world:
+            instances = {key: await world.start(key) for key in (A, B, C)}
+            for one in world.network.processes.values():
+                one.set_memory_limit(0.9)
+            await clock.advance(1.0)
+            assert world.driver.replace_one("host played")
+            assert {key for key, one in (await world.listed()).items() if one.retiring} == {C}
+            [shortage] = world.driver.shortages()
+            assert shortage.is_relieved
+            await end(world, instances[C])
+            await clock.advance(5.0)
+            assert not world.driver.replace_one("host played"), "its successor would come to the same host"
+
+    async def test_old_process_alone_in_its_cgroup_is_replaced(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            process.set_memory_limit(0.9, scope="cgroup 1")
+            await clock.advance(1.0)
+            assert not world.driver.replace_one("cgroup 1")
+            await clock.advance(600.0)
+            assert world.driver.replace_one("cgroup 1")
+            assert world.process_of(await world.start(A, slot=1)) is not process
+
+    async def test_no_limit_ends_nothing(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, max_memory_used=None)) as world:
+            world.process_of(await world.start(A)).set_memory_limit(0.99)
+            await clock.advance(5.0)
+            assert world.driver.shortages() == []
+
+
 async def test_processes_are_instances_of_one_group(clock: VirtualClock) -> None:
     with world_of(clock, replace(RULES, keys_per_process=1)) as world:
         for key in (A, B, C):
             await world.start(key)
         instances = [worker.instance for worker in world.backend.workers.values()]
         assert [(one.key, one.slot) for one in instances] == [(PROCESS_KEY, slot) for slot in range(3)]
+
+
+BIG: Mapping[str, object] = {"spark": {"conf": {"spark.driver.memory": "8g"}}}
+
+
+def use(world: World, *, pool: int = 0, big: int = 0) -> None:
+    """The pool has processes of two settings, with so many spares each."""
+    inner = world.driver.inner
+    world.driver.use_settings(
+        [ProcessSettings(inner.spec_hash(), pool), ProcessSettings(inner.spec_hash(BIG), big, BIG, "big/{n}")]
+    )
+
+
+async def begin_big(world: World, key: Key, slot: int = 0) -> asyncio.Future[Instance]:
+    """A start of a worker with the settings of a profile."""
+    spec = replace(spec_of(key, slot), spec_hash=world.driver.spec_hash(BIG))
+    task = asyncio.ensure_future(world.driver.start(spec))
+    await world.clock.advance(1.0)
+    return task
+
+
+class TestProfiles:
+    async def test_workers_share_processes_with_their_own_settings_only(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            use(world)
+            small = world.process_of(await world.start(A))
+            big = [world.process_of(await done(await begin_big(world, key))) for key in (B, C)]
+            assert big[0] is big[1] is not small
+            listed = await world.listed()
+            assert listed[B].spec_hash == world.driver.spec_hash(BIG) != listed[A].spec_hash
+            hashes = {one.worker_id: one.settings_hash for one in world.driver.processes.values()}
+            assert hashes[big[0].worker_id] == world.driver.inner.spec_hash(BIG)
+
+    async def test_next_leader_knows_the_settings_of_the_processes_that_it_finds(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            use(world)
+            first = world.process_of(await done(await begin_big(world, A)))
+            world.lead(term=4)
+            use(world)
+            await world.listed()
+            assert world.process_of(await done(await begin_big(world, B))) is first
+            assert world.process_of(await world.start(C)) is not first
+
+    async def test_each_settings_have_spares_of_their_own(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            use(world, pool=1, big=2)
+            await clock.advance(5.0)
+            hashes = [worker.instance.spec_hash for worker in world.backend.workers.values()]
+            inner = world.driver.inner
+            assert sorted(hashes) == sorted([inner.spec_hash(), inner.spec_hash(BIG), inner.spec_hash(BIG)])
+
+    async def test_spare_of_other_settings_ends_when_its_place_is_needed(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, max_processes=2)) as world:
+            use(world, pool=2)
+            await clock.advance(5.0)
+            task = await begin_big(world, A)
+            await clock.advance(10.0)
+            await done(task)
+            inner = world.driver.inner
+            running = [one.instance for one in world.backend.workers.values() if one.instance.state == "running"]
+            assert sorted(one.spec_hash for one in running) == sorted([inner.spec_hash(), inner.spec_hash(BIG)])
+
+    @pytest.mark.parametrize("busy", [False, True])
+    async def test_idle_process_may_be_vacated_for_a_key_that_is_placed_alone(
+        self, clock: VirtualClock, busy: bool
+    ) -> None:
+        with world_of(clock, replace(RULES, max_processes=2, keys_per_process=1)) as world:
+            of_a, of_b = await world.start(A), await world.start(B)
+            assert world.driver.vacatable() == []
+            world.driver.deaths.blame(C)
+            task = asyncio.ensure_future(world.driver.start(spec_of(C)))
+            await clock.advance(1.0)
+            world.process_of(of_b).use(of_b.worker_id, in_flight=1 if busy else 0)
+            await clock.advance(1.0)
+            keys = [[worker.key for worker in workers] for workers in world.driver.vacatable()]
+            assert keys == ([[A]] if busy else [[A], [B]])
+            stopped = asyncio.ensure_future(world.driver.stop(of_a.instance_id, grace=1.0))
+            await clock.advance(5.0)
+            await done(stopped)
+            assert world.process_of(await done(task)) is world.process_of(of_a)
+
+    async def test_processes_that_do_not_start_fail_the_workers_of_their_settings_only(
+        self, clock: VirtualClock
+    ) -> None:
+        with world_of(clock, ready=False) as world:
+            use(world)
+            healthy = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            broken = await begin_big(world, A)
+            for _ in range(RULES.start_attempts):
+                await clock.advance(5.0)
+                big = world.driver.inner.spec_hash(BIG)
+                for worker in list(world.backend.workers.values()):
+                    if worker.instance.spec_hash == big and worker.instance.state == "running":
+                        world.end_process(world.network.processes[worker.instance.worker_id])
+            await clock.advance(5.0)
+            assert "ended before it was ready" in await fails(broken, StartFailedError)
+            assert not healthy.done()
+            for process in world.network.processes.values():
+                process.set(ready=True)
+            await clock.advance(1.0)
+            assert (await done(healthy)).key == B
+
+    async def test_processes_of_settings_that_are_gone_get_no_workers_and_end_when_empty(
+        self, clock: VirtualClock
+    ) -> None:
+        with world_of(clock) as world:
+            use(world)
+            old = await done(await begin_big(world, A))
+            await clock.advance(1.0)
+            world.driver.use_settings([ProcessSettings(world.driver.inner.spec_hash(), 0)])
+            assert "settings of the group have changed" in await fails(
+                await begin_big(world, B), DriverUnavailableError
+            )
+            await end(world, old)
+            await clock.advance(5.0)
+            assert world.running_processes() == []
+
+    async def test_start_that_waits_for_settings_that_are_gone_is_repeated_by_the_pool(
+        self, clock: VirtualClock
+    ) -> None:
+        with world_of(clock, ready=False) as world:
+            use(world)
+            waiting = await begin_big(world, A)
+            world.driver.use_settings([ProcessSettings(world.driver.inner.spec_hash(), 0)])
+            await clock.advance(1.0)
+            await fails(waiting, DriverUnavailableError)
+
+    async def test_worker_with_a_process_of_its_own_holds_its_slot(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            use(world)
+            inner = world.driver.inner
+            spec = replace(spec_of(A), spec_hash=inner.spec_hash(), placement=Placement.DEDICATED)
+            task = asyncio.ensure_future(world.driver.start(spec))
+            await clock.advance(1.0)
+            instance = await done(task)
+            assert (instance.key, split_id(instance.instance_id)) == (A, None)
+            assert await fails(world.start(A), SlotTakenError)
+            assert (await world.listed())[A] == instance
+            assert world.process_of(await world.start(A, slot=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,21 +14,25 @@ import pytest
 from osrdyne.amqp import Message
 from osrdyne.api.app import create_app
 from osrdyne.config.models import LifecycleSettings, PooledSettings, Settings
+from osrdyne.config.profiles import Profile
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.daemon.term import StopRequest
 from osrdyne.drivers.base import Exit, InstanceState
 from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.pooled.process import Process
 from osrdyne.drivers.registry import pooled_rules
-from osrdyne.pool.groups.memory import INTERVAL
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.pool.groups.memory import INTERVAL, LOOK
+from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.protocol.pooled import ProcessState, Release, question_of_control
+from osrdyne.protocol.pooled import PROCESS_KEY, Assign, ProcessState, Release, question_of_control
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
-from osrdyne.testing.pooled import PlayedProcess
+from osrdyne.testing.played_process import PlayedProcess
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 
 A, B, C = map(Key, "abc")
@@ -53,12 +58,28 @@ class Processes:
     played: dict[WorkerId, PlayedProcess] = field(default_factory=dict)
     channels: dict[WorkerId, FakeChannel] = field(default_factory=dict)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    loading: set[Key] = field(default_factory=set)
+    """Keys whose workers do not become ready."""
+    paused: list[WorkerId] = field(default_factory=list)
+    """Workers that were assigned paused."""
 
     def driver(self) -> PooledDriver:
         """The driver of one daemon."""
         inner = FakeDriver(self.clock, pool=POOL, backend=self.backend)
-        inner.on_start = lambda worker: self.tasks.append(asyncio.ensure_future(self._run(worker)))
+        inner.on_start = self._begin
         return PooledDriver(inner, pooled_rules(self.settings))
+
+    def _begin(self, worker: FakeWorker) -> None:
+        if worker.spec.key == PROCESS_KEY:
+            self.tasks.append(asyncio.ensure_future(self._run(worker)))
+        else:  # a worker with a process of its own
+            ready = ActivityReport(worker.spec.key, Event.READY, worker.spec.worker_id)
+            self.clock.call_later(0.1, lambda: self._publish(ready))
+
+    def alone(self, key: Key) -> list[FakeWorker]:
+        """The workers of a key that run in processes of their own."""
+        workers = self.backend.workers.values()
+        return [one for one in workers if one.instance.key == key and one.instance.state is InstanceState.RUNNING]
 
     async def _run(self, worker: FakeWorker) -> None:
         environment = worker.spec.environment
@@ -76,10 +97,13 @@ class Processes:
             question = question_of_control(message)
             if question is not None:
                 known = len(process.assigned)
+                if isinstance(question, Assign) and question.environment.paused:
+                    self.paused.append(question.environment.worker_id)
                 process.take(question, message.generation)
                 for worker_id in process.assigned[known:]:
                     assigned = next(one for one in process.state.assignments if one.worker_id == worker_id)
-                    self._publish(ActivityReport(assigned.key, Event.READY, worker_id))
+                    event = Event.STARTED if assigned.key in self.loading else Event.READY
+                    self._publish(ActivityReport(assigned.key, event, worker_id))
             await delivery.ack()
 
     def _report(self, name: WorkerId, state: ProcessState) -> None:
@@ -98,6 +122,9 @@ class Processes:
 
     def living(self) -> list[PlayedProcess]:
         return [process for process in self.played.values() if process.alive]
+
+    def process_of(self, worker: WorkerId) -> PlayedProcess:
+        return next(process for process in self.living() if worker in process.assigned)
 
     def running(self, key: Key) -> list[WorkerId]:
         """The workers of a key that run, in any process."""
@@ -154,6 +181,21 @@ async def test_keys_share_a_process_and_have_queues_of_their_own(processes: Proc
         assert [stack.waiting(key) for key in (A, B, C)] == [[b"a"], [b"b"], [b"c"]]
 
 
+async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(
+    processes: Processes, clock: VirtualClock
+) -> None:
+    async with led(processes) as stack:
+        stack.term.state.paused.pause(A)
+        for key in (A, B):
+            await stack.publish(key)
+        await clock.advance(30.0)
+        assert (processes.running(A), len(processes.running(B)), processes.paused) == ([], 1, [])
+        stack.term.state.paused.set_probing({A})
+        await clock.advance(5.0)
+        assert (processes.running(A), len(processes.living())) == (processes.paused, 1)
+        assert len(processes.paused) == 1
+
+
 async def test_idle_key_is_released_and_its_queue_deleted_while_the_others_stay(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -200,6 +242,35 @@ async def test_killed_process_is_replaced_and_all_its_keys_run_again(processes: 
         assert sorted(one.key for one in successor.state.assignments) == [A, B, C]
         await clock.advance(10.0)
         assert len(processes.backend.workers) == 1
+
+
+async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
+    processes: Processes, clock: VirtualClock
+) -> None:
+    """A ends each process in which it loads its data; B loads beside it."""
+    processes.loading |= {A, B}
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        for ends in range(2):
+            [process] = processes.living()
+            assert sorted(one.key for one in process.state.assignments) == [A, B]
+            if ends == 1:
+                processes.loading.discard(B)
+            processes.kill(process)
+            await clock.advance(30.0)
+            assert stack.term.state.worker_status[B].failure is None
+        # Both have loaded at two ends: one of them may be the cause.
+        [of_b] = processes.running(B)
+        for _ in range(processes.settings.lifecycle.start_attempts):
+            [of_a] = processes.running(A)
+            own = processes.process_of(of_a)
+            assert own is not processes.process_of(of_b)
+            processes.kill(own)
+            await clock.advance(5.0)
+        failure = stack.term.state.worker_status[A].failure
+        assert failure is not None
+        assert failure.attempts == processes.settings.lifecycle.start_attempts
+        assert (processes.running(A), processes.running(B)) == ([], [of_b])
 
 
 async def test_next_leader_finds_the_workers_and_starts_none(processes: Processes, clock: VirtualClock) -> None:
@@ -269,6 +340,158 @@ async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
         assert stack.metrics.memory_relief._value.get() == 1
 
 
+async def test_key_that_loads_is_not_retired_as_an_idle_one(processes: Processes, clock: VirtualClock) -> None:
+    processes.loading.add(A)
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        [process] = processes.living()
+        [of_a], [of_b] = processes.running(A), processes.running(B)
+        process.use(of_a, in_flight=0, last_used=clock.time() - 30)
+        process.use(of_b, in_flight=0, last_used=clock.time() - 20)
+        process.set_heap(0.8)
+        await clock.advance(3 * INTERVAL)
+        assert (processes.running(A), processes.running(B)) == ([of_a], [])
+        assert stack.term.state.tracker.status(A) is GroupStatus.ACTIVE
+
+
+async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full(clock: VirtualClock) -> None:
+    settings = pooled_settings()
+    lifecycle = settings.lifecycle.model_copy(update={"stop_delay": 3600.0})
+    processes = Processes(clock, FakeBroker(clock), settings.model_copy(update={"lifecycle": lifecycle}))
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        await clock.advance(70.0)
+        assert stack.term.state.tracker.status(A) is stack.term.state.tracker.status(B) is GroupStatus.UNBOUND
+        [process] = processes.living()
+        [of_a], [of_b] = processes.running(A), processes.running(B)
+        process.use(of_b, in_flight=0, last_used=clock.time() - 20)
+        process.use(of_a, in_flight=1)
+        process.set_heap(0.8)
+        await clock.advance(3 * INTERVAL)
+        assert (processes.running(A), processes.running(B)) == ([of_a], [])
+    for task in processes.tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize("state", ["idle", "busy", "pinned"])
+async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: VirtualClock, state: str) -> None:
+    settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
+    processes = Processes(clock, FakeBroker(clock), settings)
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        [process] = processes.living()
+        [of_a], [of_b] = processes.running(A), processes.running(B)
+        process.use(of_a, in_flight=0, last_used=clock.time() - 10)
+        process.use(of_b, in_flight=1 if state == "busy" else 0, last_used=clock.time() - 10)
+        if state == "pinned":
+            stack.term.state.tracker.pin(B)
+        await require(stack, C)
+        await clock.advance(5 * INTERVAL)
+        if state == "idle":
+            assert (processes.running(A), processes.running(B), len(processes.running(C))) == ([], [], 1)
+        else:
+            assert (processes.running(A), processes.running(B), processes.running(C)) == ([of_a], [of_b], [])
+    for task in processes.tasks:
+        task.cancel()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_idle_key_ends_for_another_one_with_the_same_settings(clock: VirtualClock, busy: bool) -> None:
+    """Where some keys are not pooled, `max_groups` does not follow from the room of the processes."""
+    settings = pooled_settings(max_processes=1, keys_per_process=2)
+    settings = profiled(settings, {"match": "{x:[abc]}", "placement": "pooled"}, placement="dedicated")
+    processes = Processes(clock, FakeBroker(clock), settings)
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        [process] = processes.living()
+        [of_a], [of_b] = processes.running(A), processes.running(B)
+        process.use(of_a, in_flight=0, last_used=clock.time() - 10)
+        process.use(of_b, in_flight=1 if busy else 0, last_used=clock.time() - 20)
+        await require(stack, C)
+        await clock.advance(2 * INTERVAL + 5)
+        assert (processes.running(A), processes.running(B)) == (([], [of_b]) if busy else ([of_a], []))
+        assert len(processes.running(C)) == 1
+        assert processes.living() == [process]
+    for task in processes.tasks:
+        task.cancel()
+
+
+async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(clock: VirtualClock) -> None:
+    processes = Processes(clock, FakeBroker(clock), pooled_settings(keys_per_process=2))
+    async with led(processes) as stack:
+        for key in (A, B, C):
+            await stack.publish(key)
+            await clock.advance(5.0)
+            await serve(stack, key)
+        [first, other] = processes.living()
+        [of_a], [of_b], [of_c] = (processes.running(key) for key in (A, B, C))
+        first.use(of_a, in_flight=1)
+        first.use(of_b, in_flight=0, last_used=clock.time() - 20)
+        other.use(of_c, in_flight=1)
+        for process in (first, other):
+            process.set_memory_limit(0.9)
+        pressure = stack.metrics.memory_pressure
+        while processes.running(B):
+            assert pressure.labels(action="process")._value.get() == 0, "an idle key goes first"
+            await clock.advance(1.0)
+        assert pressure.labels(action="group")._value.get() == 1
+        await clock.advance(3 * LOOK)
+        assert pressure.labels(action="process")._value.get() == 1
+        assert (of_a in processes.running(A), of_c in processes.running(C)) == (True, True)
+        retiring = [one for one in stack.term.workers.pooled.driver.processes.values() if one.retiring]
+        assert [one.retiring for one in retiring] == ["the memory of its host or cgroup is short"]
+    for task in processes.tasks:
+        task.cancel()
+
+
+async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(clock: VirtualClock) -> None:
+    settings = pooled_settings(keys_per_process=3)
+    profiles = [Profile(match="a", eviction="last"), Profile(match="c", eviction="first", unbind_delay="1h")]
+    settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"profiles": profiles})})
+    processes = Processes(clock, FakeBroker(clock), settings)
+    async with led(processes) as stack:
+        for key in (A, B, C):
+            await stack.publish(key)
+            await clock.advance(5.0)
+            await serve(stack, key)
+        [process] = processes.living()
+        for number, key in enumerate((A, B, C)):
+            process.use(processes.running(key)[0], in_flight=0, last_used=clock.time() - 30 + number)
+        process.set_memory_limit(0.9)
+        ended: list[Key] = []
+        while len(ended) < 3:
+            await clock.advance(1.0)
+            ended += [key for key in (A, B, C) if not processes.running(key) and key not in ended]
+        assert ended == [C, B, A]
+    for task in processes.tasks:
+        task.cancel()
+
+
+async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_process(
+    processes: Processes, clock: VirtualClock
+) -> None:
+    """Suspects of two keys may run in a process that ends: only one of them is the cause."""
+    async with led(processes) as stack:
+        texts = stack.term.state.poison_texts
+        for key in (A, B):
+            await stack.publish(key)
+        await clock.advance(5.0)
+        for key in (A, B):
+            [worker] = processes.running(key)
+            await stack.report(key, Event.BUSY, worker, in_flight=1, requests=["f00d"], suspects=1, alone=f"text-{key}")
+        processes.kill(processes.living()[0])
+        await clock.advance(10.0)
+        assert (texts.of_key(A), texts.of_key(B)) == ({}, {})
+        [of_a], [of_b] = processes.running(A), processes.running(B)
+        alone, other = processes.process_of(of_a), processes.process_of(of_b)
+        assert alone is not other
+        await stack.report(A, Event.BUSY, of_a, in_flight=1, requests=["f00d"], suspects=1, alone="text-a")
+        processes.kill(alone)
+        await clock.advance(10.0)
+        assert (set(texts.of_key(A)), texts.of_key(B)) == ({"text-a"}, {})
+        assert processes.running(B) == [of_b]
+
+
 async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(max_requests=100))
     async with led(processes) as stack:
@@ -312,6 +535,7 @@ async def test_processes_are_shown_with_their_keys(processes: Processes, clock: 
         await clock.advance(5.0)
         [process] = processes.living()
         process.set_heap(0.5)
+        process.set(cold_start={"jvm": 2500, "unknown": 1})
         await clock.settle()
         inspector = inspector_of(stack)
         [view] = inspector.processes()
@@ -330,6 +554,7 @@ async def test_processes_are_shown_with_their_keys(processes: Processes, clock: 
         ) as client:
             listed = (await client.get("/v1/processes")).json()
             assert [one["keys"] for one in listed["processes"]] == [["a", "b"]]
+            assert [one["cold_start"] for one in listed["processes"]] == [{"jvm": 2500}]
             one = await client.get(f"/v1/processes/{process.worker_id[:6]}")
             assert one.json() == listed["processes"][0]
             assert (await client.get("/v1/processes/nosuch")).status_code == 404
@@ -351,5 +576,116 @@ def inspector_of(stack: Stack) -> DaemonInspector:
         pins=unused,  # type: ignore[arg-type]
         leader=unused,  # type: ignore[arg-type]
         own_url=str,
+        prices={},
         clock=stack.clock,
     )
+
+
+def profiled(settings: Settings, *profiles: dict[str, object], placement: str = "pooled") -> Settings:
+    found = tuple(Profile.model_validate(profile) for profile in profiles)
+    worker = settings.worker.model_copy(update={"profiles": found, "placement": placement})
+    return settings.model_copy(update={"worker": worker})
+
+
+async def require(stack: Stack, *keys: Key) -> None:
+    for key in keys:
+        stack.term.state.tracker.require_worker_group(key)
+    await stack.clock.advance(5.0)
+
+
+async def test_some_keys_are_pooled_and_others_have_processes_of_their_own(processes: Processes) -> None:
+    processes.settings = profiled(
+        processes.settings, {"match": "{x:[bc]}", "placement": "pooled"}, placement="dedicated"
+    )
+    async with led(processes) as stack:
+        await require(stack, A, B, C)
+        assert (len(processes.alone(A)), processes.running(A)) == (1, [])
+        assert (processes.alone(B), len(processes.running(B)), len(processes.running(C))) == ([], 1, 1)
+        assert len(processes.living()) == 1
+        hashes = {stack.term.state.profiles.of(key).spec_hash for key in (A, B)}
+        assert len(hashes) == 2
+        await stack.clock.advance(30.0)
+        assert (len(processes.alone(A)), len(processes.running(B))) == (1, 1)  # none is replaced
+
+
+async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes: Processes) -> None:
+    processes.settings = profiled(
+        processes.settings,
+        {"match": "b", "memory": "2GiB", "spares": 1},
+        {"match": "c", "memory": "2GiB", "unbind_delay": "1h"},
+    )
+    async with led(processes) as stack:
+        await require(stack, A, B, C)
+        own, shared = stack.term.workers.pooled.driver.settings.values()  # type: ignore[union-attr]
+        assert (own.profile, shared.profile, shared.spares) == (None, "b", 1)
+        places = {key: process.settings_hash for key in (A, B, C) for process in _processes_of(stack, key)}
+        assert places == {A: own.hash, B: shared.hash, C: shared.hash}
+        configs = {
+            one.spec.spec_hash: one.spec.environment.config["spark"]["conf"]  # type: ignore[index]
+            for one in processes.backend.workers.values()
+        }
+        assert configs == {own.hash: {}, shared.hash: {"spark.driver.memory": "2048m"}}
+
+
+def _processes_of(stack: Stack, key: Key) -> list[Process]:
+    assert stack.term.workers.pooled is not None
+    found = stack.term.workers.pooled.driver.processes.values()
+    return [process for process in found if any(worker.key == key for worker in process.workers())]
+
+
+@pytest.mark.parametrize(("first", "then"), [("pooled", "dedicated"), ("dedicated", "pooled")])
+async def test_change_of_the_placement_moves_the_workers_of_a_profile(
+    processes: Processes, first: str, then: str
+) -> None:
+    """The successor starts first. The next leader finds what there is."""
+    processes.settings = profiled(processes.settings, {"match": "b", "placement": first})
+    async with led(processes) as stack:
+        await require(stack, A, B)
+        assert len(processes.alone(B)) == (first == "dedicated")
+        text = json.dumps({"profiles": [{"match": "b", "placement": then}]})
+        await stack.term.routing.profiles.change_text(text, author="me")
+        await stack.clock.advance(5.0)
+        # The old worker is asked to drain. It is played, and ends only when it is stopped.
+        [old] = [one for one in stack.term.state.instances.of_key(B) if one.draining]
+        stopped = asyncio.ensure_future(stack.driver.stop(old.instance.instance_id, grace=1.0))
+        await stack.clock.advance(5.0)
+        await stopped
+        assert (len(processes.alone(B)), len(processes.running(B))) == ((1, 0) if then == "dedicated" else (0, 1))
+        assert len(processes.running(A)) == 1
+    async with led(processes) as stack:
+        await stack.clock.advance(30.0)
+        assert (len(processes.alone(B)), len(processes.running(B))) == ((1, 0) if then == "dedicated" else (0, 1))
+        assert len(processes.running(A)) == 1
+
+
+async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(processes: Processes) -> None:
+    async with led(processes) as stack:
+        text = json.dumps({"profiles": [{"match": "b", "placement": "pooled"}, {"match": "c", "concurrency": 2}]})
+        await stack.term.routing.profiles.change_text(text, author="me")
+    settings = profiled(processes.settings, placement="dedicated")
+    driver = FakeDriver(processes.clock, pool=POOL)
+    async with leading(processes.clock, broker=processes.broker, driver=driver, settings=settings) as stack:
+        [problem] = stack.term.routing.profiles.left_out
+        assert str(problem).startswith("profiles.0: this daemon was started without pooled workers: write placement")
+        assert stack.term.state.profiles.of(B).profile is None
+        await require(stack, B)
+        assert len(driver.workers_of(B)) == 1
+        with pytest.raises(InvalidDocumentError, match="started without pooled workers"):
+            await stack.term.routing.profiles.change_text(text, author="me")
+
+
+async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(clock: VirtualClock) -> None:
+    settings = pooled_settings(max_processes=1, keys_per_process=1)
+    processes = Processes(clock, FakeBroker(clock), settings)
+    async with led(processes) as stack:
+        await require(stack, A)
+        stack.term.state.tracker.pin(A)
+        await require(stack, B)
+        assert stack.term.state.worker_status[B].waiting_for == "max_groups"
+        text = '{"profiles": [{"match": "b", "placement": "dedicated"}]}'
+        change = asyncio.ensure_future(stack.term.routing.profiles.change_text(text, author="me"))
+        await clock.advance(5.0)
+        await change
+        assert (len(processes.alone(B)), len(processes.running(A))) == (1, 1)
+    for task in processes.tasks:
+        task.cancel()

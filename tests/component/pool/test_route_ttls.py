@@ -14,7 +14,7 @@ LONG = {"route": "FROM /messages/* WHERE level = 'archive' INTO $upstream", "tim
 
 def queue_ttl(stack: Stack) -> object:
     """Milliseconds for which the policy lets request queues keep a request."""
-    [policy] = stack.broker.policies.values()
+    policy = stack.broker.policies[stack.names.policy]
     return policy.definition["message-ttl"]
 
 

@@ -9,26 +9,40 @@ from hypothesis import strategies as st
 from osrdyne.amqp import Delivery, Message
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
+from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.groups import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
+from osrdyne.pool.state.paused_groups import PausedGroups
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
-from osrdyne.processors.activity import ActivityProcessor
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.processors.activity import ActivityProcessor, ProcessReports
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
 from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.pooled import PROCESS_KEY, ProcessState
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.context import make_context
+from osrdyne.testing.management import Parameters
+from osrdyne.testing.snapshots import MemorySnapshots
 
 A = Key("a")
 INTERVAL = 10.0
 UNBIND = 100.0
 
 
+class Publisher:
+    """Nothing is published: these workers are not paused."""
+
+    async def publish(self, message: Message, **_: object) -> None:
+        raise AssertionError(message)
+
+
 class Setting:
-    def __init__(self) -> None:
+    def __init__(self, *, processes: ProcessReports | None = None) -> None:
         self.clock = VirtualClock(monotonic=0.0)
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, 50.0), clock=self.clock)
         self.queue_status = QueueStatuses()
@@ -44,6 +58,21 @@ class Setting:
             forgeries=Forgeries(context),
             on_report=self.note_report,
             on_retried=lambda *_: None,
+            circuits=self.circuits(context),
+            processes=processes,
+        )
+
+    def circuits(self, context: TermContext) -> ActiveCircuits:
+        paused = PausedGroups()
+        return ActiveCircuits(
+            context,
+            Parameters(),
+            snapshots=MemorySnapshots(),
+            routes=frozenset,
+            paused=paused,
+            queue_status=self.queue_status,
+            worker_reports=self.worker_reports,
+            control=WorkerControl(context, tracker=self.tracker, paused=paused, publisher=Publisher()),
         )
 
     async def note_report(self, key: Key, worker_id: WorkerId) -> None:
@@ -189,3 +218,53 @@ def test_hostile_report_never_raises(headers: dict[str, object], body: bytes, ke
     setting.tracker.require_worker_group(A)
     setting.process(Message(headers=headers, body=body), key)
     assert setting.tracker.keys() == [A]
+
+
+def test_parts_of_a_start_count_once_and_reach_a_new_leader() -> None:
+    setting = Setting()
+    setting.tracker.require_worker_group(A)
+    parts = {"jvm": 2500, "first_query": 700}
+    # A new leader gets the state of a worker that an earlier one has started.
+    setting.report(Event.BUSY, cold_start=parts, generation=[1, 1], in_flight=1)
+    assert [worker.cold_start for worker in setting.worker_reports.all()] == [parts]
+    count = "osrdyne_worker_cold_start_seconds_count"
+    assert setting.metrics.registry.get_sample_value(count, {"part": "jvm"}) is None
+    setting.report(Event.READY, cold_start={"jvm": 2500})
+    setting.report(Event.READY, cold_start=parts, generation=[1, 1])
+    assert setting.metrics.registry.get_sample_value(count, {"part": "jvm"}) == 1
+
+
+class Processes:
+    """All reports with the worker id `process` are of a process."""
+
+    def is_process(self, worker_id: WorkerId) -> bool:
+        return worker_id == "process"
+
+    def take_state(self, worker_id: WorkerId, state: ProcessState) -> None:
+        raise AssertionError(state)
+
+
+def test_parts_of_the_start_of_a_process_are_counted_apart_from_those_of_workers() -> None:
+    setting = Setting(processes=Processes())
+    report = ActivityReport(PROCESS_KEY, Event.READY, "process", {"cold_start": {"warm_up": 900, "other": 1}})
+    setting.process(Message(body=report.wire_body(), headers=report.wire_headers()), PROCESS_KEY)
+    value = setting.metrics.registry.get_sample_value
+    assert value("osrdyne_process_start_seconds_sum", {"part": "warm_up"}) == 0.9
+    assert value("osrdyne_process_start_seconds_count", {"part": "other"}) is None
+    assert value("osrdyne_worker_cold_start_seconds_count", {"part": "warm_up"}) is None
+
+
+def test_executor_seconds_count_once_also_for_a_later_leader() -> None:
+    setting = Setting()
+    setting.tracker.require_worker_group(A)
+
+    def counted() -> float | None:
+        return setting.metrics.registry.get_sample_value("osrdyne_executor_seconds_total")
+
+    # An earlier leader has counted these.
+    setting.report(Event.BUSY, executor_seconds=100.0, generation=[1, 1], in_flight=1)
+    assert counted() == 0
+    for seconds, total in [(103.5, 3.5), (103.5, 3.5), (float("inf"), 3.5), (-1, 3.5), (104, 4.0)]:
+        setting.report(Event.BUSY, executor_seconds=seconds, in_flight=1)
+        assert counted() == total
+    assert [worker.executor_seconds for worker in setting.worker_reports.all()] == [104.0]

@@ -12,6 +12,7 @@ from replies import REPLIES, answers
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology.declarations import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
+from osrdyne.ingress.checks import DeliveryCheck, Refusal, RequestCheck
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
 from osrdyne.pool.routing.priorities import SEND_AGAIN_AFTER, SILENT_FOR
@@ -19,8 +20,9 @@ from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
+from osrdyne.protocol.messages import COALESCE_HEADER, DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -124,6 +126,15 @@ class TestAcceptance:
             await clock.settle()
             assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
             assert headers_of(stack, 0)[ROUTE_HEADER] == "alerts"
+
+    @pytest.mark.parametrize("coalesce", [True, False])
+    async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(
+        self, clock: VirtualClock, broker: FakeBroker, coalesce: bool
+    ) -> None:
+        async with managing(clock, broker, rest={"route": REST, "coalesce": coalesce}) as stack:
+            await stack.publish("a", headers={COALESCE_HEADER: not coalesce})
+            await clock.settle()
+            assert headers_of(stack, None).get(COALESCE_HEADER, False) is coalesce
 
     async def test_request_without_a_route_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
@@ -253,11 +264,15 @@ class TestCrash:
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            message = {DEADLINE_HEADER: round(clock.time() * 1000) + 5_000, ROUTE_HEADER: "older"}
+            message = {
+                DEADLINE_HEADER: round(clock.time() * 1000) + 5_000,
+                ROUTE_HEADER: "older",
+                COALESCE_HEADER: True,
+            }
             await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
             await clock.settle()
             found = headers_of(stack, 0, "b")
-            assert (found[DEADLINE_HEADER], found[ROUTE_HEADER]) == (message[DEADLINE_HEADER], "older")
+            assert found.items() >= message.items()
 
     async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_under_way(
         self, clock: VirtualClock, broker: FakeBroker
@@ -480,3 +495,31 @@ async def test_idle_group_goes_with_all_its_queues(clock: VirtualClock, broker: 
         await delivery.channel.close()
         await clock.advance(3600.0)
         assert [name for name in broker.queues if name.startswith("pool-req-")] == []
+
+
+class TestChecks:
+    """The fold of checks (`osrdyne.ingress.checks`) within the router."""
+
+    async def test_refusal_of_a_check_is_answered_with_the_time_to_wait(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, rest=REST) as stack:
+            quota = RequestCheck("quota", lambda arrival, now_ms: Refusal(Status.CAPACITY, "full", 2500))
+            stack.term.processors.checks.requests += (quota,)
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            [answer] = broker.queues[REPLIES].ready
+            assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "capacity")], [], False)
+            assert answer.message.headers["x-retry-after"] == 2.5
+
+    async def test_refused_copy_is_dropped_and_the_request_goes_on(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            refusal = Refusal(Status.CAPACITY, "open")
+            check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
+            stack.term.processors.checks.deliveries += (check,)
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert (waiting(stack, None), answers(broker), stack.has_queue("b")) == ([b"1"], [], False)

@@ -411,7 +411,7 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(clock: VirtualCl
 class TestForwarding:
     def test_request_without_anything_is_not_refused(self) -> None:
         request = orphan(Message()).to_request(now_ms=NOW_MS)
-        assert refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=0) is None
+        assert refuse_orphan(request, now_ms=NOW_MS, skew_ms=0) is None
 
     def test_deadline_is_carried_over_with_what_is_left_of_the_expiration(self) -> None:
         """defects: user-id: per-message expiration started anew at every hop."""
@@ -473,7 +473,7 @@ class TestForwarding:
     ) -> None:
         delivery = orphan(Message(headers=headers, expiration=expiration), key)
         request = delivery.to_request(now_ms=NOW_MS)
-        refusal = refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=5_000)
+        refusal = refuse_orphan(request, now_ms=NOW_MS, skew_ms=5_000)
         if refusal is None:
             message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
             assert message.expiration is None or 0 <= int(message.expiration) <= MAX_EXPIRATION_MS

@@ -262,6 +262,7 @@ class TestQueues:
                 pins=unused,
                 leader=unused,
                 own_url=str,
+                prices={},
                 clock=clock,
             )
             [component] = [one for one in inspector.components() if one.name != "topology"]

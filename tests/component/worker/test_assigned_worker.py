@@ -15,6 +15,7 @@ from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Context
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
+from osrdyne_worker.requests.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode
 
 PATIENCE = 120.0
@@ -61,6 +62,19 @@ def sessions() -> Sessions:
     return Sessions()
 
 
+def assigned(
+    app: App, environment: WorkerEnvironment, sessions: Sessions, side_threads: ThreadPoolExecutor, clock: VirtualClock
+) -> AssignedWorker:
+    return AssignedWorker(
+        app,
+        environment,
+        sessions=sessions,  # type: ignore[arg-type]
+        side_threads=side_threads,
+        suspect_gate=SuspectGate(),
+        clock=clock,
+    )
+
+
 async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_closed_later(sessions: Sessions) -> None:
     app, clock = App(), VirtualClock()
     loading, go_on = threading.Event(), threading.Event()
@@ -71,7 +85,7 @@ async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_cl
         go_on.wait(PATIENCE)
 
     with ThreadPoolExecutor(2) as side_threads:
-        worker = AssignedWorker(app, environment(), sessions=sessions, side_threads=side_threads, clock=clock)  # type: ignore[arg-type]
+        worker = assigned(app, environment(), sessions, side_threads, clock)
         running = asyncio.create_task(worker.run())
         await until(loading.is_set)
         await worker.cut_off("It did not end.")
@@ -89,7 +103,22 @@ async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_cl
 async def test_worker_with_invalid_settings_ends_alone_and_names_them(sessions: Sessions) -> None:
     with ThreadPoolExecutor(2) as side_threads:
         made = environment(runtime={"concurrency": 0})
-        worker = AssignedWorker(App(), made, sessions=sessions, side_threads=side_threads, clock=VirtualClock())  # type: ignore[arg-type]
+        worker = assigned(App(), made, sessions, side_threads, VirtualClock())
         how = await worker.run()
     assert how.code == ExitCode.INVALID_CONFIGURATION
     assert "WORKER_CONFIG.runtime.concurrency" in str(how.reason)
+
+
+async def test_parts_of_the_start_of_a_key_are_complete(sessions: Sessions) -> None:
+    app, loaded = App(), threading.Event()
+    app.on_start(lambda context: loaded.set())
+    with ThreadPoolExecutor(2) as side_threads:
+        worker = assigned(app, environment(), sessions, side_threads, VirtualClock())
+        running = asyncio.create_task(worker.run())
+        await until(loaded.is_set)
+        assert worker._parts is not None
+        times = worker._parts.start_times
+        await until(lambda: "load" in times.milliseconds())
+        assert list(times.milliseconds()) == ["python", "session", "load"]
+        await worker.cut_off("the test is over")
+        await running

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
 
-from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.activity import PROCESS_START_PARTS, ActivityReport, Event, cold_start_of
 from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
@@ -38,6 +38,7 @@ from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop,
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
+from osrdyne_worker.runtime.start_times import StartTimes
 
 A, B = WorkerId("a"), WorkerId("b")
 TERM = 5
@@ -99,6 +100,9 @@ class FakeHost:
         if self.failure is not None:
             raise self.failure
 
+    def start_times(self) -> Mapping[str, float]:
+        return {"jvm": 2.5, "warm_up": 0.5}
+
     def make_worker(self, environment: WorkerEnvironment) -> FakeWorker:
         if environment.key == "broken":
             raise ValueError("no such key")
@@ -110,6 +114,9 @@ class FakeHost:
 
     async def memory(self) -> ProcessMemory:
         return ProcessMemory(10, 20, 30, 40)
+
+    async def executor_seconds(self) -> float | None:
+        return 1.5
 
     async def close(self) -> None:
         self.closed = True
@@ -143,6 +150,7 @@ class Bench:
             reporter=self.reporter,
             ready_file=NO_READY_FILE,
             log_lines=LogLines(),
+            start_times=StartTimes(),
             clock=self.clock,
         )
         self.running: asyncio.Task[None] | None = None
@@ -223,6 +231,15 @@ async def test_process_reports_that_it_is_ready_and_its_memory(bench: Bench) -> 
     state = await bench.ask(ReportState("q1"))
     assert (state.ready, state.draining, state.answers, state.term) == (True, False, ("q1",), TERM)
     assert state.memory == ProcessMemory(10, 20, 30, 40)
+
+
+async def test_parts_of_the_start_are_reported_with_ready_and_with_each_state(bench: Bench) -> None:
+    state = await bench.ask(ReportState("q1"))
+    assert state.executor_seconds == 1.5
+    parts = {"jvm": 2500, "warm_up": 500}
+    assert dict(state.cold_start) | parts == dict(state.cold_start)
+    [ready] = [report for report in bench.reporter.sent if report.event is Event.READY]
+    assert cold_start_of(ready, known=PROCESS_START_PARTS).keys() == {"session", "jvm", "warm_up", "ready"}
 
 
 async def test_state_is_reported_regularly_with_growing_numbers(bench: Bench) -> None:

@@ -7,11 +7,12 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import AfterValidator
 from test_worker_dispatch import FakeSessions
 from test_worker_processor import QUEUE, REPLIES, RETRIES, Bench, until
 from test_worker_retries import TERMS, WAIT
@@ -403,6 +404,37 @@ async def test_cancelled_call_is_left_out_of_the_halves(bench: BatchBench) -> No
     with ThreadPoolExecutor(1) as threads:
         responses = await Dispatcher(app, threads=threads, side_threads=threads).run_batch(calls, group_id="g")
     assert (responses[0], called) == (None, [4, 1, 2, 1, 1])
+
+
+DECODED_IN = set[int]()
+"""The threads that have decoded a `Noted`."""
+
+
+def note_thread(value: str) -> str:
+    DECODED_IN.add(threading.get_ident())
+    return value
+
+
+Noted = Annotated[str, AfterValidator(note_thread)]
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+async def test_large_bodies_are_decoded_beside_the_event_loop(size: int) -> None:
+    """The worker sends no heartbeat while the event loop decodes."""
+
+    def lengths(calls: list[Call], texts: list[Noted]) -> list[int]:
+        return [len(text) for text in texts]
+
+    DECODED_IN.clear()
+    app = App()
+    app.batch_handler("/p")(lengths)
+    bodies = [json.dumps("x" * size).encode(), b"{", json.dumps("y" * size).encode()]
+    with ThreadPoolExecutor(1) as threads:
+        dispatcher = Dispatcher(app, threads=threads, side_threads=threads)
+        responses = await dispatcher.run_batch([call_of(body) for body in bodies], group_id="g")
+    assert [one.code for one in responses if one is not None] == [200, 400, 200]
+    assert [one.body for one in responses if one is not None][::2] == [str(size).encode()] * 2
+    assert (threading.get_ident() in DECODED_IN) == (size == 10)
 
 
 async def test_lost_session_is_not_the_fault_of_a_call() -> None:

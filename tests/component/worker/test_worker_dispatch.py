@@ -195,3 +195,23 @@ def test_handler_does_not_see_the_credentials_of_the_caller(name: str) -> None:
 async def test_request_without_a_path_is_answered_with_that_reason(dispatcher: Run) -> None:
     response = await dispatcher().run(call_of(""), group_id="g")
     assert json.loads(response.body)["error"]["message"].startswith("The request has no x-rpc-path header")
+
+
+class CopyingSessions(FakeSessions):
+    def request_session(self, session: str) -> str:
+        return f"copy of {session}"
+
+
+async def test_handler_that_runs_again_gets_a_copy_of_the_new_session(dispatcher: Run) -> None:
+    """Otherwise it would read the former data, and its answer would name the version of the new data."""
+    seen = []
+
+    def reader(call: Call) -> str:
+        seen.append(call.session)
+        return "read"
+
+    reading, call = dispatcher(reader, sessions=CopyingSessions()), call_of("/reader")
+    await reading.run(call, group_id="g")
+    call.context = Context(Key("k"), session="reloaded session")
+    await reading.run(call, group_id="g-again")
+    assert seen == ["copy of session", "copy of reloaded session"]

@@ -19,7 +19,7 @@ from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.intake import Intake
 from osrdyne_worker.requests.priorities import PriorityLevels, Slots
-from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
@@ -50,9 +50,11 @@ class Scene:
             Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
-            replies=ReplySender("w", 2**20, self.clock),
-            retries=Retries(None),
-            addresses=ReplyAddresses(PoolNames("pool")),
+            answering=Answering(
+                addresses=ReplyAddresses(PoolNames("pool")),
+                replies=ReplySender("w", 2**20, self.clock),
+                retries=Retries(None),
+            ),
         )
         for queue in QUEUES:
             self.broker.declare_queue(queue, {})

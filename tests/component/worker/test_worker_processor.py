@@ -20,7 +20,8 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.intake import Intake
-from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.probe import ProbeIntake
+from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
@@ -51,9 +52,11 @@ class Bench:
             Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
-            replies=ReplySender("w", 2**20, self.clock),
-            retries=Retries(RETRIES),
-            addresses=ReplyAddresses(PoolNames("pool")),
+            answering=Answering(
+                addresses=ReplyAddresses(PoolNames("pool")),
+                replies=ReplySender("w", 2**20, self.clock),
+                retries=Retries(RETRIES),
+            ),
         )
 
     def make_app(self) -> App:
@@ -133,6 +136,14 @@ class Bench:
 
 
 @pytest.fixture
+async def probes(bench: Bench) -> AsyncIterator[ProbeIntake]:
+    await bench.channel.cancel(bench.consumer)
+    intake = ProbeIntake(bench.broker_connection, bench.processor)
+    yield intake
+    intake.close()
+
+
+@pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with asyncio.TaskGroup() as group:
         with ThreadPoolExecutor(2) as threads:
@@ -181,6 +192,22 @@ async def test_cancel_before_the_first_step_is_answered(bench: Bench) -> None:
     bench.processor.cancel("c", REPLIES)
     await bench.processor.until_idle()
     assert (bench.statuses(), bench.calls) == (["cancelled"], [])
+
+
+@pytest.mark.parametrize(("reason", "settled"), [("cancel", ["ack"]), ("requeue", ["nack"])])
+async def test_interrupted_request_with_a_refused_reply_address_is_not_answered(
+    bench: Bench, reason: str, settled: list[str]
+) -> None:
+    """A cancel that arrives before the first step must not send its answer to a queue of the pool's own."""
+    bench.processor._addresses = ReplyAddresses(PoolNames("pool"), ("other-",))
+    await bench.take("/wait")
+    if reason == "cancel":
+        bench.processor.cancel("c", REPLIES)
+    else:
+        bench.processor.requeue()
+    await bench.processor.until_idle()
+    commands = [command.name for command in bench.broker.commands if command.name in {"ack", "nack", "reject"}]
+    assert (bench.statuses(), bench.calls, commands) == ([], [], settled)
 
 
 async def test_cancel_before_the_request_counts_for_one_request(bench: Bench) -> None:
@@ -409,3 +436,29 @@ async def test_handler_that_was_answered_for_does_not_answer_a_second_time(bench
     bench.processor.cancel("c", REPLIES)
     await bench.processor.until_idle()
     assert (bench.statuses(), bench.broker.count("ack")) == (["cancelled"], 1)
+
+
+async def test_probe_takes_exactly_one_request_and_its_report_repeats_the_id(bench: Bench, probes: ProbeIntake) -> None:
+    await bench.publish("/wait", correlation_id="1")
+    await bench.publish("/wait", correlation_id="2")
+    bench.go.set()
+    assert await probes.take_one("p", [QueueName("missing"), QueueName(QUEUE)])
+    await bench.processor.until_idle()
+    assert (bench.statuses(), len(bench.broker.look_up(QUEUE).ready)) == (["ok"], 1)
+    [completed] = [one for one in bench.reporter._window.take(1.0) if one.event is Event.REQUEST_COMPLETED]
+    assert (completed.headers["x-probe"], completed.details["count"]) == ("p", 1)
+
+
+async def test_probe_without_a_request_says_so(bench: Bench, probes: ProbeIntake) -> None:
+    assert not await probes.take_one("p", [QueueName(QUEUE)])
+    assert bench.processor.in_flight == 0
+
+
+async def test_probe_of_a_lost_connection_returns_to_its_queue(bench: Bench, probes: ProbeIntake) -> None:
+    await bench.publish("/wait")
+    assert await probes.take_one("p", [QueueName(QUEUE)])
+    await bench.running.wait()
+    probes.close()
+    await bench.processor.until_idle()
+    await asyncio.sleep(0)
+    assert (bench.statuses(), bench.broker.look_up(QUEUE).messages) == ([], 1)

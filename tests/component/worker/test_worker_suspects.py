@@ -20,6 +20,7 @@ from osrdyne.protocol.activity import (
 )
 from osrdyne_worker import Call
 from osrdyne_worker.requests.dispatch import SessionLostError
+from osrdyne_worker.requests.suspects import ALONE_TIMEOUT, SuspectGate
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 ACTIVITY = "activity"
@@ -130,6 +131,40 @@ async def test_redelivered_request_is_named_before_its_handler_begins(bench: Ben
     bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
     await bench.running.wait()
     assert (Event.BUSY, (sent("/wait"),)) in at_start[0]
+
+
+async def redeliver(bench: Bench, correlation_id: str) -> None:
+    """A request comes back whose delivery has failed once."""
+    message = Message(headers={"x-rpc-path": "/wait"}, correlation_id=correlation_id, reply_to=REPLIES)
+    await bench.broker.publish(message, exchange="", routing_key=QUEUE)
+    await (await bench.consumer.get()).reject()
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
+
+
+async def test_suspects_of_workers_in_one_process_run_one_at_a_time(bench: Bench, reports: Reports) -> None:
+    """If the process ends, only the suspect that ran can have caused it."""
+    gate = bench.processor._suspect_gate
+    async with gate.one_at_a_time():  # the suspect of another worker runs
+        await redeliver(bench, "c")
+        await bench.clock.advance(ALONE_TIMEOUT + 1)
+        assert not bench.running.is_set()
+        assert bench.processor._evidence.alone == ""
+    await bench.running.wait()
+    assert bench.processor._evidence.alone
+    assert gate._lock.locked()
+    bench.go.set()
+    await bench.processor.until_idle()
+    assert not gate._lock.locked()
+    assert bench.statuses() == ["ok"]
+
+
+async def test_suspect_does_not_wait_without_end_for_that_of_another_worker() -> None:
+    gate = SuspectGate()
+    async with gate.one_at_a_time():
+        async with gate.one_at_a_time(patience=0.01):
+            pass
+        assert gate._lock.locked()
+    assert not gate._lock.locked()
 
 
 async def test_redelivered_request_runs_without_a_connection_for_reports(bench: Bench) -> None:

@@ -7,13 +7,15 @@ program in it.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
 
 from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext  # noqa: E402
@@ -26,6 +28,8 @@ from osrdyne.testing.driver_conformance import (  # noqa: E402
     WorkerConformance,
     clean_up,
 )
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
 
 MANAGER = os.environ["SYSTEMD_MANAGER"]
 OPTIONS = SystemdOptions.model_validate(
@@ -65,6 +69,26 @@ class TestSystemdDriver(WorkerConformance):
     @pytest.fixture
     def harness(self):
         return SystemdHarness()
+
+
+class PooledSystemdHarness(PooledHarness):
+    """Processes as instances of a unit that may write to the directory of the sockets."""
+
+    def processes(self, pool, *, changed=False):
+        variables = {DIRECTORY_VARIABLE: str(self.network.directory)} | ({"NEW": "1"} if changed else {})
+        options = OPTIONS.model_copy(update={"template": "osrdyne-worker-pooled", "environment": variables})
+        return SystemdDriver(options, replace(CONTEXT, pool=pool))
+
+    async def kill_process(self, process):
+        subprocess.run(["systemctl", f"--{MANAGER}", "kill", "--signal=KILL", process.external_id], check=True)
+
+
+class TestPooledSystemdDriver(PooledConformance):
+    @pytest.fixture
+    async def harness(self):
+        harness = PooledSystemdHarness(Path("/played") / secrets.token_hex(4))
+        yield harness
+        await harness.end()
 
 
 class TestWithoutDbus(BackendConformance):

@@ -177,3 +177,27 @@ def test_broker_with_a_password_is_refused_as_a_flag() -> None:
         module.broker_uri("amqp://me:s3cret@host/", Settings())
     assert "s3cret" not in str(raised.value)
     assert module.broker_uri("amqp://host/", Settings()) == "amqp://host/"
+
+
+def test_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (module.TOKEN_VARIABLE, f"{module.TOKEN_VARIABLE}_FILE", "OSRDYNE_API_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OSRDYNE_API_TOKEN", "of-the-api")
+    assert module.token_for(None) is None
+    file = tmp_path / "token"
+    file.write_text("of-a-file\n")
+    assert module.token_for(str(file)) == "of-a-file"
+    monkeypatch.setenv(f"{module.TOKEN_VARIABLE}_FILE", str(file))
+    assert module.token_for(None) == "of-a-file"
+    monkeypatch.setenv(module.TOKEN_VARIABLE, "of-the-environment")
+    with pytest.raises(ConfigurationError, match="not both"):
+        module.token_for(None)
+    monkeypatch.delenv(f"{module.TOKEN_VARIABLE}_FILE")
+    assert module.token_for(None) == "of-the-environment"
+    with pytest.raises(ConfigurationError, match="--token-file: cannot read"):
+        module.token_for(str(tmp_path / "nothing"))
+    with pytest.raises(typer.BadParameter, match="--token-file") as error:
+        module.parse_header("Authorization=Bearer secret")
+    assert "secret" not in str(error.value)

@@ -60,6 +60,21 @@ def test_local_spark_needs_no_cluster() -> None:
     assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
 
 
+def test_several_masters_are_named_without_their_tokens() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # no other socket can listen there
+        away = f"127.0.0.1:{closed.getsockname()[1]}"
+        worker = {
+            "spark_master": f"spark://{away}",
+            "profiles": [
+                {"match": "a", "spark_master": f"sc://{away}/;token=secret"},
+                {"match": "b", "spark_master": "local[2]"},
+            ],
+        }
+        found = check_spark_master(Settings.model_validate({"worker": worker}))
+    assert [one.subject for one in found] == [f"spark master spark://{away}", f"spark master sc://{away}"]
+
+
 def test_one_reachable_master_is_enough() -> None:
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as master:
         closed.bind(("127.0.0.1", 0))  # no other socket can listen there

@@ -47,3 +47,10 @@ def test_table_takes_markup_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_empty_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("key",), [], empty="There are no groups.")
     assert capsys.readouterr().out == "There are no groups.\n"
+
+
+def test_empty_text_is_quoted_but_in_a_column_of_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("key", ""), [("", ""), ("a", "a note")], empty="nothing")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0] == ["key"]
+    assert lines[2:] == [["''"], ["a", "a", "note"]]

@@ -8,11 +8,16 @@ import pytest
 
 from osrdyne.client import (
     ARROW_TYPE,
+    CircuitOpenError,
     DeliveryLimitError,
+    ForbiddenError,
     InvalidRequestError,
     NoCapacityError,
     NoRouteError,
     NotRunningError,
+    QueueGoneError,
+    QuotaExceededError,
+    RateLimitedError,
     Reply,
     RequestCancelledError,
     RequestError,
@@ -21,7 +26,9 @@ from osrdyne.client import (
     RequestPoisonedError,
     RequestQueueFullError,
     RequestRejectedError,
+    RequestTooLargeError,
     StartFailedError,
+    UnauthorizedError,
     UnknownStatusError,
     errors,
 )
@@ -42,6 +49,14 @@ KINDS: dict[Status, type[RequestError]] = {
     Status.NOT_RUNNING: NotRunningError,
     Status.INVALID: InvalidRequestError,
     Status.NO_ROUTE: NoRouteError,
+    Status.UNAUTHORIZED: UnauthorizedError,
+    Status.FORBIDDEN: ForbiddenError,
+    Status.TOO_LARGE: RequestTooLargeError,
+    Status.GONE: QueueGoneError,
+    Status.QUEUE_FULL: RequestQueueFullError,
+    Status.CIRCUIT_OPEN: CircuitOpenError,
+    Status.QUOTA_EXCEEDED: QuotaExceededError,
+    Status.RATE_LIMITED: RateLimitedError,
 }
 
 
@@ -98,9 +113,9 @@ def test_log_lines_of_a_failed_start_come_from_the_body_or_the_detail() -> None:
 
 
 def test_status_of_a_later_version_is_named() -> None:
-    error = error_of(Reply("quota-exceeded", detail="Slow down.", retry_after=3.0))
+    error = error_of(Reply("of-tomorrow", detail="Slow down.", retry_after=3.0))
     assert isinstance(error, UnknownStatusError)
-    assert str(error) == "The request ended with an unknown status, 'quota-exceeded': Slow down."
+    assert str(error) == "The request ended with an unknown status, 'of-tomorrow': Slow down."
     assert (error.retry_after, error.code) == (3.0, None)
 
 

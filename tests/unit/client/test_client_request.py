@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.client.request import OutgoingRequest, build_request, encode_body
-from osrdyne.errors import InvalidKeyError, InvalidMessageError
+from osrdyne.client.request import (
+    CallTimes,
+    OutgoingRequest,
+    RequestOptions,
+    Sender,
+    WantedAnswer,
+    build_request,
+    encode_body,
+)
+from osrdyne.errors import ConfigurationError, InvalidKeyError, InvalidMessageError
 from osrdyne.protocol.deadlines import deadline_ms
 
 
-def build(key: str = "k", body: object = None, **options: Any) -> OutgoingRequest:
-    given: dict[str, Any] = {
-        "correlation_id": "id",
-        "timeout": 10.0,
-        "now": 1_700_000_000.25,
-        "app_id": "me",
-        **options,
-    }
-    return build_request(key, "/p", body, **given)
+def build(key: str = "k", body: object = None, **given: Any) -> OutgoingRequest:
+    """A request; each keyword goes to the part that has a field of this name."""
+
+    def part(kind: type[Any], **defaults: object) -> Any:
+        return kind(**{**defaults, **{one.name: given.pop(one.name) for one in fields(kind) if one.name in given}})
+
+    times, sender = part(CallTimes, now=1_700_000_000.25, timeout=10.0), part(Sender, app_id="me")
+    answer, options = part(WantedAnswer), RequestOptions(**given)
+    return build_request(
+        key, "/p", body, correlation_id="id", times=times, sender=sender, answer=answer, options=options
+    )
 
 
 @given(now=st.floats(1e9, 4e9), timeout=st.floats(0.001, 1e6))
@@ -88,3 +99,19 @@ def test_body_is_bytes_as_they_are_or_json(body: object, encoded: tuple[bytes, s
 def test_body_that_json_cannot_express_is_refused(body: object) -> None:
     with pytest.raises(InvalidMessageError, match="JSON"):
         encode_body(body)
+
+
+def test_token_is_sent_as_a_bearer_and_shown_nowhere() -> None:
+    request = build(token="secret", headers={"authorization": "Basic x"})
+    assert request.message.headers["authorization"] == "Bearer secret"
+    assert "secret" not in f"{request} {request.message!r}"
+    assert "authorization" not in build().message.headers
+
+
+@pytest.mark.parametrize(
+    "token", ["", "two words", "line\n", "ä", "x" * 8193], ids=["empty", "blank", "line", "ä", "long"]
+)
+def test_text_that_no_token_can_be_is_refused_without_repeating_it(token: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        build(token=token)
+    assert not token or token not in str(error.value)

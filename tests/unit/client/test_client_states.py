@@ -9,7 +9,7 @@ import pytest
 
 from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus
 from osrdyne.client.aio import ANSWER_SLACK, _time_limit
-from osrdyne.client.request import build_request
+from osrdyne.client.request import CallTimes, Sender, build_request
 from osrdyne.config.models import RequestSettings
 from osrdyne.errors import ConfigurationError
 
@@ -24,7 +24,8 @@ async def test_client_that_was_never_opened_reports_it() -> None:
 
 
 async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second() -> None:
-    request = build_request("k", "", None, correlation_id="c", timeout=0.001, answer_slack=0.0, now=1e9, app_id="me")
+    times = CallTimes(now=1e9, timeout=0.001)
+    request = build_request("k", "", None, correlation_id="c", times=times, sender=Sender("me"))
     also_reported: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: also_reported.append(context))
     with pytest.raises(TimeoutError):

@@ -33,7 +33,15 @@ def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value: o
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("16MiB", 16 * 2**20), ("60 KiB", 61_440), ("1GB", 10**9), ("1.5KiB", 1536), ("1000", 1000), ("5B", 5), (7, 7)],
+    [
+        ("16MiB", 16 * 2**20),
+        ("60 KiB", 61_440),
+        ("1GB", 10**9),
+        ("2.5KB", 2500),
+        ("1.5KiB", 1536),
+        ("1000", 1000),
+        (7, 7),
+    ],
 )
 def test_size_is_read(text: object, size: int) -> None:
     assert parse_size(text) == size

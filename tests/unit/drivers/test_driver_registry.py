@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, Settings, WorkerSettings
+from osrdyne.config.profiles import Profile
 from osrdyne.drivers import registry
-from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.base import Driver, DriverContext
 from osrdyne.drivers.noop import NoopDriver
+from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.errors import ConfigurationError
+from osrdyne.testing.drivers import FakeDriver
 
 CONTEXT = DriverContext(pool="pool", stack="localhost:5672//", clock=SystemClock(), worker_command=("worker",))
 
@@ -95,3 +99,89 @@ def test_worker_command_is_the_script_beside_python(tmp_path, monkeypatch):
 def test_worker_command_without_the_script_runs_the_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert registry.worker_command("a:b") == (str(tmp_path / "python"), "-m", "osrdyne_worker.main", "a:b")
+
+
+@pytest.mark.parametrize(
+    ("master", "uses"), [("k8s://https://host:6443", True), ("k8s://", False), ("yarn", False), (None, False)]
+)
+def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes(master: str | None, *, uses: bool) -> None:
+    assert replace(CONTEXT, worker_config={"spark": {"master": master}}).uses_kubernetes_executors is uses
+
+
+def pooled_settings(driver: DriverSettings) -> Settings:
+    return Settings(
+        pool=PoolSettings(id="pool"),
+        broker=BrokerSettings(uri="amqp://localhost"),
+        driver=driver,
+        worker=WorkerSettings(placement="pooled"),
+    )
+
+
+def test_kubernetes_driver_starts_processes_of_pooled_workers() -> None:
+    settings = pooled_settings(DriverSettings(name="kubernetes", options={"image": "i:1"}))
+    driver = registry.create_pool_driver(settings, clock=SystemClock())
+    assert isinstance(driver, PooledDriver)
+    assert driver.inner.context.pooled
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("noop", {}, "can neither list nor kill"),
+        ("kubernetes", {"image": "i:1", "replicas": 2}, r"driver\.options\.replicas"),
+        ("kubernetes", {"image": "i:1", "autoscaling": {"mode": "hpa"}}, r"driver\.options\.autoscaling"),
+    ],
+)
+def test_driver_that_cannot_start_processes_is_refused(name: str, options: dict[str, object], message: str) -> None:
+    settings = pooled_settings(DriverSettings(name=name, options=options))
+    with pytest.raises(ConfigurationError, match=rf"worker\.placement: .*{message}"):
+        registry.create_pool_driver(settings, clock=SystemClock())
+
+
+def pool_driver(*profiles: dict[str, object], driver: object = "subprocess", **worker: object) -> Driver:
+    settings = Settings.model_validate({"driver": driver, "worker": {"profiles": profiles, **worker}})
+    return registry.create_pool_driver(settings, clock=SystemClock())
+
+
+async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_them() -> None:
+    plain = [pool_driver(), pool_driver({"match": "a", "placement": "dedicated"})]
+    pooled = [
+        pool_driver(placement="pooled"),
+        pool_driver({"match": "a", "placement": "pooled"}),
+        pool_driver({"match": "a", "placement": "dedicated"}, placement="pooled"),
+    ]
+    assert [isinstance(driver, PooledDriver) for driver in (*plain, *pooled)] == [False, False, True, True, True]
+    for driver in (*plain, *pooled):
+        await driver.close()
+
+
+async def test_profile_that_the_driver_cannot_have_is_refused_with_its_place() -> None:
+    message = r"^worker\.profiles\.1\.placement: the driver noop starts no processes"
+    with pytest.raises(ConfigurationError, match=message):
+        pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver="noop")
+
+
+@pytest.mark.parametrize(("pool", "profile"), [("pooled", "dedicated"), ("dedicated", "pooled")])
+def test_platform_that_counts_workers_has_one_placement_for_all_keys(pool: str, profile: str) -> None:
+    kubernetes = {"name": "kubernetes", "options": {"image": "i:1"}}
+    with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.0.*all keys of a pool have the same placement"):
+        pool_driver({"match": "a", "placement": profile}, driver=kubernetes, placement=pool)
+
+
+def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that_change_workers() -> None:
+    class Former(FakeDriver):
+        def spec_hash(self) -> str:  # type: ignore[override]
+            return "former"
+
+    settings = Settings.model_validate({"worker": {"profiles": [{"match": "a", "concurrency": 2}]}})
+    driver = Former(SystemClock())
+    found = registry.profile_obstacle(settings, settings.worker.profiles[0], driver)
+    assert found is not None and "its spec_hash takes no configuration" in found
+    assert registry.profile_obstacle(settings, Profile(match="a", stop_delay=60.0), driver) is None
+
+
+def test_profile_with_a_kubernetes_master_needs_a_service_account() -> None:
+    settings = Settings.model_validate({"driver": {"name": "kubernetes", "options": {"image": "i:1"}}})
+    driver = registry.create_driver(settings.driver, registry.driver_context(settings, clock=SystemClock()))
+    found = registry.profile_obstacle(settings, Profile(match="a", spark_master="k8s://https://h:6443"), driver)
+    assert found is not None and found.startswith("driver.options.service_account: worker.spark_master is k8s://")

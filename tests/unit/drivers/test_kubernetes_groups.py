@@ -155,6 +155,44 @@ def test_trouble_is_reported_in_the_words_of_kubernetes():
     )
 
 
+PROCESS = {"labels": LABELS | {"osrdyne.dev/process": "true"}}
+EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+
+
+def process(state=None, **metadata):
+    """The pod of a process of pooled workers, which has the name that a Deployment would have."""
+    return pod(state, **({"name": NAME} | PROCESS | metadata))
+
+
+def test_process_is_an_instance_without_a_deployment():
+    instance = instance_of([], [process(RUNNING)])
+    assert (instance.instance_id, instance.key, instance.slot) == ("w1", Key("a=b"), 2)
+    assert (instance.state, instance.exit, instance.spec_hash) == (InstanceState.RUNNING, None, "cafe")
+    assert instance_of([], [process(RUNNING, **ENDING)]).state is InstanceState.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "end"),
+    [
+        (FAILED, "Failed", Exit(code=3)),
+        (OOM, "Failed", Exit(code=137, reason="out of memory (OOMKilled)")),
+        ({"terminated": {"exitCode": 0, "reason": "Completed"}}, "Succeeded", Exit(code=0)),
+        (NO_IMAGE, "Pending", Exit(reason="ImagePullBackOff: not found")),
+        (None, "Failed", Exit(reason="Evicted: The node was low on resource: memory.")),
+    ],
+)
+def test_process_ends_with_its_container_or_its_node(state, phase, end):
+    ended = process(state, phase=phase)
+    if state is None:
+        ended.status.reason, ended.status.message = EVICTED["reason"], EVICTED["message"]
+    instance = instance_of([], [ended])
+    assert (instance.state, instance.exit) == (InstanceState.EXITED, end)
+
+
+def test_copy_of_a_process_is_not_ours():
+    assert gather([], [process(RUNNING, name=f"{NAME}-copy")], NAMES) == []
+
+
 def test_pod_in_trouble_comes_first():
     pods = [pod(RUNNING, ready=True, name="a"), pod(RUNNING, name="b"), pod(CRASH_LOOP, restarts=4, name="c")]
     assert [one.metadata.name for one in sorted_by_distress(pods)] == ["c", "b", "a"]

@@ -219,6 +219,14 @@ def test_explanation_shows_when_a_request_is_tried_again() -> None:
     assert explanation.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
 
 
+def test_explanation_says_that_requests_share_a_run() -> None:
+    explanation = explain(
+        arrival(), table({"data": to(coalesce=True)}), splitter=None, names=PoolNames("p"), limits=LIMITS
+    )
+    assert explanation.steps[-1].text == "It shares one run with identical requests in the same worker."
+    assert explanation.to_json()["passages"][0]["coalesce"] is True  # type: ignore[index]
+
+
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
     explanation = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), limits=LIMITS)
     assert (explanation.refused, explanation.passages) == ("no-route", ())
@@ -295,14 +303,14 @@ REQUESTS = st.builds(
 )
 
 
-@pytest.mark.parametrize("condition", ATOMS)
-def test_index_lets_every_request_through_that_the_condition_takes(condition: str) -> None:
-    found = table({"r": to(f"FROM /* WHERE {condition} INTO $upstream")})
-    compiled = compile_condition(condition)
-    for value, body in itertools.product(VALUES, BODIES):
-        request = arrival(headers={"level": value, "KIND": value}, body=body)
-        taken = compiled.evaluate(request.sample) is True
-        assert bool(found.winners(request)) is taken, (value, body)
+def test_index_lets_every_request_through_that_the_condition_takes() -> None:
+    for condition in ATOMS:
+        found = table({"r": to(f"FROM /* WHERE {condition} INTO $upstream")})
+        compiled = compile_condition(condition)
+        for value, body in itertools.product(VALUES, BODIES):
+            request = arrival(headers={"level": value, "KIND": value}, body=body)
+            taken = compiled.evaluate(request.sample) is True
+            assert bool(found.winners(request)) is taken, (condition, value, body)
 
 
 @given(ROUTES, REQUESTS)

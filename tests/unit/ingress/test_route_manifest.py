@@ -249,6 +249,21 @@ def test_delay_that_ends_after_the_time_to_live_is_warned_about(delays: list[str
     assert warned in "".join(map(str, warnings))
 
 
+def test_route_that_coalesces_is_kept_as_it_was_written() -> None:
+    route = {"route": "FROM /a INTO $upstream", "coalesce": True}
+    manifest = load_manifest(json.dumps({"routes": {"r": route, "other": {**route, "coalesce": False}}}))
+    assert [one.coalesce for one in manifest.routes] == [True, False]
+    assert manifest.document()["routes"] == {"r": route, "other": "FROM /a INTO $upstream"}
+    assert load_manifest(json.dumps(manifest.document())).routes == manifest.routes
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None, []])
+def test_coalesce_is_true_or_false(value: object) -> None:
+    with pytest.raises(InvalidDocumentError, match="true or false is expected") as refused:
+        load_manifest(json.dumps({"routes": {"r": {"route": "FROM /a INTO $upstream", "coalesce": value}}}))
+    assert [problem.path for problem in refused.value.problems] == ["routes.r.coalesce"]
+
+
 def test_manifest_that_takes_no_request_is_warned_about() -> None:
     assert [warning.path for warning in load_manifest("{}").warnings] == ["routes"]
 

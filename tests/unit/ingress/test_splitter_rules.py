@@ -15,7 +15,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.explain import explain
 from osrdyne.ingress.requests import Arrival, sample_arrival
 from osrdyne.ingress.splitter.manifest import load_splitter
-from osrdyne.ingress.splitter.overlaps import Automaton, common_text
+from osrdyne.ingress.splitter.overlaps import Automaton, SearchBudget, common_text
 from osrdyne.ingress.splitter.rules import Splitter, jump_hash, split_arrival
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames
@@ -223,7 +223,7 @@ class TestOverlaps:
         def both(text: str) -> bool:
             return all(re2.fullmatch(expression, text) for expression in (first, second))
 
-        found = common_text(Automaton(first), Automaton(second), [1_000_000])
+        found = common_text(Automaton(first), Automaton(second), SearchBudget(1_000_000))
         assert both(text) <= (found is not None)
         assert found is None or both(found)
 

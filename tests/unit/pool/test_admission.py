@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from osrdyne.pool.state.admission import Admission, Candidate, KeyCounter, Verdict, choose_to_end
@@ -119,6 +121,12 @@ def test_the_least_recently_used_idle_group_makes_room() -> None:
 
 def test_as_many_groups_make_room_as_wait() -> None:
     assert choose(candidate("a", used_at=50), candidate("b", used_at=20), waiting=5) == keys("ba")
+
+
+def test_rank_comes_before_the_last_use() -> None:
+    last = replace(candidate("a", used_at=20), rank=2)
+    first = replace(candidate("c", used_at=60), rank=0)
+    assert choose(last, replace(candidate("b", used_at=50), rank=1), first, waiting=2) == keys("cb")
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,18 @@ from osrdyne.protocol.names import Key, WorkerId
 A, B = Key("a"), Key("b")
 
 
-def ended(record: RestartBackoff, *, served: bool = False, lived: float = 1.0, now: float = 0.0) -> RestartBackoff:
+def ended(
+    record: RestartBackoff, *, served: bool = False, lived: float = 1.0, now: float = 0.0, with_others: bool = False
+) -> RestartBackoff:
     return restart_backoff.worker_ended(
-        record, served=served, lived=lived, reason="exit code 1", log_lines=("last",), attempts_allowed=2, now=now
+        record,
+        served=served,
+        lived=lived,
+        reason="exit code 1",
+        log_lines=("last",),
+        attempts_allowed=2,
+        now=now,
+        with_others=with_others,
     )
 
 
@@ -43,6 +52,13 @@ class TestStartRecord:
         assert record.failure is not None
         assert (record.failure.attempts, record.failure.log_lines, record.back_off_until) == (2, ("last",), None)
         assert 9.0 <= record.failure.retry_at <= 11.0
+
+    def test_ends_with_a_process_of_other_keys_are_no_failed_starts_until_there_are_many(self) -> None:
+        record = RestartBackoff()
+        for _ in range(restart_backoff.FREE_RESTARTS - 1):
+            record = ended(record, with_others=True, now=5.0)
+            assert (record.failures, record.failure, record.back_off_until) == (0, None, 5.0)
+        assert ended(ended(record, with_others=True), with_others=True).failure is not None
 
     def test_every_further_round_waits_longer(self) -> None:
         record = ended(ended(restart_backoff.retry_allowed(ended(ended(RestartBackoff())))))

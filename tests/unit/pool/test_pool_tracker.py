@@ -324,4 +324,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTrackerAgainstModel = TrackerMachine.TestCase
-TestTrackerAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTrackerAgainstModel.settings = settings(stateful_step_count=40)

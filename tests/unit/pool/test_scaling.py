@@ -98,3 +98,9 @@ def test_wanted_is_between_the_limits_whatever_is_measured(rows: list[tuple[int,
     for number, (waiting, in_flight, busy, serving, completed) in enumerate(rows):
         scale = rescale(scale, Sample(number * STEP, waiting, in_flight, busy, serving, completed), RULES)
         assert 1 <= scale.desired <= 8
+
+
+@pytest.mark.parametrize(("readers", "workers"), [(1, 1), (3, 3), (8, 8), (2**31, 8), (0, 0)])
+def test_limit_of_readers_bounds_the_number_of_workers(readers: int, workers: int) -> None:
+    rules = RULES.limited(readers)
+    assert (rules.clamp(100), rules.clamp(0)) == (workers, min(1, readers))

@@ -49,6 +49,14 @@ def spare(slot: int) -> Drain:
 LEAVING = {InstanceId("i1"): Draining(NOT_NEEDED, until=NOW + 100, ask_again_at=NOW + 5)}
 
 ROWS = {
+    "paused by a circuit: no worker": (observed(paused=True), 1, []),
+    "paused, and one is missing": (observed(instance(0), serving=ids(0), paused=True), 2, []),
+    "paused, and outdated: nothing replaces it": (
+        observed(instance(0), serving=ids(0), outdated=ids(0), paused=True), 1, []
+    ),
+    "paused, and needed for a probe": (observed(paused=True, probing=True), 3, [Start(0)]),
+    "paused, and there is one for the probe": (observed(instance(1), paused=True, probing=True), 3, []),
+    "paused, and its queue is being removed": (observed(paused=True, probing=True), 0, []),
     "outdated: its successor comes first, in a spare slot": (
         observed(instance(0), serving=ids(0), outdated=ids(0)), 1, [Start(1)]
     ),
@@ -89,6 +97,18 @@ ROWS = {
     "no more starts than there is room": (
         observed(room=1), 2, [Start(0), Wait("max_concurrent_starts workers are starting", for_room=True)]
     ),
+    "outdated and at the limit of readers: the old one ends first": (
+        observed(instance(0), serving=ids(0), outdated=ids(0), readers=1), 1, [replace(0)]
+    ),
+    "at the limit of readers: the successor waits for the end of the old one": (
+        observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(1), draining=LEAVING, readers=2), 2, []
+    ),
+    "below the limit of readers: the successor comes first": (
+        observed(instance(0), serving=ids(0), outdated=ids(0), readers=2), 1, [Start(1)]
+    ),
+    "one is leaving at the limit of readers: no worker starts beside it": (
+        observed(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING, readers=2), 2, []
+    ),
     "a platform that counts workers itself is asked to stop": (
         observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
         [Stop(InstanceId("i0"), REPLACED)],
@@ -116,3 +136,9 @@ def test_worker_that_may_end_is_asked_again_and_then_stopped() -> None:
     known = observed(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING)
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 5) == [spare(1)]
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 100) == [Stop(InstanceId("i1"), NOT_NEEDED)]
+
+
+def test_idle_group_without_a_slot_is_drained() -> None:
+    """The queue of its key is being removed: its workers finish what they run, and take no more."""
+    known = observed(instance(0), serving=ids(0), busy=ids(0), is_ending=True)
+    assert plan_group(UNBOUND, known, slots=0, now=NOW) == [spare(0)]

@@ -45,6 +45,12 @@ def test_odd_keys_survive_a_real_process_environment() -> None:
         assert WorkerEnvironment.from_variables(variables) == environment(key)
 
 
+def test_only_a_paused_worker_has_a_variable_that_says_so() -> None:
+    assert "WORKER_PAUSED" not in environment().to_variables()
+    paused = replace(environment(), paused=True)
+    assert WorkerEnvironment.from_variables(paused.to_variables()) == paused
+
+
 def test_base_queue_is_the_one_of_the_lowest_priority() -> None:
     assert environment().requests_queue == "p-req-k"
     assert environment().to_variables()["WORKER_REQUESTS_QUEUE"] == "p-req-k"

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event, report_from_wire
+from osrdyne.protocol.activity import (
+    EVENT_HEADER,
+    WORKER_ID_HEADER,
+    ActivityReport,
+    Event,
+    reloads_of,
+    report_from_wire,
+)
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
 from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Response, request_from_wire
@@ -101,9 +108,9 @@ class TestResponse:
         assert Response.from_wire(headers=headers, body=b"", content_type=None).status == "core_error"
 
     def test_status_of_a_later_version_is_kept_without_a_code(self) -> None:
-        headers = Response("quota-exceeded").wire_headers()
+        headers = Response("of-a-later-version").wire_headers()
         assert "x-code" not in headers
-        assert Response.from_wire(headers=headers, body=b"", content_type=None).status == "quota-exceeded"
+        assert Response.from_wire(headers=headers, body=b"", content_type=None).status == "of-a-later-version"
 
     def test_reply_without_status_counts_as_ok(self) -> None:
         assert Response.from_wire(headers={}, body=b"1", content_type=None).status is Status.OK
@@ -198,3 +205,17 @@ def test_detail_on_the_wire_is_short_and_utf8() -> None:
     detail = Response(detail="\ud800" + "x" * 200_000).wire_headers()[DETAIL_HEADER]
     assert isinstance(detail, str)
     assert (len(detail.encode()), detail[0], detail[-1]) == (DETAIL_LIMIT + 2, "?", "…")
+
+
+@pytest.mark.parametrize(
+    ("given", "understood"),
+    [
+        ({"a": None, "b": "no data"}, {"a": None, "b": "no data"}),
+        ({"a": None, "b": 7, "x" * 65: None}, {"a": None}),
+        ({str(number): None for number in range(5)}, {}),
+        ([["a", None]], {}),
+        (None, {}),
+    ],
+)
+def test_invalid_outcomes_of_reloads_are_left_out(given: object, understood: object) -> None:
+    assert reloads_of(ActivityReport("k", Event.READY, "w", {"reloads": given})) == understood

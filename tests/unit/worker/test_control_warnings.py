@@ -1,11 +1,14 @@
-"""A worker without a control exchange, as under the reference's daemon: one warning in its life."""
+"""A worker that cannot receive control messages: one warning in its life, and no streams meanwhile."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
+from osrdyne_worker.runtime import control
 from osrdyne_worker.runtime.control import ControlWarnings
 
 
@@ -34,3 +37,48 @@ NOT_YET = "control queue unavailable"
 )
 def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors, warned):
     assert warnings_of(errors) == warned
+
+
+class Connection:
+    is_closed = False
+
+
+class Pause:
+    """The pause after a failed attempt; the connection ends with it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def sleep(self, seconds: float) -> None:
+        self.connection.is_closed = True
+
+
+class Credit:
+    def __init__(self) -> None:
+        self.available: bool | None = True
+
+    def listening(self, available: bool | None) -> None:
+        self.available = available
+
+
+@pytest.mark.parametrize(("error", "available"), [(MISSING, False), (REFUSED, None)])
+async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypatch, error, available):
+    """It would end after a minute without credit."""
+
+    async def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(control, "_listen_once", fail)
+    connection, credit = Connection(), Credit()
+    await control.listen(
+        connection,
+        SimpleNamespace(control_exchange="p-ctl-xchg"),
+        handle=lambda message: None,
+        routing_keys=(),
+        on_listening=lambda: None,
+        on_forged=lambda: None,
+        warnings=ControlWarnings(),
+        clock=Pause(connection),
+        credit=credit,
+    )
+    assert credit.available is available

@@ -12,11 +12,14 @@ from osrdyne.errors import ConfigurationError
 from osrdyne_worker.pipelines.datasets import (
     InvalidKeyPartError,
     KeyPattern,
+    KeyRange,
     ResolvedTable,
     UnknownDatasetError,
     parse_config,
     resolve,
 )
+
+TELEMETRY = {"view": "warm", "format": "telemetry", "path": "/data/warm"}
 
 
 def config(key: str = "tpch/sf={scale}", **table: Any) -> dict[str, Any]:
@@ -108,6 +111,14 @@ def test_part_with_any_text_is_fine_in_a_filter() -> None:
     assert table.filters == (("a", part),)
 
 
+@pytest.mark.parametrize("part", ["a", "%", "a%", "_", "' or '1'='1", "a\\", "é漢🚄", "a/%", "{site}"])
+def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
+    values = {"datasets": [{"key": "telemetry/{site:.+}", "tables": [{**TELEMETRY, "keys": "{site}/%"}]}]}
+    assert only_table(values, f"telemetry/{part}").keys == KeyRange(f"{part}/", is_prefix=True)
+    values["datasets"][0]["tables"] = [{**TELEMETRY, "keys": "{site}"}]
+    assert only_table(values, f"telemetry/{part}").keys == KeyRange(part, is_prefix=False)
+
+
 @pytest.mark.parametrize("part", ["0.01", "é漢🚄", "a b", "50%", "#1", "a,b", "x='y'", "A%41"])
 def test_part_with_harmless_text_is_fine_in_a_path(part: str) -> None:
     assert only_table(config(), f"tpch/sf={part}").path == f"/data/sf={part}/t.parquet"
@@ -143,6 +154,17 @@ def test_local_path_knows_the_directory_it_may_not_leave(
         (config("{a"), "is not closed"),
         (config(path="relative/{scale}"), "set base_directory"),
         (config(format="table", path="db.{scale}"), "fixed name"),
+        (config(format="telemetry", path="/data/warm"), "telemetry needs keys"),
+        (config(format="telemetry", path="/data/warm", keys="%/{scale}"), "% is allowed at the end only"),
+        (config(format="telemetry", path="/data/warm", keys="{site}/%"), "{site} is not a part"),
+        (config(format="telemetry", path="/data/warm", keys="%", cache=True), "telemetry has no cache"),
+        (config(format="telemetry", path="s3a://data/warm", keys="%"), "local file system"),
+        (config(format="telemetry", path="/data/*", keys="%"), "without wildcards"),
+        (config(keys="{scale}/%"), "keys are for the format telemetry"),
+        (
+            {"datasets": [{"key": "k", "watch": True, "tables": [{**TELEMETRY, "keys": "%"}]}]},
+            "watch is not for telemetry",
+        ),
         ({"base_directory": "data"}, "absolute"),
         ({"row_limit": 10, "max_row_limit": 5}, "max_row_limit"),
         ({"datasets": [{"key": "k", "tables": []}]}, "worker.config.datasets.0.tables"),

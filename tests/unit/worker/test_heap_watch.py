@@ -158,3 +158,40 @@ def test_request_that_has_ended_is_not_cancelled(watched: Watched) -> None:
 def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: str | None) -> None:
     found = exhaustion(RuntimeError(text))
     assert (found and found.condition) == condition
+
+
+@pytest.mark.parametrize(
+    ("held", "cancelled"),
+    [
+        ({}, "load"),
+        ({"load": 5, "young": 9, "just now": 0}, "load"),
+        ({"load": 5, "young": 11, "just now": 0}, "young"),
+    ],
+    ids=["unknown", "too little to count", "a request holds the most"],
+)
+def test_load_of_another_key_is_cancelled_before_requests(
+    watched: Watched, held: dict[str, int], cancelled: str
+) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.held = held
+    watched.watch.began("load", loads=True)
+    watched.time += 5
+    watched.watch.began("young")
+    watched.time += 5
+    watched.watch.began("just now")
+    watched.check(after=0.1)
+    assert watched.cancelled == [cancelled]
+    assert ("The load of the data was cancelled" in watched.reasons[0]) == (cancelled == "load")
+
+
+def test_load_that_has_just_begun_does_not_protect_requests(watched: Watched) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.watch.began("request")
+    watched.time += 5
+    watched.watch.began("load", loads=True)
+    watched.check(after=0.1)
+    assert watched.cancelled == ["request"]
+    watched.watch.ended("load")
+    watched.watch.began("load")
+    watched.check(after=20)
+    assert watched.reasons[-1].startswith("The request"), "its name is not remembered as that of a load"

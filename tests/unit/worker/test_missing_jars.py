@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne_worker.spark.missing_jars import Versions, installed_versions, remedy
+from osrdyne_worker.spark.missing_jars import Versions, delta_problem, installed_versions, remedy
 
 NEW = Versions("4.3.0", "2.13", "3.5.0")
 PACKAGES = "Set worker.spark_conf.spark.jars.packages to "
@@ -37,6 +37,30 @@ def test_message_about_a_missing_jar_names_the_setting_and_the_version(text: str
 def test_delta_gets_the_jar_of_an_older_spark() -> None:
     said = remedy("Failed to find the data source: delta. Make", Versions("4.2.0", "2.13"))
     assert said == f"{PACKAGES}io.delta:delta-spark_4.2_2.13:4.4.0."
+
+
+DELTA_42 = "io.delta:delta-spark_4.2_2.13:4.4.0"
+
+
+@pytest.mark.parametrize(
+    ("conf", "versions", "expected"),
+    [
+        ({}, NEW, "Delta Lake 4.4.0 has no jar for Spark 4.3.0: install osrdyne[delta] (pyspark==4.2.0, delta-spark"),
+        ({"spark.jars.packages": f"a:b:1,{DELTA_42}"}, NEW, "has a jar of Delta Lake for Spark 4.2, and the workers"),
+        ({"spark.jars.packages": DELTA_42}, Versions("4.1.0", "2.13"), "to io.delta:delta-spark_4.1_2.13:4.4.0."),
+        ({"spark.jars.packages": "io.delta:delta-spark_2.13:4.0.0"}, Versions("4.2.0", "2.13"), "delta-spark_4.2_2.13"),
+        ({"spark.jars.packages": DELTA_42}, Versions("4.2.0", "2.13"), None),
+        ({"spark.jars.packages": "io.delta:delta-spark_4.3_2.13:4.5.0"}, NEW, None),
+        ({"spark.jars": "/jars/my-delta.jar"}, NEW, None),
+        ({}, Versions("4.3.0", "2.13", has_delta=True), None),
+        ({}, Versions("4.2.0", "2.13"), None),
+    ],
+)
+def test_incompatible_delta_and_spark_are_named_with_the_remedy(
+    conf: dict[str, str], versions: Versions, expected: str | None
+) -> None:
+    found = delta_problem(conf, versions)
+    assert found is None if expected is None else expected in (found or "")
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ class Plan:
             self.nodes[index]["ours"] = True
         return index
 
-    def parsed(self) -> None:
-        check_parsed(json.dumps(self.nodes), views=VIEWS)
+    def parsed(self) -> frozenset[str]:
+        return check_parsed(json.dumps(self.nodes), views=VIEWS)
 
     def analyzed(self) -> None:
         check_analyzed(json.dumps(self.nodes))
@@ -62,7 +62,7 @@ LEAF = "org.apache.spark.sql.execution.datasources.LogicalRelation"
 PROJECT = f"{LOGICAL}Project"
 
 
-def refusal(check: Callable[[], None]) -> str:
+def refusal(check: Callable[[], object]) -> str:
     with pytest.raises(QueryRefusedError) as caught:
         check()
     return caught.value.error_code
@@ -71,7 +71,7 @@ def refusal(check: Callable[[], None]) -> str:
 def test_query_over_a_view_is_accepted() -> None:
     plan = Plan()
     plan.relation(["Nation"], plan.add(PROJECT))
-    plan.parsed()
+    assert plan.parsed() == {"nation"}
     plan = Plan()
     plan.view(plan.add(PROJECT), ours=True)
     plan.analyzed()
@@ -91,7 +91,7 @@ def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recurs
         return made
 
     for place, name in (("query", "a"), ("query", "B"), ("second", "a"), ("first", "nation")):
-        plan(place, name).parsed()
+        assert plan(place, name).parsed() == {name} & VIEWS
     assert refusal(plan("first", "b").parsed) == "unknown_table"
     if recursive:
         plan("first", "a").parsed()

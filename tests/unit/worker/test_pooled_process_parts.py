@@ -8,13 +8,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import structlog
 
 from osrdyne.logs import configure_events, get_logger
 from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import MAX_LOG_LINES
 from osrdyne_worker.pooled.log_lines import LogLines, bind_worker
-from osrdyne_worker.pooled.memory import process_memory
+from osrdyne_worker.pooled.memory import memory_limit, process_memory
 
 HUNGRY = "import sys; data = bytearray(b'x') * (64 << 20); print('ready', flush=True); sys.stdin.read()"
 
@@ -36,6 +37,58 @@ def test_memory_contains_that_of_children() -> None:
 
 def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:
     assert process_memory(1, proc=tmp_path) == (None, None)
+
+
+class Machine:
+    """The files of a machine of 1,000 KiB, of which 400 KiB are used, and of the cgroups of the process."""
+
+    def __init__(self, directory: Path, membership: str) -> None:
+        self.proc, self.cgroups = directory / "proc", directory / "cgroup"
+        self.write(self.proc / "meminfo", "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n")
+        self.write(self.proc / "sys/kernel/random/boot_id", "boot\n")
+        self.write(self.proc / "self/cgroup", membership)
+
+    def write(self, file: Path, text: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def group(self, path: str, *, limit: object, used: int, cache: int = 0, v1: bool = False) -> None:
+        directory = self.cgroups / ("memory" if v1 else "") / path
+        names = ("limit_in_bytes", "usage_in_bytes", "total_") if v1 else ("max", "current", "")
+        self.write(directory / f"memory.{names[0]}", f"{limit}\n")
+        self.write(directory / f"memory.{names[1]}", f"{used}\n")
+        self.write(directory / "memory.stat", f"anon 1\n{names[2]}inactive_file {cache}\n")
+
+    def read(self) -> tuple[int, int, str]:
+        limit = memory_limit(proc=self.proc, cgroups=self.cgroups)
+        assert limit is not None
+        return limit.used >> 10, limit.total >> 10, limit.scope.split()[0]
+
+
+def test_memory_limit_is_that_of_the_host_without_a_cgroup(tmp_path: Path) -> None:
+    assert Machine(tmp_path, "").read() == (400, 1000, "host")
+
+
+@pytest.mark.parametrize("membership", ["0::/a/b\n", "9:name=x:/\n8:cpu,memory:/a/b\n"], ids=["v2", "v1"])
+def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, membership: str) -> None:
+    machine, v1 = Machine(tmp_path, membership), "memory" in membership
+    none = 2**63 - 4096 if v1 else "max"
+    machine.group("a/b", limit=none, used=300 << 10, v1=v1)
+    assert machine.read() == (400, 1000, "host")
+    machine.group("a", limit=500 << 10, used=350 << 10, cache=50 << 10, v1=v1)
+    assert machine.read() == (300, 500, "cgroup")
+    machine.group("a/b", limit=200 << 10, used=180 << 10, v1=v1)
+    assert machine.read() == (180, 200, "cgroup")
+
+
+def test_cgroup_of_a_container_is_found_where_only_its_root_is_visible(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "8:memory:/docker/0123\n")
+    machine.group("", limit=500 << 10, used=450 << 10, v1=True)
+    assert machine.read() == (450, 500, "cgroup")
+
+
+def test_memory_limit_is_unknown_without_proc(tmp_path: Path) -> None:
+    assert memory_limit(proc=tmp_path, cgroups=tmp_path) is None
 
 
 async def test_lines_belong_to_the_worker_that_logs_them() -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from osrdyne.config.models import Settings
-from osrdyne.errors import ConfigurationError
+from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.protocol.spark_master import parse_spark_master
-from osrdyne_worker.spark.cluster import ClusterLimits, StarvationWatch, cluster_defaults, read_master
+from osrdyne_worker.spark.cluster import (
+    ClusterLimits,
+    StarvationWatch,
+    cluster_defaults,
+    own_work_directory,
+    probe,
+    read_master,
+    refused_pods,
+)
 from osrdyne_worker.spark.session import session_conf
 
 STANDALONE = parse_spark_master("spark://master:7077")
@@ -34,7 +45,7 @@ def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, nam
 
 
 def test_configured_settings_override_the_share() -> None:
-    conf = session_conf("spark://m:7077", {**cluster_defaults(STANDALONE, LIMITS), "spark.cores.max": "16"}, {})
+    conf = session_conf(STANDALONE, {**cluster_defaults(STANDALONE, LIMITS), "spark.cores.max": "16"}, {})
     assert conf["spark.cores.max"] == "16"
 
 
@@ -60,7 +71,7 @@ def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
 
 def test_invalid_master_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x' is no Spark master"):
-        read_master("spork://x")
+        read_master({"spark": {"master": "spork://x"}})
 
 
 def test_image_of_executors_is_required_outside_kubernetes() -> None:
@@ -87,3 +98,53 @@ def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     assert watch.note(jobs=1, executors=0)
     assert watch.reason is not None
     assert "spark://master:7077 has given this worker no executor for 100 s" in watch.reason
+
+
+def test_executors_of_a_local_cluster_write_to_a_directory_of_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, mine = tmp_path / "spark", tmp_path / "mine"
+    for name in ("bin", "jars", "work"):
+        (home / name).mkdir(parents=True)
+    mine.mkdir()
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    with own_work_directory(mine, home):
+        assert os.environ["SPARK_HOME"] == str(mine)
+        assert {entry.name: entry.readlink() for entry in mine.iterdir()} == {
+            "bin": home / "bin", "jars": home / "jars",
+        }  # fmt: skip
+    assert os.environ["SPARK_HOME"] == str(home)
+    monkeypatch.delenv("SPARK_HOME")
+    with own_work_directory(mine, home):  # again, for another JVM of the worker
+        assert os.environ["SPARK_HOME"] == str(mine)
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_refusal_of_executor_pods_is_found_in_the_output_of_spark() -> None:
+    message = 'pods "osrdyne-blue-exec-1" is forbidden: exceeded quota: compute, requested: pods=1, used: pods=3'
+    lines = [
+        "26/11/22 20:00:00 WARN ExecutorPodsSnapshotsStoreImpl: Exception when notifying snapshot subscriber.",
+        "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
+        "https://10.0.0.1/api/v1/namespaces/blue/pods. Message: an earlier one. Received status: Status(code=403).",
+        "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
+        f"https://10.0.0.1/api/v1/namespaces/blue/pods. Message: {message}. Received status: Status(apiVersion=v1).",
+        "\tat io.fabric8.kubernetes.client.KubernetesClientException.copyAsCause(KubernetesClientException.java:205)",
+    ]
+    assert refused_pods(lines) == message
+    assert refused_pods(lines[:1]) is None
+
+
+def test_start_that_spark_gives_up_names_the_refusal_and_not_that_it_was_stopped() -> None:
+    class StoppedSession:
+        @property
+        def sparkContext(self) -> None:
+            raise RuntimeError("Job 0 cancelled because SparkContext was shut down")
+
+    line = (
+        "KubernetesClientException: Failure executing: POST at: x. Message: exceeded quota. Received status: Status()."
+    )
+    master = parse_spark_master("k8s://https://10.0.0.1")
+    with pytest.raises(StartFailedError, match="starts no executor: Kubernetes refuses its pod: exceeded quota"):
+        probe(StoppedSession(), master, timeout=60, recent_output=lambda: [line])
+    with pytest.raises(StartFailedError, match=r"failed a first task: .*SparkContext was shut down"):
+        probe(StoppedSession(), master, timeout=60)

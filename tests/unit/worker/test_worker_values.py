@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from osrdyne.errors import ConfigurationError
-from osrdyne.protocol.activity import Event
+from osrdyne.protocol.activity import MAX_OUTCOMES, ActivityReport, Event, outcomes_of
 from osrdyne.protocol.control import TERM_AHEAD, Command, ControlMessage, Generation
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
@@ -238,6 +238,7 @@ def test_duration_of_the_first_request_is_reported_once() -> None:
         window.completed(OK, duration_ms=duration)
         reported += [draft.details.get("first_request_ms") for draft in window.take(float(duration))]
     assert reported == [None, 700, None, None, None, None]
+    assert window.first_ms == 700
 
 
 def test_parts_of_a_start_are_measured_in_their_order() -> None:
@@ -261,6 +262,29 @@ def test_different_outcomes_are_different_reports() -> None:
         window.received()
         window.completed(outcome, duration_ms=1)
     assert events(window.take(1.0))[1:3] == [(Event.REQUEST_COMPLETED, 2), (Event.REQUEST_COMPLETED, 1)]
+
+
+def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full() -> None:
+    window = ReportWindow()
+    for number in range(MAX_OUTCOMES):
+        assert not window.is_full
+        window.received()
+        window.completed(replace(OK, code=201), duration_ms=1, request=str(number))
+    assert window.is_full
+    draft = window.take(1.0)[1]
+    report = ActivityReport("a", draft.event, "w", draft.details, draft.headers)
+    assert outcomes_of(report) == tuple(map(str, range(MAX_OUTCOMES)))
+    assert draft.headers["x-code"] == 201
+    assert not window.is_full
+
+
+def test_probe_has_a_report_of_its_own() -> None:
+    window = ReportWindow()
+    for probe in (None, "p", None):
+        window.received()
+        window.completed(replace(OK, probe=probe), duration_ms=1, request=f"{probe}")
+    reports = [(draft.headers.get("x-probe"), draft.details["count"]) for draft in window.take(1.0)[1:3]]
+    assert reports == [(None, 2), ("p", 1)]
 
 
 def test_route_and_priority_of_completed_requests_are_reported() -> None:

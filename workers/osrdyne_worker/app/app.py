@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 
 if TYPE_CHECKING:
+    from osrdyne_worker.app.call import Call
     from osrdyne_worker.app.errors import RequestError
     from osrdyne_worker.app.tables import Rows
 
@@ -43,6 +45,8 @@ class Context:
     `config` is the application's own configuration, `worker_config` the whole `WORKER_CONFIG` document (`runtime`,
     `spark`, `app`). `session` is the result of the session factory (a SparkSession; None without a factory), `state`
     the result of `on_start`. While the session is built, both are None; in `on_start`, `state` is None.
+    `data_version` is the version of the data in `state`, None if unknown. A reload makes a new context, with a copy of
+    the session; requests that began before keep theirs.
     """
 
     key: Key
@@ -52,6 +56,39 @@ class Context:
     worker_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     session: Any = field(default=None, repr=False)
     state: Any = field(default=None, repr=False)
+    data_version: int | None = None
+
+
+class EarlyStart:
+    """Lets the session factory of an application start a process while the application is still being imported.
+
+    `context`: of the worker, as far as it is known before the import. `is_shared`: the session will be shared by the
+    keys of a pooled process.
+    """
+
+    def __init__(self, context: Context, *, is_shared: bool = False) -> None:
+        self.context = context
+        self.is_shared = is_shared
+        self._owner: object = None
+        self._discard: Callable[[], None] | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        return self._owner is not None
+
+    def take(self, owner: object, discard: Callable[[], None]) -> None:
+        """`owner` has started something; `discard` ends it."""
+        self._owner, self._discard = owner, discard
+
+    def settle(self, sessions: object) -> None:
+        """Discard what was started if another factory, or none, is the application's."""
+        if self._discard is not None and self._owner is not sessions:
+            self._discard()
+            self._discard = None
+
+
+importing: ContextVar[EarlyStart | None] = ContextVar("importing", default=None)
+"""Set while a process imports its application."""
 
 
 class SessionFactory(Protocol):
@@ -152,7 +189,9 @@ class PoolableSessions(SessionFactory, Protocol):
 @dataclass(frozen=True, slots=True)
 class Route:
     """A registered handler. `takes_request`: it takes the decoded body as second argument. `row_limit`: the maximum
-    number of rows of its answers. `batch`: it takes lists of calls and requests, and returns a list of answers."""
+    number of rows of its answers; `stream_limit`: of its streamed answers, None without a limit. `batch`: it takes
+    lists of calls and requests, and returns a list of answers. `coalesce`: whether one call answers identical requests,
+    or a function that says it for a call; None: as the route of the request says."""
 
     path: str
     function: AnyFunction
@@ -161,7 +200,9 @@ class Route:
     request_type: Any = None
     abandonable: bool = False
     row_limit: int = ROW_LIMIT
+    stream_limit: int | None = None
     batch: BatchOptions | None = None
+    coalesce: bool | Callable[[Call], bool | None] | None = None
 
 
 class App:
@@ -203,6 +244,9 @@ class App:
         self.poolable = poolable
         self._start: AnyFunction | None = None
         self._stop: AnyFunction | None = None
+        self._reload: AnyFunction | None = None
+        self._unload: AnyFunction | None = None
+        self._newest_version: AnyFunction | None = None
         self._default: AnyFunction | None = None
         self._handlers: dict[str, AnyFunction] = {}
         self._options: dict[str, dict[str, Any]] = {}
@@ -231,19 +275,64 @@ class App:
         self._stop = function
         return function
 
+    def on_reload(self, function: FunctionT) -> FunctionT:
+        """Run `function(context)` to load the data again; without it, `on_start` is run again.
+
+        `context.state` is the state that is in use, `context.session` a new copy of its session, in which views may be
+        replaced, and `context.data_version` the version to load (None if unknown). The result is the new
+        `context.state`. Meanwhile requests are answered from the former state, and they continue to be if it raises:
+        requests that need the new version then get the error.
+        """
+        if self._reload is not None:
+            raise ConfigurationError("This App already has an on_reload function; call one from the other.")
+        self._reload = function
+        return function
+
+    def on_unload(self, function: FunctionT) -> FunctionT:
+        """Run `function(context)` once for each context that a reload has replaced, after its last request."""
+        if self._unload is not None:
+            raise ConfigurationError("This App already has an on_unload function; call one from the other.")
+        self._unload = function
+        return function
+
+    def newest_version(self, function: FunctionT) -> FunctionT:
+        """Call `function(context)` to find the version of the data that a load would read now, as an integer that
+        never decreases; None: unknown.
+
+        The worker calls it before it loads the data, before each request that needs a version, and otherwise at most
+        once a second when a request arrives. If the version is later than that of `context`, the worker reloads.
+        `context.state` is None before the first load.
+        """
+        if self._newest_version is not None:
+            raise ConfigurationError("This App already has a newest_version function; call one from the other.")
+        self._newest_version = function
+        return function
+
     def handler(
-        self, path: str, *, abandonable: bool = False, row_limit: int = ROW_LIMIT
+        self,
+        path: str,
+        *,
+        abandonable: bool = False,
+        coalesce: bool | Callable[[Call], bool | None] | None = None,
+        row_limit: int | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Answer requests whose `x-rpc-path` is exactly `path`.
 
         With `abandonable`, a cancelled call that continues (Spark's analysis cannot be cancelled) does not block
         others: the next request runs beside it, even if `concurrency` is 1. If the handler returns a DataFrame or
-        table, the answer contains its first `row_limit` rows, and is marked as `truncated` if there are more.
+        table, the answer contains its first `row_limit` rows, and is marked as `truncated` if there are more. The
+        default is 10,000 rows, and no limit if the caller asks for a stream.
+
+        With `coalesce`, requests with the same body and the same `accept` that are in the worker at the same time are
+        answered by one call: only for handlers whose answer depends on nothing else in the request. The call is that of
+        one of them, and is cancelled when no caller needs the answer. Requests for streamed answers run by themselves.
+        With None, requests share a call if their route says `coalesce: true`; with False, never. A function of the call
+        may decide between the three: it runs on the event loop for each request, and must be fast.
         """
-        return self._register(path, abandonable=abandonable, row_limit=row_limit)
+        return self._register(path, abandonable=abandonable, coalesce=coalesce, row_limit=row_limit)
 
     def batch_handler(
-        self, path: str, *, max_size: int = 256, max_wait: float | str = "20ms", row_limit: int = ROW_LIMIT
+        self, path: str, *, max_size: int = 256, max_wait: float | str = "20ms", row_limit: int | None = None
     ) -> Callable[[FunctionT], FunctionT]:
         """Answer many requests whose `x-rpc-path` is exactly `path` in one call of the function.
 
@@ -260,15 +349,16 @@ class App:
         batch = BatchOptions(max_size, _batch_wait(path, max_wait))
         return self._register(path, row_limit=row_limit, batch=batch)
 
-    def _register(self, path: str, *, row_limit: int, **options: Any) -> Callable[[FunctionT], FunctionT]:
-        if row_limit < 0:
+    def _register(self, path: str, *, row_limit: int | None, **options: Any) -> Callable[[FunctionT], FunctionT]:
+        if row_limit is not None and row_limit < 0:
             raise ConfigurationError(f"The row_limit of the handler of {path!r} is {row_limit}; use 0 or more.")
         if path in self._handlers:
             raise ConfigurationError(f"The path {path!r} has two handlers; give one of them another path.")
 
         def register(function: FunctionT) -> FunctionT:
             self._handlers[path] = function
-            self._options[path] = {"row_limit": row_limit, **options}
+            limits = {} if row_limit is None else {"row_limit": row_limit, "stream_limit": row_limit}
+            self._options[path] = {**limits, **options}
             return function
 
         return register
@@ -287,6 +377,18 @@ class App:
     @property
     def stop_hook(self) -> AnyFunction | None:
         return self._stop
+
+    @property
+    def reload_hook(self) -> AnyFunction | None:
+        return self._reload or self._start
+
+    @property
+    def unload_hook(self) -> AnyFunction | None:
+        return self._unload
+
+    @property
+    def newest_version_hook(self) -> AnyFunction | None:
+        return self._newest_version
 
     def routes(self) -> Mapping[str, Route]:
         """The handlers by path. Raises `ConfigurationError` for an invalid signature."""

@@ -23,7 +23,8 @@ class Answer:
     """The answer to a request, or one progress value.
 
     `body` is bytes, str, or any value that JSON can represent (pydantic models and dataclasses included). Without
-    `content_type`, the type of the body decides. `code` is the HTTP-like `x-code`; `headers` are added to the reply.
+    `content_type`, the type of the body decides. `code` is the HTTP-like `x-code`; `headers` are added to the reply. An
+    answer with rows of an earlier time has their `x-data-version` in `headers`, None if unknown.
     """
 
     body: Any = None
@@ -39,11 +40,13 @@ class Call:
         "_cancelled",
         "_clock",
         "_deadline_at",
+        "_max_bytes",
         "_open_session",
         "_request",
         "_send_progress",
         "_session",
         "_session_lock",
+        "_stream_bytes",
         "context",
     )
 
@@ -54,8 +57,10 @@ class Call:
         *,
         timeout: float = math.inf,
         clock: Clock | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.context = context
+        self._max_bytes = max_bytes
         self._request = request
         self._clock = clock or SystemClock()
         self._deadline_at = self._clock.monotonic() + timeout
@@ -64,6 +69,7 @@ class Call:
         self._open_session: Callable[[], Any] = lambda: context.session
         self._session: Any = None
         self._session_lock = threading.Lock()
+        self._stream_bytes: int | None = None
 
     @property
     def session(self) -> Any:
@@ -89,6 +95,12 @@ class Call:
         return without_credentials(self._request.headers)
 
     @property
+    def principal(self) -> str | None:
+        """Who sent the request: the name of the API token, or the `sub` of the JWT, that the ingress of a managed pool
+        has verified. None without one; clients cannot forge it."""
+        return self._request.principal
+
+    @property
     def accept(self) -> str | None:
         """The content type that the caller accepts."""
         return self._request.accept
@@ -109,6 +121,11 @@ class Call:
     @property
     def correlation_id(self) -> str | None:
         return self._request.correlation_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """The queue or address for the reply."""
+        return self._request.reply_to
 
     @property
     def redelivered(self) -> bool:
@@ -142,9 +159,26 @@ class Call:
         """Set the function that sends progress. Called by the runtime, if the client asks for progress."""
         self._send_progress = send_progress
 
+    @property
+    def max_bytes(self) -> int | None:
+        """The largest body of an answer in one message, in bytes; None if unknown."""
+        return self._max_bytes
+
+    @property
+    def stream_bytes(self) -> int | None:
+        """The largest message of a streamed answer, in bytes; None if the answer to this call is one message."""
+        return self._stream_bytes
+
+    def attach_stream(self, max_bytes: int) -> None:
+        """Let rows be streamed in messages of at most `max_bytes`. Called by the runtime, if the client asks for it."""
+        self._stream_bytes = max_bytes
+
     def attach_session(self, open_session: Callable[[], Any]) -> None:
         """Set the function that opens the session of this request. Called by the runtime."""
-        self._open_session = open_session
+        with self._session_lock:
+            self._open_session = open_session
+            # A handler that runs again, after a reload, must not read the views of its first run.
+            self._session = None
 
     def raise_if_cancelled(self) -> None:
         """Raise `CallCancelledError` if the call is cancelled. For long loops in a plain function."""

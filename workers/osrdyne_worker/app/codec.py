@@ -17,6 +17,7 @@ from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.errors import RequestError
 
 if TYPE_CHECKING:
+    from osrdyne_worker.app.streams import ArrowStream
     from osrdyne_worker.app.tables import Rows
 
 Decoder = Callable[[bytes], Any]
@@ -137,6 +138,26 @@ def answer_with_rows(value: Any, *, limit: int, accept: str | None, collect: Col
     if isinstance(found, Rows):
         return found.answer(answer, accept=accept)
     return value if found is None else replace(answer, body=found)
+
+
+class OpenBatches(Protocol):
+    """`SessionFactory.batches`, which a factory need not have."""
+
+    def __call__(self, value: Any) -> Any: ...
+
+
+def stream_of(
+    value: Any, *, limit: int | None, max_bytes: int, open_batches: OpenBatches | None = None
+) -> tuple[ArrowStream | None, Any]:
+    """The stream of a handler's result if it holds a table or record batches; otherwise None and an equivalent result.
+
+    Raises `RequestError` (500) for rows that cannot be encoded.
+    """
+    if not may_hold_rows(value):
+        return None, value
+    from osrdyne_worker.app.streams import open_stream  # pyarrow is needed only here
+
+    return open_stream(value, limit=limit, max_bytes=max_bytes, open_batches=open_batches)
 
 
 def _encode(body: Any) -> tuple[bytes, str | None]:

@@ -33,6 +33,28 @@ class RequestError(OsrdyneError):
         self.details = dict(details or {})
 
 
+def answer_too_large(size: str, size_bytes: int, max_bytes: int) -> RequestError:
+    """The refusal of an answer that fits into no message. `size`: in words, such as "has 5 bytes"."""
+    return RequestError(
+        f"The answer {size}; at most {max_bytes} can be sent. Ask for less at once, or for a stream if it is a table; "
+        "the SQL pipeline also has pages (page_size) and /export.",
+        413,
+        "answer_too_large",
+        {"size_bytes": size_bytes, "max_bytes": max_bytes},
+    )
+
+
+class DataChangedError(RequestError):
+    """The data has changed since it was loaded, and cannot be read any more.
+
+    If a handler raises it, the worker reloads the data and runs the handler once more. If it raises it again, the
+    caller receives `error` with this message.
+    """
+
+    def __init__(self, message: str, details: Mapping[str, object] | None = None) -> None:
+        super().__init__(message, 503, "data_changed", details)
+
+
 class CallCancelledError(OsrdyneError):
     """The caller cancelled the request, or its deadline passed: the handler should stop."""
 

@@ -10,26 +10,28 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, wants_arrow
 from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows up to a limit; `types` are (name, type as Spark names it); `truncated`: there are more rows."""
+    """Rows up to a limit; `types` are (name, type as Spark names it); `truncated`: there are more rows. `facts`:
+    further values for the JSON object, and for the metadata of the Arrow schema."""
 
     table: pa.Table
     types: tuple[tuple[str, str], ...]
     truncated: bool
+    facts: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """`{"columns": [{"name", "type"}], "rows": [[...]], "row_count": n, "truncated": false}`."""
@@ -39,12 +41,18 @@ class Rows:
             "rows": list(zip(*columns, strict=True)),
             "row_count": self.table.num_rows,
             "truncated": self.truncated,
+            **self.facts,
         }
         return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     def to_arrow(self) -> bytes:
         """An Arrow IPC stream; the metadata of its schema holds `truncated` and `row_count`."""
-        metadata = {"truncated": json.dumps(self.truncated), "row_count": str(self.table.num_rows)}
+        facts = {"truncated": self.truncated, "row_count": self.table.num_rows, **self.facts}
+        metadata = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in facts.items()
+            if value is not None
+        }
         table = self.table.replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -64,11 +72,6 @@ class Rows:
         return Answer(encode(), content_type=content_type, code=answer.code, headers=headers)
 
 
-def wants_arrow(accept: str | None) -> bool:
-    """Whether the caller accepts an Arrow IPC stream."""
-    return any(part.partition(";")[0].strip().lower() == ARROW_TYPE for part in (accept or "").split(","))
-
-
 def invalid_answer(reason: str) -> RequestError:
     """The error for rows that cannot be encoded: a defect of the handler."""
     return RequestError(f"The answer cannot be encoded: {reason}.", code=500, error_code="invalid_answer")
@@ -81,13 +84,13 @@ def rows_of(value: Any, *, limit: int) -> Rows | Iterator[Any] | None:
     (500) for a table without an Arrow form, and what the iterator raises.
     """
     if not isinstance(value, Iterator) or hasattr(type(value), "__arrow_c_stream__"):
-        return _limited(reader, reader.schema, limit) if (reader := _reader(value)) is not None else None
+        return _limited(reader, reader.schema, limit) if (reader := reader_of(value)) is not None else None
     for first in value:
-        reader = _reader(first)
+        reader = reader_of(first)
         if reader is None:
             return chain([first], value)
         try:
-            batches = chain.from_iterable(chain([reader], map(_known_reader, value)))
+            batches = chain.from_iterable(chain([reader], map(known_reader, value)))
             return _limited(batches, reader.schema, limit)
         finally:
             close = getattr(value, "close", None)
@@ -96,14 +99,14 @@ def rows_of(value: Any, *, limit: int) -> Rows | Iterator[Any] | None:
     return iter(())
 
 
-def _known_reader(value: Any) -> pa.RecordBatchReader:
-    reader = _reader(value)
+def known_reader(value: Any) -> pa.RecordBatchReader:
+    reader = reader_of(value)
     if reader is None:
         raise invalid_answer(f"an iterator of record batches returned {type(value).__name__}")
     return reader
 
 
-def _reader(value: Any) -> pa.RecordBatchReader | None:
+def reader_of(value: Any) -> pa.RecordBatchReader | None:
     """The record batches of a table; None if `value` is not a table."""
     kind = type(value)
     try:

@@ -8,7 +8,7 @@ true, is cached first; then the view gets this plan, and further queries read me
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,15 +21,23 @@ log = get_logger(__name__)
 START_DELAY = 3.0
 """Seconds that caching waits for the first request, which has the processors to itself."""
 _POOL = "spark.scheduler.pool"
+_GROUP = ("spark.jobGroup.id", "spark.job.interruptOnCancel")
 _PREFIX = "osrdyne_cached_"
 """Queries may name the views of the key only, so no query can use a view with this name."""
 
 
-def cache_now(session: Any, view: str, frame: Any) -> None:
-    """Put a view into memory before this returns, under the name that `cached_name` gives."""
+def cache_now(
+    session: Any, view: str, frame: Any, mark: str = "", *, on_begin: Callable[[str], None] = lambda view: None
+) -> None:
+    """Put a view into memory before this returns, under the name that `cached_name` gives.
+
+    `mark` identifies the data. Spark compares plans, in which the files of a path do not count: data that was cached
+    with another mark is not used. `on_begin` is called with the view before its data can be in memory.
+    """
     # Another plan than that of the view: queries would otherwise wait for partitions that are just being cached.
-    marked = frame.where(F.lit(True))
+    marked = frame.where(F.lit(mark) == F.lit(mark) if mark else F.lit(True))
     marked.createOrReplaceTempView(f"{_PREFIX}{view}")
+    on_begin(view)
     session.catalog.cacheTable(f"{_PREFIX}{view}")
     # Spark caches at the first use: this reads all rows now, and no request has to.
     session.table(f"{_PREFIX}{view}").count()
@@ -48,6 +56,28 @@ def use_pool(session: Any, pool: str | None) -> None:
         session.sparkContext.setLocalProperty(_POOL, pool)
 
 
+def group_of_thread(session: Any) -> Mapping[str, str]:
+    """The properties that name the group of the jobs of this thread."""
+    if not hasattr(session, "_jsparkSession"):
+        return {}
+    values = {name: session.sparkContext.getLocalProperty(name) for name in _GROUP}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def use_group(session: Any, group: Mapping[str, str]) -> None:
+    """Let the jobs of this thread belong to a group, so that a cancel of the group ends them."""
+    for name, value in group.items():
+        session.sparkContext.setLocalProperty(name, value)
+
+
+def drop_cached(session: Any, views: Iterable[str]) -> None:
+    """Remove the views of a session that `cache_now` has put into memory."""
+    for view in views:
+        name = f"{_PREFIX}{view}"
+        if session.catalog.tableExists(name) and session.catalog.isCached(name):
+            session.catalog.uncacheTable(name)
+
+
 def cached_name(view: str) -> str:
     """The name under which Spark lists the data of a cached view."""
     return f"In-memory table {_PREFIX}{view}"
@@ -60,14 +90,19 @@ class BackgroundCaching:
     the view then stays on its files.
     """
 
-    def __init__(self, session: Any, key: str, frames: Mapping[str, Any], on_cached: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Any, key: str, frames: Mapping[str, Any], on_cached: Callable[[], None], mark: str = ""
+    ) -> None:
         self._session = session
-        self._group = f"osrdyne caching {key}"
+        self._mark = mark
+        # Of this load alone: its end must not cancel the caching of the next load of the key.
+        self._group = f"osrdyne caching {key} {mark}"
         self._pool = pool_of_thread(session) if frames else None
         self._frames = frames
         self._on_cached = on_cached
         self._may_start = threading.Event()
         self._closed = False
+        self._drops = False
         self._thread = threading.Thread(target=self._run, name="caching", daemon=True)
         if frames:
             self._thread.start()
@@ -76,13 +111,19 @@ class BackgroundCaching:
         """Start now, if caching still waits for the first request."""
         self._may_start.set()
 
-    def close(self) -> None:
-        """Stop caching. Returns without waiting for the thread, which ends when its job is cancelled."""
+    def close(self, *, drop: bool = False) -> None:
+        """Stop caching. Returns without waiting for the thread, which ends when its job is cancelled.
+
+        `drop`: the thread removes what it still puts into memory after this call.
+        """
+        # Before `_closed`: a thread that has seen that must see this too.
+        self._drops = drop
         self._closed = True
         self._may_start.set()
         if self._thread.is_alive() and hasattr(self._session, "_jsparkSession"):
             with suppress(Exception):  # the JVM may have ended
-                self._session.sparkContext.cancelJobGroup(self._group)
+                # Future jobs too: the thread may be about to start the next one.
+                self._session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
 
     def wait(self, timeout: float) -> bool:
         """Wait until everything is cached; False after `timeout` seconds."""
@@ -97,16 +138,23 @@ class BackgroundCaching:
         for view, frame in self._frames.items():
             if self._closed:
                 return
-            try:
-                if hasattr(self._session, "_jsparkSession"):  # Spark Connect has no groups
-                    # A property of the thread: without it the jobs of this key would run outside of its share.
-                    use_pool(self._session, self._pool)
-                    self._session.sparkContext.setJobGroup(self._group, "osrdyne caching", interruptOnCancel=True)
-                cache_now(self._session, view, frame)
-            except Exception as error:
-                if not self._closed:
-                    log.warning("view not cached, queries read its files", view=view, error=type(error).__name__)
-                continue
-            log.info("view cached", view=view)
-            # Prepared queries hold plans that read the files: they are prepared again, and find the cached data.
-            self._on_cached()
+            self._cache(view, frame)
+            if self._drops:
+                # Its job may have begun after `close` had cancelled those of the group.
+                with suppress(Exception):  # the JVM may have ended
+                    drop_cached(self._session, [view])
+
+    def _cache(self, view: str, frame: Any) -> None:
+        try:
+            if hasattr(self._session, "_jsparkSession"):  # Spark Connect has no groups
+                # A property of the thread: without it the jobs of this key would run outside of its share.
+                use_pool(self._session, self._pool)
+                self._session.sparkContext.setJobGroup(self._group, "osrdyne caching", interruptOnCancel=True)
+            cache_now(self._session, view, frame, self._mark)
+        except Exception as error:
+            if not self._closed:
+                log.warning("view not cached, queries read its files", view=view, error=type(error).__name__)
+            return
+        log.info("view cached", view=view)
+        # Prepared queries hold plans that read the files: they are prepared again, and find the cached data.
+        self._on_cached()

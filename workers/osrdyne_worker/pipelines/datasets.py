@@ -7,7 +7,7 @@ path component or a value that a column is compared with, never SQL.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -15,11 +15,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
+from osrdyne.protocol.key_patterns import KeyPattern as KeyPattern
 
-_DEFAULT_PART = r"[^/]+?"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+TELEMETRY = "telemetry"
+"""Format of a table of telemetry: its rows are those of the commits that were made before a query."""
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x1f\x7f/\\*?\[\]{}^~:]")
 
 
@@ -35,76 +37,14 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class KeyPattern:
-    """A pattern such as `tpch/sf={scale}` or `log/{day:\\d{4}-\\d\\d}`, which must match the whole key.
-
-    `{name}` matches any text without `/`, as little as possible, but not `.` or `..`; `{name:regex}` matches the
-    regular expression; `{{` and `}}` are braces. Raises ValueError for an invalid pattern.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.names: list[str] = []
-        self._free: set[str] = set()
-        self._regex = re.compile("".join(self._pieces(text)))
-
-    def match(self, key: str) -> dict[str, str] | None:
-        """The parts of `key` by name; None if the pattern does not match."""
-        found = self._regex.fullmatch(key)
-        if found is None or any(found[name] in (".", "..") for name in self._free):
-            return None
-        return found.groupdict()
-
-    def _pieces(self, text: str) -> Iterator[str]:
-        at = 0
-        while at < len(text):
-            if text[at : at + 2] in ("{{", "}}"):
-                yield re.escape(text[at])
-                at += 2
-            elif text[at] == "{":
-                end = _closing_brace(text, at)
-                yield self._part(text[at + 1 : end])
-                at = end + 1
-            elif text[at] == "}":
-                raise ValueError(f"a }} without a {{ at character {at + 1}; write }}}} for a brace")
-            else:
-                yield re.escape(text[at])
-                at += 1
-
-    def _part(self, inner: str) -> str:
-        name, colon, regex = inner.partition(":")
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a valid name of a part; use letters, digits and _")
-        if name in self.names:
-            raise ValueError(f"the part {name!r} is defined twice")
-        self.names.append(name)
-        if not colon:
-            self._free.add(name)
-            return f"(?P<{name}>{_DEFAULT_PART})"
-        try:
-            if re.compile(regex).groups:
-                raise ValueError(f"the expression of {name!r} has groups; write (?:...) instead of (...)")
-        except re.error as error:
-            raise ValueError(f"the expression of {name!r} is not valid: {error}") from error
-        return f"(?P<{name}>{regex})"
-
-
-def _closing_brace(text: str, start: int) -> int:
-    """The position of the brace that closes the one at `start`; regular expressions may contain pairs (`\\d{4}`)."""
-    depth = 0
-    for at in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return at
-    raise ValueError(f"the {{ at character {start + 1} is not closed")
-
-
 class TableSpec(_Model):
     """One view of a dataset, and the source of its rows."""
 
     view: str = Field(description="Name of the view in queries: letters, digits and _.")
-    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table"] = Field(
-        "parquet", description="How the data is stored; `table`: a table of Spark's catalog, named by `path`."
+    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table", "telemetry"] = Field(
+        "parquet",
+        description="How the data is stored; `table`: a table of Spark's catalog, named by `path`; `telemetry`: the "
+        "directory of a table of telemetry.",
     )
     path: str = Field(min_length=1, description="Where it is; `{name}` is replaced by that part of the key.")
     columns: str | None = Field(
@@ -114,7 +54,15 @@ class TableSpec(_Model):
     filters: dict[str, str] = Field(
         default_factory=dict, description="Column to value, as `tenant: '{tenant}'`: only rows equal to it are seen."
     )
+    keys: str | None = Field(
+        None,
+        description="Keys of devices whose rows are seen, as `{site}/%`: `%` at the end is any further text. For "
+        "telemetry.",
+    )
     cache: bool = Field(False, description="Load it into memory before the first request.")
+    key_columns: tuple[str, ...] = Field(
+        (), description="Columns by which `/lookup` finds rows; a request gives a value for each of them."
+    )
 
     @field_validator("view")
     @classmethod
@@ -122,6 +70,35 @@ class TableSpec(_Model):
         if not _NAME.fullmatch(value):
             raise ValueError("the name of a view has letters, digits and _, and does not start with a digit")
         return value.lower()
+
+    @field_validator("key_columns")
+    @classmethod
+    def _distinct_key_columns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len({name.lower() for name in value}) != len(value):
+            raise ValueError("a column is named twice")
+        return value
+
+    @field_validator("keys")
+    @classmethod
+    def _valid_keys(cls, value: str | None) -> str | None:
+        if value is not None and (not value or "%" in value[:-1]):
+            raise ValueError("% is allowed at the end only, where it is any further text")
+        return value
+
+    @model_validator(mode="after")
+    def _telemetry_table(self) -> Self:
+        if self.format != TELEMETRY:
+            if self.keys is not None:
+                raise ValueError(f"keys are for the format {TELEMETRY}; use filters")
+            return self
+        if self.keys is None:
+            raise ValueError('telemetry needs keys, such as "{site}/%"; "%" is every key')
+        for name in ("columns", "options", "cache"):
+            if getattr(self, name):
+                raise ValueError(f"telemetry has no {name}: its columns are fixed, and each query sees all commits")
+        if _SCHEME.match(self.path) or set(_PLACEHOLDER.sub("", self.path)) & set("*?[{"):
+            raise ValueError("telemetry needs a directory of the local file system, without wildcards")
+        return self
 
     @model_validator(mode="after")
     def _fixed_table(self) -> Self:
@@ -135,6 +112,10 @@ class DatasetSpec(_Model):
 
     key: str = Field(description="Pattern of the key, such as `tpch/sf={scale}`.")
     tables: tuple[TableSpec, ...] = Field(min_length=1, description="The views.")
+    watch: bool = Field(
+        False,
+        description="Load the data again when its files change; their latest change is the version of the data.",
+    )
 
     @cached_property
     def pattern(self) -> KeyPattern:
@@ -148,11 +129,57 @@ class DatasetSpec(_Model):
             if views.count(view) > 1:
                 raise ValueError(f"the view {view!r} is defined twice")
         for table in self.tables:
-            for template in (table.path, *table.filters.values()):
+            for template in (table.path, table.keys or "", *table.filters.values()):
                 for name in _PLACEHOLDER.findall(template):
                     if name not in names:
                         raise ValueError(f"{table.view}: {{{name}}} is not a part of the key pattern {self.key!r}")
         return self
+
+    @model_validator(mode="after")
+    def _watchable(self) -> Self:
+        if self.watch and all(table.format == TELEMETRY for table in self.tables):
+            raise ValueError("watch is not for telemetry: each query sees all commits; leave watch out")
+        for table in self.tables if self.watch else ():
+            if table.format == "table" or set(_PLACEHOLDER.sub("", table.path)) & set("*?[{"):
+                raise ValueError(
+                    f"{table.view}: watch needs files at a path without wildcards; leave watch out, and send "
+                    "x-data-version with requests that need changed data"
+                )
+        return self
+
+
+class PagingConfig(_Model):
+    """Results that callers read page by page."""
+
+    directory: str | None = Field(
+        None, description="Where results are stored; by default a directory of the user below the temporary one."
+    )
+    max_bytes: int = Field(2**30, ge=1, description="Size of one result.")
+    max_total_bytes: int = Field(4 * 2**30, ge=1, description="Size of all results in the directory.")
+    expiry: float = Field(600.0, gt=0, description="Seconds without a request after which a result is removed.")
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("the directory must be an absolute path")
+        return value
+
+
+class ExportConfig(_Model):
+    """Results that are written to files."""
+
+    directory: str | None = Field(
+        None, description="Where exports are written: an absolute path, or a URL that Hadoop knows (`s3a://…`)."
+    )
+    max_bytes: int = Field(10 * 2**30, ge=1, description="Size of the files of one export.")
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/") and not _SCHEME.match(value):
+            raise ValueError("the directory must be an absolute path or a URL")
+        return value
 
 
 class SqlConfig(_Model):
@@ -164,6 +191,9 @@ class SqlConfig(_Model):
     )
     row_limit: int = Field(10_000, ge=1, description="Rows of an answer when the request does not say.")
     max_row_limit: int = Field(100_000, ge=1, description="The most that a request may ask for.")
+    paging: PagingConfig = Field(default=PagingConfig(), description="Results that callers read page by page.")
+    export: ExportConfig = Field(default=ExportConfig(), description="Results that are written to files.")
+    lookup_row_limit: int = Field(100, ge=1, le=10_000, description="Rows of an answer of `/lookup`.")
     max_query_length: int = Field(100_000, ge=1, description="Characters of a query; protects the parsers.")
     max_query_nesting: int = Field(30, ge=1, le=30, description="Brackets within brackets; protects the parsers.")
     max_plan_nodes: int = Field(
@@ -199,6 +229,9 @@ class SqlConfig(_Model):
         10.0, ge=0, description="Seconds until data that was missing is looked for again, by the next request."
     )
 
+    coalesce: bool = Field(
+        False, description="Answer identical queries that are in the worker at the same time with one run."
+    )
     allow_unguarded: bool = Field(
         False, description="Accept a Spark Connect master, where the plans of queries cannot be checked."
     )
@@ -222,6 +255,14 @@ class SqlConfig(_Model):
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys of devices: `text` alone, or all keys that begin with it."""
+
+    text: str
+    is_prefix: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedTable:
     """One view of one key, with its final `path` and `filters`. A local path must stay in `directory`."""
 
@@ -229,6 +270,7 @@ class ResolvedTable:
     path: str
     filters: tuple[tuple[str, str], ...] = ()
     directory: str | None = None
+    keys: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +279,7 @@ class ResolvedDataset:
 
     pattern: str
     tables: tuple[ResolvedTable, ...]
+    watch: bool = False
 
 
 def parse_config(values: Any) -> SqlConfig:
@@ -259,6 +302,7 @@ def resolve(config: SqlConfig, key: str) -> ResolvedDataset:
             return ResolvedDataset(
                 pattern=dataset.key,
                 tables=tuple(_resolve_table(table, parts, base=config.base_directory) for table in dataset.tables),
+                watch=dataset.watch,
             )
     raise UnknownDatasetError(
         f"There is no dataset for the key {key!r}; known keys are {_listed(d.key for d in config.datasets)}.", key=key
@@ -275,7 +319,13 @@ def _resolve_table(table: TableSpec, parts: dict[str, str], *, base: str | None)
         path=path,
         filters=tuple((column, _fill(value, parts)) for column, value in table.filters.items()),
         directory=directory,
+        keys=None if table.keys is None else _resolve_keys(table.keys, parts),
     )
+
+
+def _resolve_keys(template: str, parts: dict[str, str]) -> KeyRange:
+    """The `%` of the configuration is a wildcard; one in a part of the key is a character like any other."""
+    return KeyRange(_fill(template.removesuffix("%"), parts), template.endswith("%"))
 
 
 def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) -> tuple[str, str | None]:

@@ -33,12 +33,13 @@ def checked_query(
     limits: Limits,
     parameters: Parameters | None = None,
     check_plan: Callable[[ParsedQuery], None] | None = None,
+    open_views: Callable[[frozenset[str]], None] | None = None,
     allow_unguarded: bool = False,
 ) -> CheckedQuery:
     """Check and analyse a query without running it. Raises `QueryRefusedError`, or Spark's error about the query.
 
-    `check_plan` may refuse the parsed plan as well, before anything is evaluated. The values of `parameters` are in
-    the plans that are checked.
+    `check_plan` may refuse the parsed plan as well, before anything is evaluated. `open_views` is called with the views
+    that the accepted plan names, before its analysis. The values of `parameters` are in the plans that are checked.
     """
     not_read: QueryNotReadError | None = None
     try:
@@ -64,9 +65,11 @@ def checked_query(
             raise _no_parameters("Spark Connect")
         return CheckedQuery(session.sql(query), None)
     # Before the analysis: analysing a plan may already read files or call functions.
-    check_parsed(parsed.description, views=views)
+    named = check_parsed(parsed.description, views=views)
     if check_plan is not None:
         check_plan(parsed)
+    if open_views is not None:
+        open_views(named)
     frame = frame_of(session, parsed)
     # Checked a second time: the analysis replaces names by what they stand for.
     analyzed = analyzed_plan(frame, views=views)

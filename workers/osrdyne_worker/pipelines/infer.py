@@ -1,7 +1,8 @@
 """Print the columns of a key's views, for `columns` in the configuration.
 
-`osrdyne spark infer-columns` runs `python -m osrdyne_worker.pipelines.infer KEY`, with the settings of the pool
-in `WORKER_CONFIG`. With `columns` given, a worker reads no file before it opens the view.
+`osrdyne spark infer-columns` runs `python -m osrdyne_worker.pipelines.infer`, with the settings of the pool in
+`WORKER_CONFIG` and the key in `WORKER_KEY_ESCAPED`. With `columns` given, a worker reads no file before it opens the
+view.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import configure_logging
-from osrdyne.protocol.environment import config_from_variables
+from osrdyne.protocol.environment import config_from_variables, read_key
 from osrdyne.protocol.names import parse_key
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
-from osrdyne_worker.pipelines.loading import View, load
-from osrdyne_worker.pipelines.sql import sessions
+from osrdyne_worker.pipelines.datasets import TELEMETRY, SqlConfig, parse_config
+from osrdyne_worker.pipelines.guarded_sessions import sessions
+from osrdyne_worker.pipelines.loading import View, dataset_of, load
 
 
 def infer(worker_config: Mapping[str, Any], key: str) -> dict[str, str]:
@@ -29,7 +30,8 @@ def infer(worker_config: Mapping[str, Any], key: str) -> dict[str, str]:
     config = _without_columns(parse_config(context.config))
     context = replace(context, session=sessions.build(context))
     try:
-        return {view.name: ddl(view) for view in load(context.session, config, key) if view.format != "table"}
+        views = load(context.session, dataset_of(config, key, context.session))
+        return {view.name: ddl(view) for view in views if view.format not in {"table", TELEMETRY}}
     finally:
         sessions.close(context.session)
 
@@ -67,7 +69,7 @@ def as_yaml(columns: Mapping[str, str]) -> Iterable[str]:
 def main() -> None:
     configure_logging(level="error")
     try:
-        columns = infer(config_from_variables(os.environ), sys.argv[1])
+        columns = infer(config_from_variables(os.environ), read_key(os.environ))
     except OsrdyneError as error:
         sys.exit(error.message)
     sys.stdout.write("".join(f"{line}\n" for line in as_yaml(columns)))

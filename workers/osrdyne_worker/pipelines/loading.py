@@ -1,37 +1,71 @@
 """Open the data of one key as views of the session.
 
 Called by the SQL pipeline at start, and by a later request if the data was missing. A failure that concerns the key (no
-such path, unreadable files) becomes a `DataProblemError`; any other exception fails the start.
+such path, unreadable files) becomes a `DataProblemError`; any other exception fails the start. Views whose schema is
+known without Spark are deferred: `DeferredViews` opens them when a query first names them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
-from osrdyne_worker.pipelines.caching import cache_now, pool_of_thread, use_pool
+from osrdyne_worker.app.errors import DataChangedError, RequestError
+from osrdyne_worker.pipelines.caching import (
+    cache_now,
+    drop_cached,
+    group_of_thread,
+    pool_of_thread,
+    use_group,
+    use_pool,
+)
+from osrdyne_worker.pipelines.data_versions import TRANSACTIONAL, DataFiles, TableFiles, data_files
 from osrdyne_worker.pipelines.datasets import (
+    TELEMETRY,
     InvalidKeyPartError,
+    KeyRange,
     ResolvedDataset,
     ResolvedTable,
     SqlConfig,
+    TableSpec,
     UnknownDatasetError,
     resolve,
 )
-from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, schema_directory, signature
-from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.pipelines.key_values import KEY_TYPES, is_key_type
+from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
+from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
+from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
+from osrdyne_worker.spark.committed_files import committed_frame
+from osrdyne_worker.spark.errors import CALL_FROM, SparkFailure, describe
+from osrdyne_worker.spark.parquet_schema import parquet_schema
 
 log = get_logger(__name__)
 
 PARALLEL_VIEWS = 4
+_DECLARABLE = (BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
+"""Types that every format can read. For tables with other types in `columns`, Spark decides at the start."""
 
 _MISSING = re.compile(
     r"PATH_NOT_FOUND|PATH_DOES_NOT_EXIST|TABLE_OR_VIEW_NOT_FOUND|DELTA_TABLE_NOT_FOUND|FILE_NOT_EXIST"
@@ -52,74 +86,300 @@ class DataProblemError(OsrdyneError):
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """What is needed to open a view later. `schema`: None if the configuration has the columns."""
+
+    table: ResolvedTable
+    schema: StructType | None
+    conditions: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A view for queries. `columns` are (name, type, nullable); `to_cache`: the DataFrame that is still to be put into
-    memory."""
+    memory; `deferred`: the view is not open yet."""
 
     name: str
     format: str
     columns: tuple[tuple[str, str, bool], ...]
     cached: bool
+    key_columns: tuple[str, ...] = ()
     to_cache: Any = field(default=None, repr=False, compare=False)
+    deferred: Deferred | None = field(default=None, repr=False, compare=False)
 
 
-def load(session: Any, config: SqlConfig, key: str) -> tuple[View, ...]:
-    """Create the views of `key`, several at a time. Raises `DataProblemError` for a problem of this key."""
+def dataset_of(config: SqlConfig, key: str, session: Any) -> ResolvedDataset:
+    """The dataset of `key`. Raises `DataProblemError` for a problem of this key."""
     try:
-        dataset = resolve(config, key)
+        return _on_default_file_system(resolve(config, key), session)
     except UnknownDatasetError as error:
         raise DataProblemError(error.message, code=404, error_code="unknown_dataset") from None
     except InvalidKeyPartError as error:
         raise DataProblemError(error.message, code=400, error_code="invalid_key") from None
-    return _load_dataset(session, dataset)
 
 
-def _load_dataset(session: Any, dataset: ResolvedDataset) -> tuple[View, ...]:
-    pool = pool_of_thread(session)
+def _on_default_file_system(dataset: ResolvedDataset, session: Any) -> ResolvedDataset:
+    """Write the URL of Hadoop's default file system before paths without one, unless it is the local one: what is read
+    from local files by other means than Spark does not hold for them."""
+    if not hasattr(session, "_jsparkSession"):  # Spark Connect: the configuration is that of the server
+        return dataset
+    address = str(session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:").rstrip("/")
+    if address.lower().startswith("file:"):
+        return dataset
+    tables = (
+        replace(table, path=f"{address}{table.path}", directory=None)
+        if table.spec.format not in {"table", TELEMETRY} and table.path.startswith("/")
+        else table
+        for table in dataset.tables
+    )
+    return replace(dataset, tables=tuple(tables))
+
+
+def load(
+    session: Any,
+    dataset: ResolvedDataset,
+    *,
+    mark: str = "",
+    shared: bool = True,
+    files: DataFiles | None = None,
+    schemas: RememberedSchemas | None = None,
+) -> tuple[View, ...]:
+    """Create the views of a key, several at a time. Raises `DataProblemError` for a problem of this key.
+
+    `mark`: see `cache_now`; `shared`: another load may have the same mark. `files`: those of the tables, listed just
+    before; views whose schema is known without Spark are then deferred. `schemas`: of earlier loads.
+    """
+    deferred: dict[str, View] = {}
+    for table in dataset.tables if files is not None else ():
+        if (view := _deferred(session, table, files, schemas)) is not None:
+            deferred[view.name] = view
+    if not deferred:
+        return _open_all(session, dataset.tables, mark=mark, shared=shared)
+    to_open = [table for table in dataset.tables if table.spec.view not in deferred]
+    opened = _open_all(session, to_open, mark=mark, shared=shared) if to_open else ()
+    by_name = {**deferred, **{view.name: view for view in opened}}
+    return tuple(by_name[table.spec.view] for table in dataset.tables)
+
+
+def _open_all(session: Any, tables: Sequence[ResolvedTable], *, mark: str, shared: bool) -> tuple[View, ...]:
+    pool, group = pool_of_thread(session), group_of_thread(session)
+    cached: list[str] = []
 
     def open_table(table: ResolvedTable) -> View:
-        # Each thread has its own properties: a new one runs its jobs in Spark's default pool.
+        # Each thread has its own properties: a new one runs its jobs in Spark's default pool, and in no group.
         use_pool(session, pool)
+        use_group(session, group)
         try:
-            return _load_table(session, table)
+            return open_view(session, table, mark=mark, on_cache=cached.append)
         except OsrdyneError:
             raise
         except Exception as error:
             raise _translated(table, error) from error
 
     # Most of the time goes to the driver: it lists files and reads one of them for the schema.
-    with ThreadPoolExecutor(min(PARALLEL_VIEWS, len(dataset.tables)), thread_name_prefix="views") as executor:
-        return tuple(executor.map(open_table, dataset.tables))
+    try:
+        with ThreadPoolExecutor(min(PARALLEL_VIEWS, len(tables)), thread_name_prefix="views") as executor:
+            return tuple(executor.map(open_table, tables))
+    except BaseException:
+        # All threads have ended. Each reload has a mark of its own: no later one would find this data.
+        if not shared:
+            with suppress(Exception):  # the JVM may have ended
+                drop_cached(session, cached)
+        raise
 
 
-def _load_table(session: Any, table: ResolvedTable) -> View:
+def open_view(
+    session: Any, table: ResolvedTable, *, mark: str = "", on_cache: Callable[[str], None] = lambda view: None
+) -> View:
+    """Create the view of one table. Raises errors of Spark, and `DataProblemError` or `ConfigurationError`. `on_cache`
+    is called before its data is put into memory here."""
     spec = table.spec
-    # Before anything is read: a link must not lead one key to the files of another.
     _check_directory(table)
-    frame = _filtered(_read(session, table), table, session)
+    frame = _read(session, table)
+    frame = _filtered(frame, table, session)
     frame.createOrReplaceTempView(spec.view)
     # A filter hides rows of other tenants. An error of Spark may quote a value of a row that the filter leaves out,
     # unless the filter is applied before any query: then the view is in memory before the first request.
     if spec.cache and table.filters:
-        cache_now(session, spec.view, frame)
-    log.info("view opened", view=spec.view, format=spec.format, cached=spec.cache)
-    columns = tuple((field.name, field.dataType.simpleString(), field.nullable) for field in frame.schema.fields)
+        cache_now(session, spec.view, frame, mark, on_begin=on_cache)
+    columns = _columns(frame.schema)
     return View(
         name=spec.view,
         format=spec.format,
         columns=columns,
         cached=spec.cache,
+        key_columns=_key_columns(spec, columns),
         to_cache=frame if spec.cache and not table.filters else None,
     )
 
 
-def _read(session: Any, table: ResolvedTable) -> Any:
+def _columns(schema: StructType) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields)
+
+
+class DeferredViews:
+    """The views of one load that Spark opens when a query first names them. Thread-safe.
+
+    To open a view costs Spark as much as to run a small query, and most queries name few of the views of their key.
+    """
+
+    def __init__(self, session: Any, views: Iterable[View], files: DataFiles) -> None:
+        self._session = session
+        self._files = files
+        self._lock = threading.Lock()
+        self._views = {view.name: view for view in views if view.deferred is not None}
+        """Never changed, but replaced: it is read without the lock."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The views that are not open yet."""
+        return frozenset(self._views)
+
+    def open(self, names: Collection[str]) -> None:
+        """Open those of the views that are not open yet.
+
+        Raises `DataChangedError` if their files are not those of the load any more: a query must not see views of
+        different times. Raises `RequestError` for other problems of the data, and errors of Spark.
+        """
+        if self._views.keys().isdisjoint(names):
+            return
+        with self._lock:
+            for name in sorted(self._views.keys() & set(names)):
+                self._open(self._views[name])
+                self._views = {other: view for other, view in self._views.items() if other != name}
+
+    def _open(self, view: View) -> None:
+        assert view.deferred is not None
+        table, failure = view.deferred.table, None
+        try:
+            _check_directory(table)
+            frame = _read(self._session, table, schema=view.deferred.schema)
+            for condition in view.deferred.conditions:
+                frame = frame.where(condition)
+            frame.createOrReplaceTempView(view.name)
+            # A schema that Spark understands in another way is loaded again, by Spark alone.
+            changed = _columns(frame.schema) != view.columns
+        except Exception as error:
+            changed, failure = False, error
+        # Afterwards: Spark has listed the files by now.
+        if changed or self._has_changed(table):
+            raise DataChangedError(f"The files of the view {view.name} have changed since the data was loaded.")
+        if failure is None:
+            return
+        problem = failure if isinstance(failure, OsrdyneError) else _translated(table, failure)
+        if isinstance(problem, DataProblemError):
+            raise RequestError(problem.message, problem.code, problem.error_code) from failure
+        raise problem from failure
+
+    def _has_changed(self, table: ResolvedTable) -> bool:
+        name = table.spec.view
+        now = data_files([table]).tables.get(name)
+        return now is None or now.signature != self._files.tables[name].signature
+
+
+def _deferred(
+    session: Any, table: ResolvedTable, files: DataFiles | None, schemas: RememberedSchemas | None
+) -> View | None:
+    """The view, if Spark need not open it to know whether it can be opened: its files are there, and its schema is
+    known. Raises as `open_view` does."""
+    spec = table.spec
+    listed = None if files is None else files.tables.get(spec.view)
+    # Data that is to be in memory is read in any case.
+    if listed is None or not listed.count or spec.cache or spec.format in TRANSACTIONAL:
+        return None
+    # Spark Connect opens files on its server.
+    if local_path(table.path) is None or not hasattr(session, "_jsparkSession"):
+        return None
+    _check_directory(table)
+    try:
+        schema = _known_schema(session, table, listed, schemas)
+        if schema is None or len({name.lower() for name in schema.names}) != len(schema.names):
+            return None
+        # As Spark reads files: any value may be missing.
+        columns = tuple((name, kind, True) for name, kind, _ in _columns(schema))
+        return View(
+            name=spec.view,
+            format=spec.format,
+            columns=columns,
+            cached=False,
+            key_columns=_key_columns(spec, columns),
+            deferred=Deferred(table, None if spec.columns else schema, _conditions(session, table, schema)),
+        )
+    except OsrdyneError:
+        raise
+    except Exception as error:
+        raise _translated(table, error) from error
+
+
+def _known_schema(
+    session: Any, table: ResolvedTable, listed: TableFiles, schemas: RememberedSchemas | None
+) -> StructType | None:
+    """The schema that the table will have; None if only Spark can tell."""
+    spec = table.spec
+    if spec.columns is not None:
+        # The names of directories may add columns.
+        return None if listed.has_directories else _declared_schema(spec.columns)
+    known = None if schemas is None else schemas.get(table.path, spec.format, spec.options)
+    if known is not None:
+        return StructType.fromJson(known)
+    if spec.format != "parquet" or spec.options:
+        return None
+    files = None if schemas is None else signature(table.path)
+    schema = parquet_schema(session, table.path)
+    if schemas is not None and files is not None and schema is not None:
+        schemas.put(table.path, spec.format, spec.options, schema.jsonValue(), files=files)
+    return schema
+
+
+@lru_cache(maxsize=1000)
+def _declared_schema(columns: str) -> StructType | None:
+    """The schema of `columns`; None if it is invalid, or if not every format can read its types."""
+    try:
+        schema = DataType.fromDDL(columns)
+    except Exception:  # Spark says at the start what is wrong with it
+        return None
+    fields = schema.fields if isinstance(schema, StructType) else []
+    plain = fields and all(isinstance(field.dataType, _DECLARABLE) for field in fields)
+    return schema if plain and isinstance(schema, StructType) else None
+
+
+def _key_columns(spec: TableSpec, columns: tuple[tuple[str, str, bool], ...]) -> tuple[str, ...]:
+    """The key columns as the data spells them. Raises `ConfigurationError` for one that cannot be a key."""
+    known = {name.lower(): (name, kind) for name, kind, _ in columns}
+    for column in spec.key_columns:
+        if column.lower() not in known:
+            raise ConfigurationError(
+                f"The view {spec.view} has the key column {column!r}, which is not one of its columns: "
+                f"{', '.join(known)}."
+            )
+        name, kind = known[column.lower()]
+        if not is_key_type(kind):
+            raise ConfigurationError(
+                f"The view {spec.view} has the key column {name!r} of the type {kind}, whose values cannot be compared "
+                f"exactly; key columns are {KEY_TYPES}."
+            )
+    return tuple(known[column.lower()][0] for column in spec.key_columns)
+
+
+def _read(session: Any, table: ResolvedTable, *, schema: StructType | None = None) -> Any:
+    """The table as a DataFrame. `schema`: if it is known."""
     spec = table.spec
     reader = session.read.options(**spec.options)
+    if spec.format == TELEMETRY:
+        return _committed_rows(session, table)
+    if schema is not None:
+        return reader.schema(schema).format(spec.format).load(table.path)
     if spec.format == "table":
+        # Spark remembers the files of a catalog table; they may have changed since.
+        session.catalog.refreshTable(table.path)
         return reader.table(table.path)
     if spec.columns is not None:
         return reader.schema(spec.columns).format(spec.format).load(table.path)
+    if spec.format == "parquet" and not spec.options:
+        # No Spark job, which takes most of the time to open a small table.
+        schema = parquet_schema(session, table.path)
+        if schema is not None:
+            return reader.schema(schema).format("parquet").load(table.path)
     files = signature(table.path) if spec.format in FORMATS else None
     if files is None:
         return reader.format(spec.format).load(table.path)
@@ -132,9 +392,39 @@ def _read(session: Any, table: ResolvedTable) -> Any:
     return frame
 
 
+def listing_of(table: ResolvedTable) -> Listing:
+    """The committed files of a table of telemetry. Raises `DataProblemError`."""
+    _check_directory(table)
+    try:
+        return committed_files(Path(table.path)).current()
+    except (StorageError, TableDamagedError) as error:
+        code, error_code = (503, "dataset_unreachable") if error.retryable else (500, "dataset_unreadable")
+        raise DataProblemError(error.message, code=code, error_code=error_code, can_change=True) from None
+
+
+def _committed_rows(session: Any, table: ResolvedTable) -> Any:
+    """The rows of a table of telemetry with the keys of the dataset. A table without commits has no rows."""
+    assert table.keys is not None
+    frame = committed_frame(session, table.path, listing_of(table).files, columns=EVENT_COLUMNS)
+    return frame.where(_has_key(table.keys))
+
+
+def _has_key(keys: KeyRange) -> Any:
+    # As a literal: no character of a key has a meaning, as `%` and `_` would have in LIKE.
+    return F.col("key").startswith(F.lit(keys.text)) if keys.is_prefix else F.col("key") == F.lit(keys.text)
+
+
 def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
-    """The rows whose columns equal the parts of the key. Values become literals of the column's type, never SQL."""
-    types = {field.name.lower(): field.dataType for field in frame.schema.fields}
+    """The rows whose columns equal the parts of the key."""
+    for condition in _conditions(session, table, frame.schema) if table.filters else ():
+        frame = frame.where(condition)
+    return frame
+
+
+def _conditions(session: Any, table: ResolvedTable, schema: StructType) -> tuple[Any, ...]:
+    """The filters of the table. Values become literals of the column's type, never SQL."""
+    types = {field.name.lower(): field.dataType for field in schema.fields}
+    conditions = []
     for column, value in table.filters:
         if column.lower() not in types:
             raise ConfigurationError(
@@ -144,12 +434,17 @@ def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
         # Cast to the type of the column, never the other way: a cast of the column could match other values.
         literal = F.lit(value).try_cast(types[column.lower()])
         # A value that is not of this type would be null, and the filter would hide every row without an error.
-        if session.range(1).select(literal.isNull()).first()[0]:
+        if not isinstance(types[column.lower()], StringType) and _is_null(session, literal):
             kind = types[column.lower()].simpleString()
             raise InvalidValueError(f"The key contains {column}={value!r}, which is not a valid {kind}.")
         # The key is data: as a literal it cannot become SQL, whatever characters it has.
-        frame = frame.where(F.col(f"`{column.replace('`', '``')}`") == literal)
-    return frame
+        conditions.append(F.col(f"`{column.replace('`', '``')}`") == literal)
+    return tuple(conditions)
+
+
+def _is_null(session: Any, literal: Any) -> bool:
+    # Spark evaluates it while it plans the query: without a job, which would take most of the time to open a view.
+    return bool(session.sql("values 1").select(literal.isNull()).first()[0])
 
 
 class InvalidValueError(DataProblemError):
@@ -171,6 +466,11 @@ def _check_directory(table: ResolvedTable) -> None:
         )
 
 
+def is_lost_file(failure: SparkFailure) -> bool:
+    """Whether Spark has failed to find or read a file."""
+    return any(pattern.search(failure.condition) for pattern in (_MISSING, _UNREADABLE))
+
+
 def _translated(table: ResolvedTable, error: Exception) -> Exception:
     """The exception to raise for `error`: a problem of this key, of the configuration, or `error` itself."""
     failure = describe(error)
@@ -189,6 +489,13 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             f"The data of the view {view} at {path} cannot be read: {failure.message}",
             code=500,
             error_code="dataset_unreadable",
+            can_change=True,
+        )
+    if CALL_FROM in failure.message:
+        return DataProblemError(
+            f"The data of the view {view} at {path} cannot be reached: {failure.message}",
+            code=503,
+            error_code="dataset_unreachable",
             can_change=True,
         )
     if failure.is_query:

@@ -79,7 +79,7 @@ def _parameter(where: str, value: Any) -> Parameter:
         case str():
             return _text(where, value)
         case {"type": str(kind), "value": typed, **others} if not others:
-            return _typed(where, kind, typed)
+            return read_value(where, kind, typed)
     raise _invalid(
         where, 'must be a string, a number, true, false, null, or {"type": …, "value": …}; lists are not supported'
     )
@@ -101,7 +101,8 @@ def _integer(where: str, value: int) -> Parameter:
     return _decimal(where, value)
 
 
-def _typed(where: str, kind: str, value: Any) -> Parameter:
+def read_value(where: str, kind: str, value: Any) -> Parameter:
+    """The value of a type that JSON writes as text. Raises `RequestError` that names the value by `where`."""
     read = _TYPES.get(kind)
     if read is None:
         raise _invalid(where, f"has the type {kind[:30]!r}; allowed are {', '.join(_TYPES)}")

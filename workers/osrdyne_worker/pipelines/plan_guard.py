@@ -67,19 +67,21 @@ _OPAQUE_VALUES = frozenset(
 """Further such objects, allowed only as the value of a literal or a variable."""
 
 
-def check_parsed(description: str, *, views: Collection[str]) -> None:
-    """Check the plan of Spark's parser; `views` in lower case. Raises `QueryRefusedError`."""
+def check_parsed(description: str, *, views: Collection[str]) -> frozenset[str]:
+    """Check the plan of Spark's parser; `views` in lower case. Returns those that the query may read. Raises
+    `QueryRefusedError`."""
     nodes: list[Node] = json.loads(description)
     scopes = _Scopes(nodes)
     # A list of what is allowed: a function that a later Spark adds is refused until it was looked at.
     functions = ALLOWED_FUNCTIONS | TABLE_FUNCTIONS
+    named: set[str] = set()
     for index, node in enumerate(nodes):
         _check_node(node)
         kind = _short_class(node)
         if kind == "View":
             raise _not_a_query(kind)
         if kind == "UnresolvedRelation":
-            _check_relation(node, views, scopes.names_at(index))
+            named.add(_check_relation(node, views, scopes.names_at(index)))
         elif kind == "UnresolvedFunction":
             _check_function(node["values"].get("nameParts"), functions)
         elif kind == "UnresolvedGenerator":
@@ -88,6 +90,7 @@ def check_parsed(description: str, *, views: Collection[str]) -> None:
             _check_function(node["values"].get("name"), TABLE_FUNCTIONS)
         elif kind == "UnresolvedHint" and str(node["values"].get("name")).lower() not in JOIN_HINTS:
             raise _refused("syntax_not_allowed", f"the hint {node['values'].get('name')!r} is not allowed")
+    return frozenset(named.intersection(views))
 
 
 def check_analyzed(description: str) -> None:
@@ -185,7 +188,8 @@ def _check_class(full: str) -> None:
     raise _not_a_query(name)
 
 
-def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -> None:
+def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -> str:
+    """The name of the relation, in lower case: of a view, or of a common table."""
     name = node["values"].get("multipartIdentifier")
     if not isinstance(name, list) or len(name) != 1:
         shown = ".".join(name) if isinstance(name, list) else ""
@@ -200,6 +204,7 @@ def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -
         raise _refused("table_not_allowed", "a view is not a stream")
     if node["values"].get("options"):
         raise _refused("syntax_not_allowed", "a view has no options; leave out WITH (...) after its name")
+    return str(name[0].lower())
 
 
 def _check_function(parts: object, allowed: Collection[str]) -> None:

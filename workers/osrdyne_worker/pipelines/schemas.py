@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import random
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -63,7 +64,9 @@ class RememberedSchemas:
         unfinished = file.with_name(f".{file.name}.{os.getpid()}.{id(schema):x}")
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room()
+            # Not each time: to list so many files takes longer than to write one.
+            if random.randrange(max(1, MAX_SCHEMAS // 100)) == 0:
+                self._make_room()
             unfinished.write_text(json.dumps({"files": files, "schema": schema}), encoding="utf-8")
             unfinished.chmod(0o600)
             unfinished.replace(file)
@@ -82,12 +85,12 @@ class RememberedSchemas:
 
 def signature(path: str) -> str | None:
     """A hash of the names, sizes and times of the files below a local path; None for other paths, and for too many."""
-    local = path.removeprefix("file://").removeprefix("file:")
-    if not local.startswith("/") or _GLOB & set(local):
+    local = local_path(path)
+    if local is None:
         return None
     digest = hashlib.sha256()
     try:
-        for count, (name, found) in enumerate(_files(Path(local))):
+        for count, (name, found) in enumerate(walk_files(local)):
             if count >= MAX_FILES:
                 return None
             digest.update(
@@ -98,12 +101,25 @@ def signature(path: str) -> str | None:
     return digest.hexdigest()
 
 
-def _files(path: Path, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
-    """The files below a path in a fixed order, with their status. Raises `OSError`."""
+def local_path(path: str) -> Path | None:
+    """The path of local files; None for other paths and for patterns of names."""
+    local = path.removeprefix("file://").removeprefix("file:")
+    return Path(local) if local.startswith("/") and not has_wildcards(local) else None
+
+
+def has_wildcards(path: str) -> bool:
+    """Whether Spark takes a path for a pattern of names."""
+    return not _GLOB.isdisjoint(path)
+
+
+def walk_files(path: Path, *, directories: bool = False, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files below a path, and the directories if asked, in a fixed order, with their status. Raises `OSError`."""
     if depth > MAX_DEPTH:  # links may lead back
         raise OSError(errno.ELOOP, "too many directories", str(path))
     if not path.is_dir():
-        yield str(path), path.stat()
+        yield path, path.stat()
         return
+    if directories:
+        yield path, path.stat()
     for below in sorted(path.iterdir()):
-        yield from _files(below, depth + 1)
+        yield from walk_files(below, directories=directories, depth=depth + 1)

@@ -6,85 +6,88 @@ evaluates no query that the guard has not accepted. See docs/reference/sql-pipel
 
 from __future__ import annotations
 
+# First: the worker's JVM starts with it, beside the imports below.
+from osrdyne_worker.pipelines.guarded_sessions import sessions  # isort: split
+
 import platform
+import re
 import threading
 import time
+import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import fields
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
-from osrdyne_worker import Answer, App, Call, Context, RequestError
-from osrdyne_worker.pipelines.caching import BackgroundCaching, cached_name
-from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
+from osrdyne.protocol.data_versions import DATA_VERSION_HEADER, required_data_version
+from osrdyne.protocol.messages import wants_arrow
+from osrdyne_worker import Answer, App, Call, Context, DataChangedError, RequestError
+from osrdyne_worker.app.errors import answer_too_large
+from osrdyne_worker.app.tables import Rows
+from osrdyne_worker.pipelines.caching import BackgroundCaching, cached_name, drop_cached
+from osrdyne_worker.pipelines.data_versions import TRANSACTIONAL, DataFiles, data_files
+from osrdyne_worker.pipelines.datasets import ResolvedDataset, SqlConfig, parse_config
+from osrdyne_worker.pipelines.export import ExportRequest, Exports
 from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
-from osrdyne_worker.pipelines.loading import DataProblemError, View, load
+from osrdyne_worker.pipelines.live_views import LiveViews
+from osrdyne_worker.pipelines.loading import DataProblemError, DeferredViews, View, dataset_of, is_lost_file, load
+from osrdyne_worker.pipelines.lookup import MAX_BATCH, LookupRequest, look_up
+from osrdyne_worker.pipelines.paging import Page, StoredResults
 from osrdyne_worker.pipelines.parameters import cache_key, length_of, read_parameters
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.schemas import RememberedSchemas, schema_directory
 from osrdyne_worker.pipelines.sql_guard import Limits
-from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.errors import SparkFailure, describe
+from osrdyne_worker.spark.file_listing import list_files
+from osrdyne_worker.spark.least_size import least_bytes
 from osrdyne_worker.spark.parameters import Parameters
 from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
 from osrdyne_worker.spark.results import PreparedQuery, prepare
-from osrdyne_worker.spark.session import SparkSessions, is_connect
+from osrdyne_worker.spark.streams import StreamedFrame, is_streamable
 
 log = get_logger(__name__)
 
 ValueT = TypeVar("ValueT")
 
-REQUIRED_SETTINGS = {
-    # Spark would replace ${...} in a query by settings and environment variables, secrets included.
-    "spark.sql.variable.substitute": "false",
-    # A second defence: csv.`/etc/passwd` is not a table.
-    "spark.sql.runSQLOnFiles": "false",
-    # Spark would evaluate a VALUES clause during parsing, before any check.
-    "spark.sql.parser.eagerEvalOfUnresolvedInlineTable": "false",
-    # Spark opens the files in options of functions with Hadoop's file systems; these ones would request a URL.
-    **{f"spark.hadoop.fs.{scheme}.impl": "osrdyne.refused" for scheme in ("http", "https", "ftp", "sftp")},
-}
-
-# XML in a query must not make the JVM read files or request URLs.
-REQUIRED_JAVA_OPTIONS = " ".join(f"-Djavax.xml.accessExternal{kind}=" for kind in ("DTD", "Schema", "Stylesheet"))
-
 _REMEMBERED_QUERIES = 200
 _REMEMBERED_LENGTH = 10_000
+_LARGEST_SHARED = 64 * 1024
+"""Bytes of a request that may share a run: the text is searched on the event loop."""
+_RUNS_BY_ITSELF = re.compile(
+    # Random values, and times that are evaluated when the query runs. What is refused anyway may be found as well.
+    rb"\b(?:rand|uuid|shuffle|uniform|tablesample|now\b|today|tomorrow|yesterday|current_|curdate|localtime"
+    # A page has a cursor of its own. An escape may hide any of these words.
+    rb"|unix_timestamp)|\"(?:page_size|cursor)\"|\\u",
+    re.IGNORECASE,
+)
 LARGEST_SHARE = 4
 """A value larger than `max_bytes` divided by this is not cached: it would evict too many others."""
 
 
-class GuardedSessions(SparkSessions):
-    """Sessions whose plans can be checked. Refuses Spark Connect, where plans stay on the server."""
-
-    def build(self, context: Context) -> Any:
-        master = str((context.worker_config.get("spark") or {}).get("master") or "")
-        if is_connect(master) and not parse_config(context.config).allow_unguarded:
-            raise ConfigurationError(
-                "worker.spark_master is a Spark Connect address: the SQL pipeline cannot check the plans of queries "
-                "there, and a query may read anything that the server can read. Use another master, or set "
-                "worker.config.allow_unguarded: true."
-            )
-        return super().build(context)
-
-
-sessions = GuardedSessions(required=REQUIRED_SETTINGS, java_options=REQUIRED_JAVA_OPTIONS)
 app = App(sessions=sessions, check_config=parse_config, poolable=True)
 
 
 class SqlRequest(BaseModel):
     """Body of `/sql`. `limit`: the maximum number of rows in the answer. `parameters`: the values of the query's
-    parameters, by name (`:name`) or by position (`?`)."""
+    parameters, by name (`:name`) or by position (`?`).
+
+    `page_size`: the answer has the first rows only, and a cursor for the next ones. A request with a `cursor` has no
+    query.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
-    query: str
+    query: str | None = None
     parameters: dict[str, Any] | list[Any] | None = None
     limit: int | None = Field(None, ge=0)
+    page_size: int | None = Field(None, ge=1)
+    cursor: str | None = None
 
 
 class ExplainRequest(BaseModel):
@@ -101,46 +104,165 @@ class SqlData:
     """The views of this worker's key, or the reason why there are none; a cache of checked queries. Thread-safe."""
 
     def __init__(
-        self, session: Any, config: SqlConfig, key: str, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        session: Any,
+        config: SqlConfig,
+        key: str,
+        *,
+        pool: str = "",
+        remembers_schemas: bool = True,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`remembers_schemas`: other workers may open the same files."""
         self.session = session
         self.config = config
         self.key = key
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self.files = DataFiles({}, complete=False)
+        """The files of the data, as they were just before it was opened."""
         self._views: tuple[View, ...] = ()
+        self._live = LiveViews(session, ())
+        self._generation = 0
+        """Changes when a view is opened again: a plan that was made before has the former rows."""
+        self._deferred = DeferredViews(session, (), self.files)
+        self._remembers_schemas = remembers_schemas
         self._problem: DataProblemError | None = None
         self._tried_at = 0.0
         self._remembered: Remembered[PreparedQuery | None] = Remembered(
             count=_REMEMBERED_QUERIES, max_bytes=config.remembered_plan_bytes
         )
         self._plan_limits = PlanLimits(**{field.name: getattr(config, field.name) for field in fields(PlanLimits)})
+        self.results = StoredResults(config.paging, pool=pool, key=key)
+        self.exports = Exports(config.export, self.results, pool=pool, key=key)
         self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
         self.caching = BackgroundCaching(session, key, {}, self._remembered.clear)
 
-    def load(self) -> None:
-        """Open the data. A problem of this key is kept for `views`; other exceptions are raised."""
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a query reads the data as it was when it was opened. Tables of some formats are read as they are when
+        the query runs."""
+        return self._problem is None and not any(view.format in TRANSACTIONAL for view in self._views)
+
+    @property
+    def problem(self) -> DataProblemError | None:
+        return self._problem
+
+    def load(self, former: SqlData | None = None) -> None:
+        """Open the data. A problem of this key is kept for `views`; other exceptions are raised.
+
+        `former`: the data that is in use, of another session.
+        """
         self._tried_at = self._monotonic()
         try:
-            self._views, self._problem = load(self.session, self.config, self.key), None
+            dataset = dataset_of(self.config, self.key, self.session)
+            # Before the data is opened: a change that comes in between is seen as one later.
+            self.files = self._list(dataset)
+            reason = self.files.being_written(None if former is None else former.files)
+            if reason is not None:
+                raise DataProblemError(reason, code=503, error_code="dataset_incomplete", can_change=True)
+            # Data that several keys read is cached once, but never shared with an earlier load of the same files: that
+            # one is removed from memory when its last request has ended.
+            mark = (self.files.signature or "") if former is None else uuid.uuid4().hex
+            # Before the views are opened: a commit that comes in between is seen by the first query.
+            self._live = LiveViews(self.session, dataset.tables)
+            if former is None:
+                views = self._first_views(dataset, mark)
+            else:
+                # All of them are opened: the request that waits must get an answer, also if files change all the time.
+                views = load(self.session, dataset, mark=mark, shared=False)
+            self._deferred = DeferredViews(self.session, views, self.files)
+            self._views, self._problem = views, None
             # The views are new: a thread that still caches the former ones would fill the memory with unused data.
             self.caching.close()
             to_cache = {view.name: view.to_cache for view in self._views if view.to_cache is not None}
-            self.caching = BackgroundCaching(self.session, self.key, to_cache, self._remembered.clear)
+            self.caching = BackgroundCaching(self.session, self.key, to_cache, self._remembered.clear, mark)
         except DataProblemError as problem:
             log.warning("no data for this key", reason=problem.message, error_code=problem.error_code)
             self._problem = problem
 
+    def _list(self, dataset: ResolvedDataset) -> DataFiles:
+        """The files of the data. Those that are not local are listed for watched data only: it may cost money."""
+        remote = dataset.watch and hasattr(self.session, "_jsparkSession")
+        return data_files(dataset.tables, partial(list_files, self.session) if remote else None)
+
+    def _first_views(self, dataset: ResolvedDataset, mark: str) -> tuple[View, ...]:
+        known = RememberedSchemas(schema_directory(), spark_version=self.session.version)
+        schemas = known if self._remembers_schemas else None
+        return load(self.session, dataset, mark=mark, files=self.files, schemas=schemas)
+
+    def log_views(self) -> None:
+        """Log which views are open, if any."""
+        if self._problem is None:
+            cached = [view.name for view in self._views if view.cached]
+            deferred = sorted(self._deferred.names)
+            log.info("views loaded", views=[view.name for view in self._views], cached=cached, deferred=deferred)
+
+    def unload(self) -> None:
+        """Stop caching, and remove what was cached."""
+        self.caching.close(drop=True)
+        drop_cached(self.session, (view.name for view in self._views if view.cached))
+
+    def newest_version(self, current: int | None) -> int | None:
+        """The version of the files as they are now, if the dataset is watched; `current`: of the data in use."""
+        try:
+            dataset = dataset_of(self.config, self.key, self.session)
+        except DataProblemError:
+            return None
+        if not dataset.watch:
+            return None
+        files = self._list(dataset)
+        newest = files.newest_ms
+        if newest is None:
+            log.warning("dataset cannot be watched, its files cannot be listed", key=self.key)
+            return None
+        if current is None:
+            return newest
+        if files.being_written(self.files) is not None:
+            # What is half written is not served: the data in use stays, until the write has ended.
+            return current
+        # The clock of a file system has a limited resolution, and a removed file has no time.
+        changed = files.signature != self.files.signature
+        return max(newest, current + 1) if changed else max(newest, current)
+
+    def has_changed(self, failure: SparkFailure) -> bool:
+        """Whether a query may have failed because files were changed or removed since they were opened."""
+        if self._live and is_lost_file(failure):
+            # Retention deletes files an hour after they were removed from the table: the query ran for that long.
+            return True
+        before = self.files.signature
+        if before is not None:
+            return self._list(dataset_of(self.config, self.key, self.session)).signature != before
+        # Files that cannot be listed: only Spark's error is known.
+        return is_lost_file(failure)
+
     def views(self) -> tuple[View, ...]:
-        """The views. Raises `RequestError` if there are none. Tries again to open data that was missing."""
+        """The views; those of telemetry with the commits of this moment. Raises `RequestError` if there are none.
+
+        Tries again to open data that was missing.
+        """
         with self._lock:
             waited = self._monotonic() - self._tried_at
             # At most once in the interval: each attempt lists files, and every request of the key waits for it.
             if self._problem and self._problem.can_change and waited >= self.config.retry_missing_interval:
                 self.load()
+                self.log_views()
             if self._problem:
                 raise RequestError(self._problem.message, self._problem.code, self._problem.error_code)
+            self._renew()
             return self._views
+
+    def _renew(self) -> None:
+        try:
+            if self._live.renew():
+                self._generation += 1
+                self._remembered.clear()
+        except DataProblemError as problem:
+            raise RequestError(problem.message, problem.code, problem.error_code) from None
+
+    def open_views(self, names: Collection[str]) -> None:
+        """Open those of the views that no query has named yet; see `DeferredViews.open`."""
+        self._deferred.open(names)
 
     def prepared(self, query: str, parameters: Parameters | None = None) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
@@ -148,7 +270,7 @@ class SqlData:
         remembered = None
         if length_of(query, parameters) <= _REMEMBERED_LENGTH:
             remembered = self._remembered.get(
-                (query, cache_key(parameters), frozenset(columns)),
+                (query, cache_key(parameters), frozenset(columns), self._generation),
                 lambda: self._prepare_repeatable(query, columns, parameters),
             )
         return remembered or prepare(self.check(query, columns, parameters).frame)
@@ -187,6 +309,7 @@ class SqlData:
             limits=self._limits,
             parameters=parameters,
             check_plan=check_plan,
+            open_views=self.open_views,
             allow_unguarded=self.config.allow_unguarded,
         )
 
@@ -202,10 +325,39 @@ class SqlData:
 
 @app.on_start
 def open_data(context: Context) -> SqlData:
-    data = SqlData(context.session, parse_config(context.config), context.key)
+    data = SqlData(context.session, parse_config(context.config), context.key, pool=context.pool)
     load_plan_walker(context.session)
     data.load()
+    data.log_views()
     return data
+
+
+@app.newest_version
+def newest_version(context: Context) -> int | None:
+    data: SqlData | None = context.state
+    if data is None:
+        data = SqlData(context.session, parse_config(context.config), context.key, pool=context.pool)
+    return data.newest_version(context.data_version)
+
+
+@app.on_reload
+def reload_data(context: Context) -> SqlData:
+    former: SqlData = context.state
+    data = SqlData(context.session, former.config, former.key, pool=context.pool)
+    data.load(former)
+    if data.problem is not None and former.problem is None:
+        # The former views stay. Some of their data may be in memory.
+        problem = data.problem
+        raise RequestError(problem.message, problem.code, problem.error_code)
+    data.log_views()
+    data.caching.request_ended()
+    return data
+
+
+@app.on_unload
+def unload_data(context: Context) -> None:
+    data: SqlData = context.state
+    data.unload()
 
 
 @app.on_stop
@@ -214,24 +366,137 @@ def stop_caching(context: Context) -> None:
     data.caching.close()
 
 
-@app.handler("/sql", abandonable=True)
+def _coalesces(call: Call) -> bool | None:
+    """Whether this query shares the run of an identical one; None: as its route says."""
+    data: SqlData = call.context.state
+    # A query that comes after a write must not get the answer of one that began before it.
+    if not data.is_fixed or len(call.body) > _LARGEST_SHARED or _RUNS_BY_ITSELF.search(call.body) is not None:
+        return False
+    return True if data.config.coalesce else None
+
+
+@app.handler("/sql", abandonable=True, coalesce=_coalesces)
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
-    limit = _row_limit(data.config, request.limit)
+    if request.cursor is not None:
+        return _next_page(call, data, request)
+    query = request.query
+    if query is None:
+        fields = [{"field": "query", "message": "Field required"}]
+        raise RequestError("Field query is missing.", error_code="invalid_request", details={"fields": fields})
     parameters = read_parameters(request.parameters)
+    if request.page_size is not None:
+        return _first_page(call, data, query, parameters, size=request.page_size, limit=request.limit)
+    if call.stream_bytes is not None and is_streamable(data.session):
+        try:
+            # Its parts are collected as the client wants them: no limit but that of the request.
+            prepared = _guarded(data, lambda: data.prepared(query, parameters))
+            # The query runs later, while its parts are sent.
+            return Answer(StreamedFrame(prepared, request.limit, guard=lambda run: _guarded(data, run)))
+        finally:
+            data.caching.request_ended()
+    limit = _row_limit(data.config, request.limit)
+
+    def run() -> Rows:
+        prepared = data.prepared(query, parameters)
+        _check_least_size(call, prepared, limit)
+        return prepared.run(limit=limit)
+
     try:
-        rows = _guarded(data.session, lambda: data.prepared(request.query, parameters).run(limit=limit))
+        rows = _guarded(data, run)
     finally:
         # Also after a refusal: caching waits for the end of the first request, however that ends.
         data.caching.request_ended()
     return rows.answer(Answer(), accept=call.accept)
 
 
+def _check_least_size(call: Call, query: PreparedQuery, limit: int) -> None:
+    """Refuse a query whose answer fits into no message, whatever its values are, before it runs."""
+    if call.max_bytes is None:
+        return
+    least = least_bytes(query, limit=limit, arrow=wants_arrow(call.accept), above=call.max_bytes)
+    if least is not None:
+        raise answer_too_large(f"would have at least {least} bytes", least, call.max_bytes)
+
+
+def _first_page(
+    call: Call, data: SqlData, query: str, parameters: Parameters | None, *, size: int, limit: int | None
+) -> Answer:
+    size = _row_limit(data.config, size, name="page_size")
+
+    def run() -> Page:
+        prepared = data.prepared(query, parameters)
+        return data.results.first_page(
+            prepared,
+            size=size,
+            limit=limit,
+            data_version=call.context.data_version,
+            check=call.raise_if_cancelled,
+        )
+
+    try:
+        page = _guarded(data, run)
+    finally:
+        data.caching.request_ended()
+    return page.answer(accept=call.accept)
+
+
+def _next_page(call: Call, data: SqlData, request: SqlRequest) -> Answer:
+    assert request.cursor is not None
+    if request.query is not None or request.parameters is not None or request.limit is not None:
+        raise RequestError(
+            "cursor belongs to a query that has run; send it without query, parameters and limit.",
+            error_code="invalid_request",
+        )
+    size = _row_limit(data.config, request.page_size, name="page_size")
+    # The data in use may be newer than the stored rows.
+    required = required_data_version(call.headers)
+    return data.results.page(request.cursor, size=size, required_version=required).answer(accept=call.accept)
+
+
+@app.handler("/export", abandonable=True)
+def export(call: Call, request: ExportRequest) -> Answer:
+    data: SqlData = call.context.state
+    data.exports.directory()  # refused before the query is read
+    parameters = read_parameters(request.parameters)
+
+    def run() -> dict[str, Any]:
+        prepared = data.prepared(request.query, parameters)
+        return data.exports.run(data.session, prepared, call, request)
+
+    try:
+        manifest = _guarded(data, run)
+    finally:
+        data.caching.request_ended()
+    # An export that is found again may have been computed from earlier data than that in use.
+    return Answer(manifest, headers={DATA_VERSION_HEADER: manifest.get("data_version")})
+
+
+@app.batch_handler("/lookup", max_size=MAX_BATCH, max_wait="10ms")
+def lookup(calls: list[Call], requests: list[LookupRequest]) -> list[Answer | RequestError]:
+    data: SqlData = calls[0].context.state
+    try:
+        views = data.views()
+    except RequestError as problem:
+        # Of the key, and not of one of the requests: running each half of them would change nothing.
+        return [problem] * len(calls)
+    limit = data.config.lookup_row_limit
+
+    def run() -> list[Answer | RequestError]:
+        data.open_views({request.table.lower() for request in requests})
+        return look_up(data.session, views, calls, requests, row_limit=limit)
+
+    try:
+        return _guarded(data, run)
+    finally:
+        data.caching.request_ended()
+
+
 @app.handler("/explain", abandonable=True)
 def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
     data: SqlData = call.context.state
     parameters = read_parameters(request.parameters)
-    plan = _guarded(data.session, lambda: explained_plan(data.frame(request.query, parameters), request.mode))
+    plan = _guarded(data, lambda: explained_plan(data.frame(request.query, parameters), request.mode))
     return {"plan": plan, "mode": request.mode}
 
 
@@ -289,23 +554,30 @@ def _stored(session: Any) -> Mapping[str, dict[str, int]]:
 
 def _described(view: View) -> dict[str, Any]:
     columns = [{"name": name, "type": kind, "nullable": nullable} for name, kind, nullable in view.columns]
-    return {"name": view.name, "format": view.format, "cached": view.cached, "columns": columns}
+    return {
+        "name": view.name,
+        "format": view.format,
+        "cached": view.cached,
+        "columns": columns,
+        "key_columns": list(view.key_columns),
+    }
 
 
-def _row_limit(config: SqlConfig, asked: int | None) -> int:
+def _row_limit(config: SqlConfig, asked: int | None, *, name: str = "limit") -> int:
     limit = config.row_limit if asked is None else asked
     if limit > config.max_row_limit:
         raise RequestError(
-            f"limit is {limit}; this pool answers with at most {config.max_row_limit} rows (max_row_limit).",
+            f"{name} is {limit}; this pool answers with at most {config.max_row_limit} rows (max_row_limit).",
             400,
             "limit_too_large",
         )
     return limit
 
 
-def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
+def _guarded(data: SqlData, run: Callable[[], ValueT]) -> ValueT:
     """Call `run`; turn a refusal or an error of Spark into an answer of one line.
 
+    Raises `DataChangedError` if the files of the data have changed: the query may have failed because of that.
     Exceptions of a lost JVM are raised unchanged: the runtime then rejects the request and exits.
     """
     try:
@@ -316,8 +588,13 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
         failure = describe(error)
         if failure is None:
             raise
+        if not failure.exhausted and data.has_changed(failure):
+            raise DataChangedError(
+                f"The files of the data have changed since they were opened: {failure.message}",
+                {"condition": failure.condition},
+            ) from None
         if not failure.is_query and not failure.exhausted:
-            if not sessions.is_alive(session):
+            if not sessions.is_alive(data.session):
                 # The session is gone: the runtime must see this, reject the request and end the worker.
                 raise
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)

@@ -20,7 +20,9 @@ from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne_worker.app.app import App, Context, KeySessions, SessionFactory
 from osrdyne_worker.bootstrap import WorkerParts, build_parts
 from osrdyne_worker.pooled.log_lines import bind_worker
+from osrdyne_worker.requests.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
+from osrdyne_worker.runtime.start_times import StartTimes
 from osrdyne_worker.worker import Worker
 
 TIDY_INTERVAL = 1.0
@@ -83,7 +85,8 @@ class _OwnSession:
 class AssignedWorker:
     """One worker. `run` returns the worker's exit; `request_exit` and `cut_off` end the worker.
 
-    `sessions`: the session factory of its key. `side_threads`: threads for short calls, shared by all workers.
+    `sessions`: the session factory of its key. `side_threads` and `suspect_gate` are shared by all workers of
+    the process: threads for short calls, and a gate for suspects.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class AssignedWorker:
         *,
         sessions: KeySessions | None,
         side_threads: ThreadPoolExecutor,
+        suspect_gate: SuspectGate,
         clock: Clock,
     ) -> None:
         self._app = app
@@ -100,6 +104,7 @@ class AssignedWorker:
         self._sessions = None if sessions is None else _OwnSession(sessions)
         self._enter_thread: Callable[[], None] | None = None if sessions is None else sessions.enter_thread
         self.side_threads = side_threads
+        self.suspect_gate = suspect_gate
         self._clock = clock
         self._threads: KeyThreads | None = None
         self._parts: WorkerParts | None = None
@@ -196,7 +201,10 @@ class AssignedWorker:
         app = self._app
         if self._sessions is not None:
             app = app.with_sessions(cast(SessionFactory, self._sessions))
-        return build_parts(app, self._environment, clock=self._clock, host=self)
+        # The process has run for long: of its imports a key waits only for the preparation of the handlers.
+        times = StartTimes()
+        with times.part("python"):
+            return build_parts(app, self._environment, clock=self._clock, host=self, start_times=times)
 
     def _exit(self, reason: ExitReason) -> NoReturn:
         """Called by the worker after it has closed its connection."""

@@ -14,9 +14,12 @@ from osrdyne_worker.pooled.process import PooledProcess
 from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import runtime_settings
+from osrdyne_worker.runtime.start_times import StartTimes
 
 
-def build_process(app: App, environment: WorkerEnvironment, *, ready_file: ReadyFile) -> PooledProcess:
+def build_process(
+    app: App, environment: WorkerEnvironment, *, ready_file: ReadyFile, start_times: StartTimes
+) -> PooledProcess:
     """Build the process. Raises `ConfigurationError` if the environment or the application is invalid."""
     clock = SystemClock()
     host = WorkerHost(app, environment, clock)
@@ -35,6 +38,7 @@ def build_process(app: App, environment: WorkerEnvironment, *, ready_file: Ready
         ),
         ready_file=ready_file,
         log_lines=log_lines,
+        start_times=start_times,
         clock=clock,
     )
 

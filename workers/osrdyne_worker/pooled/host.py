@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,7 +14,8 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.pooled import ProcessMemory
 from osrdyne_worker.app.app import App, PoolableSessions, is_poolable
 from osrdyne_worker.pooled.assigned_worker import AssignedWorker
-from osrdyne_worker.pooled.memory import process_memory
+from osrdyne_worker.pooled.memory import memory_limit, process_memory
+from osrdyne_worker.requests.suspects import SuspectGate
 from osrdyne_worker.runtime.loading import first_context
 
 SIDE_THREADS = 8
@@ -48,12 +49,18 @@ class WorkerHost:
             app.sessions if app.sessions is not None and is_poolable(app.sessions) else None
         )
         self._shared: Any = None
+        self._suspect_gate = SuspectGate()
         self._side_threads = ThreadPoolExecutor(SIDE_THREADS, thread_name_prefix="side")
 
     async def start(self) -> None:
         """Build the shared session. Raises the errors of the session factory."""
         if (sessions := self._sessions) is not None:
             self._shared = await self._in_thread(lambda: sessions.build_shared(self._context))
+
+    def start_times(self) -> Mapping[str, float]:
+        """Seconds that the parts of `start` took, as far as the session factory measures them."""
+        measured: Mapping[str, float] = getattr(self._sessions, "start_times", dict)()
+        return measured
 
     def make_worker(self, environment: WorkerEnvironment) -> AssignedWorker:
         """A new worker, which does not run yet. Call it only after `start`."""
@@ -62,6 +69,7 @@ class WorkerHost:
             environment,
             sessions=None if self._sessions is None else self._sessions.for_key(self._shared),
             side_threads=self._side_threads,
+            suspect_gate=self._suspect_gate,
             clock=self._clock,
         )
 
@@ -80,12 +88,20 @@ class WorkerHost:
         return f"{SESSION_GONE} {reason}" if reason else SESSION_GONE
 
     async def memory(self) -> ProcessMemory:
-        """The memory of this process, its children, and the heap of the shared session."""
+        """The memory of this process, its children, the heap of the shared session, and the host or cgroup."""
         rss, pss = await self._in_thread(process_memory)
-        used, maximum = None, None
+        limit = await self._in_thread(memory_limit)
+        used, maximum, live = None, None, None
         if (sessions := self._sessions) is not None and self._shared is not None:
             used, maximum = await self._in_thread(lambda: sessions.heap(self._shared)) or (None, None)
-        return ProcessMemory(heap_used=used, heap_max=maximum, rss=rss, pss=pss)
+            find: Callable[[Any], int | None] | None = getattr(sessions, "live_heap", None)
+            live = None if find is None else find(self._shared)
+        return ProcessMemory(heap_used=used, heap_max=maximum, rss=rss, pss=pss, heap_live=live, limit=limit)
+
+    async def executor_seconds(self) -> float | None:
+        """How long tasks of all keys have run, on one core; None if the session factory does not know it."""
+        find: Callable[[Any], float | None] | None = getattr(self._sessions, "executor_seconds", None)
+        return None if find is None or self._shared is None else await self._in_thread(lambda: find(self._shared))
 
     async def close(self) -> None:
         """Close the shared session; this ends Spark's JVM."""

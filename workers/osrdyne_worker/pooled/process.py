@@ -8,16 +8,16 @@ its workers. Source: docs/reference/protocol/pooled.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.tasks import endless
+from osrdyne.aio.tasks import at_most, endless, first_of
 from osrdyne.amqp import Connection, ConnectionOptions, connect
 from osrdyne.errors import BrokerError, BrokerUnavailableError, InvalidMessageError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import BUSY_INTERVAL, Event
+from osrdyne.protocol.activity import BUSY_INTERVAL, COLD_START_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage, is_plausible_term
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, WorkerId
@@ -37,15 +37,15 @@ from osrdyne.protocol.pooled import (
 from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.pooled.assignments import Assignments
 from osrdyne_worker.pooled.log_lines import LogLines
+from osrdyne_worker.runtime.connection import loss_of, stay_connected
 from osrdyne_worker.runtime.control import ControlWarnings, is_plausible, listen
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
 from osrdyne_worker.runtime.ready_file import ReadyFile
-from osrdyne_worker.runtime.reconnecting import stay_connected
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeSettings
-from osrdyne_worker.runtime.waiting import at_most, first_of, loss_of
+from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
 CLOSING_TIME = 5.0
 """Seconds of `stop_grace` that the process needs for itself, after its workers."""
@@ -78,9 +78,11 @@ class Host(Protocol):
     """Creates the workers; see `WorkerHost`."""
 
     async def start(self) -> None: ...
+    def start_times(self) -> Mapping[str, float]: ...
     def make_worker(self, environment: WorkerEnvironment) -> HostedWorker: ...
     async def loss(self) -> str | None: ...
     async def memory(self) -> ProcessMemory: ...
+    async def executor_seconds(self) -> float | None: ...
     async def close(self) -> None: ...
 
 
@@ -96,6 +98,7 @@ class PooledProcess:
         reporter: Reporter,
         ready_file: ReadyFile,
         log_lines: LogLines,
+        start_times: StartTimes,
         clock: Clock,
     ) -> None:
         self._environment = environment
@@ -104,6 +107,7 @@ class PooledProcess:
         self._reporter = reporter
         self._ready_file = ready_file
         self._log_lines = log_lines
+        self._start_times = start_times
         self._clock = clock
         self._started_at = clock.time()
         self._assignments = Assignments()
@@ -119,6 +123,7 @@ class PooledProcess:
         self._answers: list[str] = []
         self._report_due = False
         self._memory = ProcessMemory()
+        self._executor_seconds: float | None = None
         self._ready = asyncio.Event()
         self._draining = False
         self._forged = 0
@@ -316,7 +321,10 @@ class PooledProcess:
     async def _connect_and_listen(self) -> None:
         environment = self._environment
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
+        since = self._clock.monotonic()
         connection = self._connection = await connect(options)
+        if not self._ready.is_set():
+            self._start_times.note("connection", self._clock.monotonic() - since)
         log.info("connected to RabbitMQ")
         # Do not bind the routing key of the group: a key of the pool may have the same name.
         routing_key = PoolNames(environment.pool).control_worker_routing_key(environment.worker_id)
@@ -350,10 +358,11 @@ class PooledProcess:
             try:
                 async with asyncio.timeout(STATE_INTERVAL):
                     self._memory = await self._host.memory()
+                    self._executor_seconds = await self._host.executor_seconds()
             except TimeoutError:
-                log.warning("memory of the process unknown")
+                log.warning("figures of the process unknown")
             except Exception:
-                log.warning("memory of the process unknown", exc_info=True)
+                log.warning("figures of the process unknown", exc_info=True)
             self._check_left_behind()
             self._report_soon()
             await self._clock.sleep(STATE_INTERVAL)
@@ -379,6 +388,8 @@ class PooledProcess:
             memory=self._memory,
             requests=self._served + sum(worker.requests for worker in self._workers.values()),
             started_at=self._started_at,
+            cold_start=self._start_times.milliseconds(),
+            executor_seconds=self._executor_seconds,
         )
         # Taken into this report. If it is lost, the leader repeats the question and gets another answer.
         self._answers = []
@@ -405,8 +416,14 @@ class PooledProcess:
         self._health = SessionHealth(self._settings.stray_timeout)
         self._ready.set()
         watchdog.start()
-        log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
-        self._reporter.report(Event.READY)
+        took = self._clock.monotonic() - since
+        # If the session factory measures no parts, there is only the whole.
+        for part, seconds in {"session": took, **self._host.start_times()}.items():
+            self._start_times.note(part, seconds)
+        self._start_times.note("ready", process_age() or took)
+        cold_start = self._start_times.milliseconds()
+        log.info("ready", seconds=round(took, 3), cold_start_ms=cold_start)
+        self._reporter.report(Event.READY, **{COLD_START_FIELD: cold_start})
         self._ready_file.write()
         self._report_soon()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
@@ -27,8 +27,12 @@ from osrdyne_worker.app.codec import (
     error_response,
     may_hold_rows,
     shown_path,
+    stream_of,
 )
-from osrdyne_worker.app.errors import RequestError, describe
+from osrdyne_worker.app.errors import DataChangedError, RequestError, describe
+
+if TYPE_CHECKING:
+    from osrdyne_worker.app.streams import ArrowStream
 
 log = get_logger("worker")
 
@@ -36,6 +40,8 @@ T = TypeVar("T")
 PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 MAX_LISTED_PATHS = 50
 SESSION_GONE = "The session of this worker is gone."
+MAX_DECODED_AT_ONCE = 64 * 1024
+"""Bytes of the bodies of a batch that are decoded on the event loop, which is faster than in a thread."""
 CANCEL_INTERVAL = 1.0
 """Seconds between two attempts to cancel the jobs of a request."""
 
@@ -96,14 +102,30 @@ class Dispatcher:
         target = self._targets.get(path)
         return None if target is None else target.route.batch
 
+    def coalesces(self, call: Call) -> bool | None:
+        """Whether one call of its handler answers requests identical to this one; None: its route decides."""
+        target = self._targets.get(call.path, self._default)
+        coalesce = None if target is None else target.route.coalesce
+        if not callable(coalesce):
+            return coalesce
+        try:
+            said = coalesce(call)
+            return None if said is None else bool(said)
+        except Exception as error:  # of the application; the request itself is not the cause
+            log.warning("coalesce function of a handler failed", path=call.path, reason=describe(error))
+            return False
+
     @property
     def largest_batch(self) -> int:
         """The largest `max_size` of the batch handlers; 1 without any."""
         sizes = [target.route.batch.max_size for target in self._targets.values() if target.route.batch is not None]
         return max(sizes, default=1)
 
-    async def run(self, call: Call, *, group_id: str) -> Response:
-        """Run the handler of one request; its reply. Raises only `SessionLostError` and `CancelledError`."""
+    async def run(self, call: Call, *, group_id: str) -> Response | ArrowStream:
+        """Run the handler of one request; its reply, or the stream of its rows, which the caller must close.
+
+        Raises only `SessionLostError`, `DataChangedError` and `CancelledError`.
+        """
         target = self._targets.get(call.path, self._default)
         if target is not None and target.route.batch is not None:
             [response] = await self.run_batch([call], group_id=group_id)
@@ -116,35 +138,66 @@ class Dispatcher:
             route = target.route
             if not route.is_async:
                 return await self._in_thread(
-                    lambda: self._respond(route, call, route.function(*_arguments(target, call))), call, group_id
+                    lambda: self._respond_or_stream(route, call, route.function(*_arguments(target, call))),
+                    call,
+                    group_id,
+                    discard=_close_unused,
                 )
             # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
             result = await route.function(*_arguments(target, call))
             if not may_hold_rows(result):
                 return answer_to_response(result)
             # A job of Spark collects the rows, or an iterator reads files: neither may block the event loop.
-            return await self._in_thread(lambda: self._respond(route, call, result), call, group_id)
+            return await self._in_thread(
+                lambda: self._respond_or_stream(route, call, result), call, group_id, discard=_close_unused
+            )
+        except DataChangedError:
+            raise
         except RequestError as error:
             return error_response(error, path=call.path)
         except Exception as error:
             return await self._failure(error, call)
 
+    async def next_part(self, stream: ArrowStream, call: Call, *, group_id: str) -> bytes | Response:
+        """The next part of a stream, or its final reply, which may be an error. Raises as `run` does;
+        `DataChangedError` only before the first part."""
+        try:
+            # A thread for each part: a stream that waits for credit occupies none.
+            part = await self._in_thread(lambda: stream.next_part() or stream.end(), call, group_id)
+        except RequestError as error:
+            # Before the first part the handler may run again; afterwards the client has rows of the former data.
+            if isinstance(error, DataChangedError) and stream.parts == 0:
+                raise
+            return error_response(error, path=call.path)
+        except Exception as error:
+            return await self._failure(error, call)
+        return part
+
+    async def close_stream(self, stream: ArrowStream, call: Call, *, group_id: str) -> None:
+        """Close a stream: a generator of the handler runs its `finally` blocks. Logs what they raise."""
+        try:
+            await self._in_thread(stream.close, call, group_id)
+        except Exception as error:
+            log.warning("stream not closed properly", path=call.path, reason=describe(error))
+
     async def run_batch(self, calls: list[Call], *, group_id: str) -> list[Response | None]:
         """Run the batch handler of the calls, which have the same path and context; the reply of each.
 
         If the handler raises, each half of the calls is run by itself, so that one call cannot fail the others. Calls
-        that are cancelled meanwhile are left out (None). Raises only `SessionLostError` and `CancelledError`.
+        that are cancelled meanwhile are left out (None). Raises only `SessionLostError`, `DataChangedError` and
+        `CancelledError`.
         """
         target = self._targets[calls[0].path]
         found: dict[Call, Response] = {}
         ready: list[tuple[Call, Any]] = []
         for call in calls:
             self._attach_session(call)
-            try:
-                # Decoded before the handler runs: an invalid body fails its own call and never the batch.
-                ready.append((call, None if target.decode is None else decode_body(target.decode, call)))
-            except RequestError as error:
-                found[call] = error_response(error, path=call.path)
+        # Decoded before the handler runs: an invalid body fails its own call and never the batch.
+        for call, request in zip(calls, await self._decode_all(target, calls, group_id), strict=True):
+            if isinstance(request, RequestError):
+                found[call] = error_response(request, path=call.path)
+            else:
+                ready.append((call, request))
         # A stack of parts: halving finds one failing call among n in about 2 * log2(n) runs of the handler.
         parts = [ready]
         while parts:
@@ -155,6 +208,9 @@ class Dispatcher:
             results: list[Response | Exception]
             try:
                 results = await self._answer_batch(target, part, group_id)
+            except DataChangedError:
+                # Of the data, and not of one call: the whole batch runs again on the new data.
+                raise
             except InvalidBatchError as error:
                 # The handler ran and its answers cannot be matched to calls: running halves would repeat the side
                 # effects.
@@ -172,6 +228,16 @@ class Dispatcher:
             for (call, _), result in zip(part, results, strict=True):
                 found[call] = result if isinstance(result, Response) else await self._error_of(result, call)
         return [found.get(call) for call in calls]
+
+    async def _decode_all(self, target: Target, calls: list[Call], group_id: str) -> list[Any]:
+        """What the handler gets for each call, or the `RequestError` of an invalid body."""
+        decode = target.decode
+        if decode is None:
+            return [None] * len(calls)
+        if sum(len(call.body) for call in calls) <= MAX_DECODED_AT_ONCE:
+            return [_decoded(decode, call) for call in calls]
+        # In a thread: bodies of many megabytes would keep the event loop from sending heartbeats.
+        return await self._in_thread(lambda: [_decoded(decode, call) for call in calls], calls[0], group_id)
 
     async def _answer_batch(
         self, target: Target, part: list[tuple[Call, Any]], group_id: str
@@ -217,8 +283,24 @@ class Dispatcher:
         collect = None if self._sessions is None else self._sessions.rows
         return answer_to_response(answer_with_rows(result, limit=route.row_limit, accept=call.accept, collect=collect))
 
-    async def _in_thread(self, answer: Callable[[], T], call: Call, group_id: str) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, answer, call, group_id)
+    def _respond_or_stream(self, route: Route, call: Call, result: Any) -> Response | ArrowStream:
+        if call.stream_bytes is None:
+            return self._respond(route, call, result)
+        stream, result = stream_of(
+            result,
+            limit=route.stream_limit,
+            max_bytes=call.stream_bytes,
+            open_batches=getattr(self._sessions, "batches", None),
+        )
+        return self._respond(route, call, result) if stream is None else stream
+
+    async def _in_thread(
+        self, answer: Callable[[], T], call: Call, group_id: str, *, discard: Callable[[T], None] | None = None
+    ) -> T:
+        """Call `answer` in a thread. If the request is cancelled meanwhile, its value goes to `discard`, in a thread
+        too."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._threads, self._work, answer, call, group_id)
         try:
             # Shielded: cancelling the future would report the thread as free while it still runs the handler.
             result = await asyncio.shield(future)
@@ -227,6 +309,11 @@ class Dispatcher:
                 # Repeatedly: Spark does not cancel a stage that it submits after the first attempt.
                 await self._cancel_group(call, group_id)
                 await asyncio.wait({future}, timeout=CANCEL_INTERVAL)
+            if discard is not None and not isinstance(unused := future.result(), BaseException):
+                closing = loop.run_in_executor(self._threads, self._work, lambda: discard(unused), call, group_id)
+                await asyncio.wait({closing})
+                if isinstance(error := closing.result(), BaseException):
+                    log.warning("unused answer not closed properly", path=call.path, reason=describe(error))
             raise
         if isinstance(result, BaseException):
             raise result
@@ -293,6 +380,18 @@ class Dispatcher:
             log.warning("stray tasks unknown", exc_info=True)
             return {}
 
+    async def executor_seconds(self, session: Any) -> float | None:
+        """How long tasks of this worker have run, on one core. None if a session factory does not know it."""
+        find = getattr(self._sessions, "executor_seconds", None)
+        if find is None:
+            return None
+        try:
+            seconds: float | None = await self._in_side_thread(lambda _: find(session))
+        except Exception:
+            log.warning("time of tasks unknown", exc_info=True)
+            return None
+        return seconds
+
     async def _in_side_thread(self, function: Callable[[SessionFactory], T]) -> T:
         sessions = self._sessions
         assert sessions is not None
@@ -306,6 +405,14 @@ class Dispatcher:
         if self._debug:
             refusal.details["traceback"] = traceback.format_exception(error)
         return error_response(refusal, path=call.path)
+
+    async def reload_failed(self, error: Exception, call: Call) -> Response:
+        """The reply to a request whose data could not be reloaded. Raises `SessionLostError` if that is why."""
+        await self._check_alive(error, call)
+        found = await self._refusal(error)
+        reason = describe(error) if found is None else found.message
+        message = f"The data could not be reloaded; the former data stays in use. {reason}"
+        return error_response(RequestError(message, 503, "reload_failed"), path=call.path)
 
     async def _check_alive(self, error: Exception, call: Call) -> None:
         """Raise `SessionLostError` if the session is gone: that is the cause of `error` then."""
@@ -336,6 +443,13 @@ class Dispatcher:
         )
 
 
+def _close_unused(answer: Response | ArrowStream) -> None:
+    """Close the stream of a request that was cancelled while its handler opened it: its job would otherwise go on, and
+    fill the disk with rows that no client reads."""
+    if not isinstance(answer, Response):
+        answer.close()
+
+
 def _arguments(target: Target, call: Call) -> tuple[Any, ...]:
     if target.decode is None:
         return (call,)
@@ -351,6 +465,13 @@ def decode_body(decode: Decoder, call: Call) -> Any:
             error_code="unsupported_encoding",
         )
     return decode(call.body)
+
+
+def _decoded(decode: Decoder, call: Call) -> Any:
+    try:
+        return decode_body(decode, call)
+    except RequestError as error:
+        return error
 
 
 def _sum(figures: Any) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ from osrdyne.amqp import Delivery
 from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.app.call import Call
+from osrdyne_worker.requests.data_versions import LoadedData
 from osrdyne_worker.requests.prefetch import HeldRequest
 from osrdyne_worker.requests.priorities import PriorityLevel
 from osrdyne_worker.runtime.connection import BrokerConnection
@@ -52,16 +53,30 @@ class InFlight:
     """An earlier worker may have died of it: it runs last, and alone."""
     waits: bool = True
     """It counts as waiting in its priority level."""
+    events: int = 0
+    """What it takes from the budget of its worker."""
+    probe: str | None = None
+    """The id of the probe for which it was taken."""
     is_reported: bool = False
     will_be_retried: bool = False
     """It failed and is being published for its next attempt: a cancel is meant for that attempt."""
     has_slot: bool = False
+    paused: bool = False
+    """Its answer is a stream that waits for credit, and it has given its slot back meanwhile."""
     in_handler: bool = False
     """Its handler runs; also after the request was interrupted and settled, until the handler ends."""
+    is_abandoned: bool = False
+    """It was interrupted, and its slot is free for another request although its handler runs on."""
     batch_size: int = 0
     """The requests of the batch in which it runs, itself included; 0 outside of batches. The batch has the slot."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
     """The task that settles an interrupted request while its handler may still run."""
+    data: LoadedData | None = None
+    """The data that it uses, once its handler has begun."""
+    waits_for_data: bool = False
+    """It waits for a reload."""
+    data_reloaded: bool = False
+    """Its handler has run again because the data had changed."""
     phase: Phase = Phase.WAITING
     interruption: Interruption | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)

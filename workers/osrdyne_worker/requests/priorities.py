@@ -16,11 +16,15 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import QueueName
+from osrdyne_worker.requests.rates import EventBudget
 
 DELIVERY_TIMEOUT = 0.5
 """Seconds to wait for a delivery that must be on its way, before the queue is asked again."""
 MAX_SILENT_CHECKS = 6
 """How many checks in a row a queue may leave unanswered before lower levels go on without it."""
+
+_BEGUN = -2
+"""The place of requests that have begun and wait for a slot again: before those that were promoted."""
 
 
 class PriorityLevel:
@@ -136,8 +140,8 @@ class PriorityLevels:
 class Slots:
     """`size` slots to run in. The waiter with the highest priority (lowest number) is next, then the longest waiting.
 
-    No waiter is granted a slot while a higher level may hold a request that has not arrived yet. `spawn` starts the
-    task that checks these levels.
+    No waiter is granted a slot while a higher level may hold a request that has not arrived yet, or while the `budget`
+    of events is used up. `spawn` starts the tasks that check the levels and wait for the budget.
     """
 
     def __init__(
@@ -146,38 +150,48 @@ class Slots:
         *,
         levels: PriorityLevels | None = None,
         spawn: Callable[[Coroutine[None, None, None]], object] | None = None,
+        budget: EventBudget | None = None,
     ) -> None:
         self._size = self._free = size
         self._levels = levels
         self._spawn = spawn
+        self._budget = budget
         self._checking = False
-        self._waiting: list[tuple[int, int, asyncio.Future[None], bool]] = []
+        self._pausing = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None], bool, int]] = []
         self._order = count()
 
     @property
     def free(self) -> int:
         return self._free
 
-    def try_acquire(self, priority: int = 0) -> bool:
-        """Take a slot if one is free, no request waits and no higher level blocks."""
+    def try_acquire(self, priority: int = 0, *, events: int = 0) -> bool:
+        """Take a slot if one is free, no request waits, no higher level blocks and the budget is not used up."""
         # With waiters the order of the heap decides: a newcomer must not pass them.
-        if self._free == 0 or self._waiting or self._is_blocked(priority):
+        if self._free == 0 or self._waiting or self._budget_wait() or self._is_blocked(priority):
             return False
         self._free -= 1
+        self._take_events(events)
         return True
 
-    async def acquire(self, priority: int) -> None:
-        """Wait for a slot and take it."""
-        if self.try_acquire(priority):
+    async def acquire(self, priority: int, *, events: int = 0) -> None:
+        """Wait for a slot and take it. `events`: what the request takes from the budget."""
+        if self.try_acquire(priority, events=events):
             return
-        await self._wait_turn(priority, alone=False)
+        await self._wait_turn(priority, alone=False, events=events)
 
-    async def acquire_all(self, priority: int, *, patience: float) -> None:
+    async def acquire_again(self, priority: int) -> None:
+        """Wait for a slot for a request that has begun: it has taken its events."""
+        # Before those that wait for the budget: they cannot use the slot.
+        is_limited = self._budget is not None and self._budget.rate is not None
+        await self._wait_turn(_BEGUN if is_limited else priority, alone=False)
+
+    async def acquire_all(self, priority: int, *, patience: float, events: int = 0) -> None:
         """Take all slots once no request goes first. After `patience` seconds the waiter goes before all others."""
         # Its own place in the order is drawn here, so that the timer can find the waiter again.
         timer = asyncio.get_running_loop().call_later(patience, self._promote, order := next(self._order))
         try:
-            await self._wait_turn(priority, alone=True, order=order)
+            await self._wait_turn(priority, alone=True, order=order, events=events)
         finally:
             timer.cancel()
 
@@ -185,10 +199,10 @@ class Slots:
         self._free += self._size if all_slots else 1
         self._grant()
 
-    async def _wait_turn(self, priority: int, *, alone: bool, order: int | None = None) -> None:
+    async def _wait_turn(self, priority: int, *, alone: bool, order: int | None = None, events: int = 0) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The counter breaks ties: requests of one level run in the order in which they arrived.
-        heapq.heappush(self._waiting, (priority, next(self._order) if order is None else order, turn, alone))
+        heapq.heappush(self._waiting, (priority, next(self._order) if order is None else order, turn, alone, events))
         self._grant()
         try:
             await turn
@@ -207,18 +221,39 @@ class Slots:
         heapq.heapify(self._waiting)
         self._grant()
 
+    def _budget_wait(self) -> float:
+        return 0.0 if self._budget is None else self._budget.wait()
+
+    def _take_events(self, events: int) -> None:
+        if self._budget is not None and events:
+            self._budget.take(events)
+
+    async def _wait_for_budget(self) -> None:
+        """Wait until the budget is not used up, or nothing waits for it."""
+        try:
+            while self._budget is not None and self._waiting and (wait := self._budget.wait()) > 0:
+                await self._budget.changed.wait(wait)
+        finally:
+            self._pausing = False
+        self._grant()
+
     def _is_blocked(self, priority: int) -> bool:
         return self._levels is not None and self._levels.block(priority)
 
     def _grant(self) -> None:
         """Grant free slots to waiters, in order, as long as no higher level blocks them."""
         while self._free and self._waiting:
-            priority, _, turn, alone = self._waiting[0]
+            priority, _, turn, alone, events = self._waiting[0]
             if turn.done():
                 heapq.heappop(self._waiting)
             elif alone and self._free < self._size:
                 # It stays at the head, and no waiter behind it is granted a slot: otherwise all slots would never be
                 # free at once.
+                return
+            elif priority != _BEGUN and self._budget_wait():
+                if not self._pausing and self._spawn is not None:
+                    self._pausing = True
+                    self._spawn(self._wait_for_budget())
                 return
             elif self._is_blocked(priority):
                 if not self._checking and self._spawn is not None:
@@ -229,6 +264,7 @@ class Slots:
             else:
                 heapq.heappop(self._waiting)
                 self._free -= self._size if alone else 1
+                self._take_events(events)
                 # The slot is taken before the waiter runs: two grants in a row never give the same slot.
                 turn.set_result(None)
 

@@ -7,31 +7,49 @@ pause and a lost channel interrupt that task. Source: docs/reference/protocol/wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO
-from osrdyne.errors import BrokerError, PublishRefusedError
+from osrdyne.errors import BrokerError, InvalidMessageError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import MAX_NAMED_REQUESTS, REPLY_TO_REFUSED, RETRIED, Event, text_fingerprint
-from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Response, header_text
+from osrdyne.protocol.data_versions import DATA_RELOADED_HEADER, DATA_VERSION_HEADER, required_data_version
+from osrdyne.protocol.messages import (
+    COALESCE_HEADER,
+    REPLAY_HEADER,
+    ROUTE_HEADER,
+    Request,
+    Response,
+    header_text,
+    without_identity,
+)
 from osrdyne.protocol.names import ReplyAddresses
+from osrdyne.protocol.rates import EventRate
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
-from osrdyne_worker.app.app import BatchOptions, Context
+from osrdyne.protocol.streams import read_wanted_credit
+from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.call import Call
-from osrdyne_worker.app.codec import shown_path
+from osrdyne_worker.app.codec import error_response, shown_path
+from osrdyne_worker.app.errors import DataChangedError, RequestError
 from osrdyne_worker.requests.batches import Batches
 from osrdyne_worker.requests.cancellations import Cancellations
+from osrdyne_worker.requests.coalescing import Coalescing
+from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
 from osrdyne_worker.requests.prefetch import HeldRequest
 from osrdyne_worker.requests.priorities import PriorityLevel, PriorityLevels, Slots
+from osrdyne_worker.requests.rates import EventBudget
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
 from osrdyne_worker.requests.retries import Retries, counted, priority_of_delivery
+from osrdyne_worker.requests.streams import MAX_PAUSED, Streams
 from osrdyne_worker.requests.suspects import (
     ALONE_TIMEOUT,
     PATIENCE,
@@ -39,6 +57,7 @@ from osrdyne_worker.requests.suspects import (
     VERDICT_TIME,
     DeathEvidence,
     RefusedTexts,
+    SuspectGate,
     is_suspect,
     refusal,
 )
@@ -47,17 +66,33 @@ from osrdyne_worker.runtime.exit import Unrecoverable
 from osrdyne_worker.runtime.reports import Completion, Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext
 
+if TYPE_CHECKING:
+    from osrdyne_worker.app.streams import ArrowStream
+
+MAX_WAITING_FOR_DATA = 100
+"""Requests that wait for a reload without keeping further ones from coming."""
+
 MAX_ROUTE = 200
 """Characters of a route's name in a report."""
 
 log = get_logger("worker")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """How requests are answered: to which addresses, by what, and after which outcomes they are tried again instead."""
+
+    addresses: ReplyAddresses
+    replies: ReplySender
+    retries: Retries
+
+
 class Processor:
     """Processes requests, at most `concurrency` at once.
 
-    A request goes through the methods below in this order: `accept`, `_process`, `_work`, `_check`, `_run_in_slot` (a
-    suspect: `_run_alone`), `_run_handler`, `_settle`, `_answer`, `_report`. `_interrupt` stops it at any step.
+    A request goes through the methods below in this order: `accept`, `_process`, `_work`, `_check`, `_count_events`,
+    `_wait_for_data`, `_run_in_slot` (a suspect: `_run_alone`), `_run_handler`, `_settle`, `_answer`, `_report`.
+    `_interrupt` stops it at any step.
     """
 
     def __init__(
@@ -67,35 +102,51 @@ class Processor:
         *,
         dispatcher: Dispatcher,
         reporter: Reporter,
-        replies: ReplySender,
-        retries: Retries,
-        addresses: ReplyAddresses,
+        answering: Answering,
         refused_texts: RefusedTexts | None = None,
+        suspect_gate: SuspectGate | None = None,
         on_alone: Callable[[], None] = lambda: None,
+        loading: DataLoading | None = None,
+        rate: EventRate | None = None,
     ) -> None:
-        """`on_alone` is called when `runs_alone` changes."""
-        self.context = context
+        """`on_alone` is called when `runs_alone` changes. `loading` reloads the data; None: it never changes.
+        `suspect_gate`: of the process, if others share it. `rate`: of the events that it serves; None: no limit."""
+        self.data = DataVersions(context, loading, runtime)
         self._runtime = runtime
         self._settings = runtime.settings
         self._clock = runtime.clock
         self._dispatcher = dispatcher
         self._reporter = reporter
-        self._replies = replies
-        self._progress = ProgressSender(replies, runtime.spawn)
+        self._replies = answering.replies
+        self._progress = ProgressSender(answering.replies, runtime.spawn)
         # Shared by all requests of the worker: one warning for each meaningless header, not one for each request.
-        self._retries = retries
-        self._addresses = addresses
+        self._retries = answering.retries
+        self._addresses = answering.addresses
         self._cancellations = Cancellations(self._clock)
         self.refused_texts = refused_texts or RefusedTexts(self._clock)
+        self._suspect_gate = suspect_gate or SuspectGate()
         self.levels = PriorityLevels(self._clock)
-        self._slots = Slots(self._settings.concurrency, levels=self.levels, spawn=runtime.spawn)
+        self.budget = EventBudget(self._clock, rate)
+        self._slots = Slots(self._settings.concurrency, levels=self.levels, spawn=runtime.spawn, budget=self.budget)
         self._batches = Batches(
             dispatcher,
             self._slots,
             self._clock,
             spawn=runtime.spawn,
-            begin=self._begin_in_batch,
+            begin=self._begin_together,
             confirm_running=reporter.confirm_running,
+        )
+        self._coalescing = Coalescing(
+            dispatcher,
+            self._slots,
+            spawn=runtime.spawn,
+            begin=self._begin_together,
+            confirm_running=reporter.confirm_running,
+            context=lambda: self.context,
+            may_abandon=self._may_abandon,
+        )
+        self.streams = Streams(
+            answering.replies, self._clock, pause=self._pause, resume=self._resume, is_gone=self._is_gone
         )
         self._on_alone = on_alone
         self._alone: InFlight | None = None
@@ -109,6 +160,11 @@ class Processor:
         self._idle = asyncio.Event()
         self._idle.set()
         reporter.watch(self.running_requests, self._evidence_fields)
+
+    @property
+    def context(self) -> Context:
+        """The context of requests that begin now."""
+        return self.data.context
 
     @property
     def in_flight(self) -> int:
@@ -143,15 +199,22 @@ class Processor:
         broker: BrokerConnection,
         level: PriorityLevel | None = None,
         held: HeldRequest | None = None,
+        probe: str | None = None,
     ) -> None:
-        """Take a delivery over; `priority` 0 is the highest. Never raises, whatever the delivery contains."""
+        """Take a delivery over; `priority` 0 is the highest. `probe`: the id of the probe for which it was taken.
+
+        Never raises, whatever the delivery contains.
+        """
         # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
         request = delivery.to_request(now_ms=now_ms(self._clock))
+        if not self._retries.of_managed_pool:
+            # No ingress has removed what the client wrote.
+            request = replace(request, headers=without_identity(request.headers))
         self._accepted += 1
         job = InFlight(
             delivery=delivery,
             request=request,
-            call=Call(self.context, request, clock=self._clock),
+            call=Call(self.context, request, clock=self._clock, max_bytes=self._replies.max_bytes),
             broker=broker,
             # Unique in the life of this worker: cancelling the Spark jobs of one group must not hit another request.
             group_id=f"{self.context.worker_id}-{self._accepted}",
@@ -159,6 +222,7 @@ class Processor:
             received_at=self._clock.monotonic(),
             level=level,
             held=held,
+            probe=probe,
         )
         if level is not None:
             # Before the task runs: from now on no lower level may get a slot ahead of this request.
@@ -204,6 +268,9 @@ class Processor:
                 # never idle.
                 self._reporter.dropped()
             del self._jobs[number]
+            if job.data is not None:
+                # After the handler has ended: nothing reads the former data any more once its last request is here.
+                self.data.release(job.data)
             # Last of all: a lower level that waits for this queue checks it again from here.
             job.leave()
             if not self._jobs:
@@ -212,7 +279,9 @@ class Processor:
     async def _work(self, job: InFlight) -> Result:
         """The result of a request: of the check, of its handler, or of an interruption."""
         try:
-            early = self._check(job)
+            early = self._check(job) or await self._count_events(job)
+            if early is None and not job.is_suspect:
+                early = await self._wait_for_data(job)
             if early is not None:
                 return early
             result = await (self._run_alone(job) if job.is_suspect else self._run_in_slot(job))
@@ -225,14 +294,78 @@ class Processor:
             # The handler may have returned in the same moment. The interruption wins: it may have settled the request
             # already.
             return result_of(job.interruption)
-        return result
+        return self._with_data_version(job, result)
+
+    async def _count_events(self, job: InFlight) -> Result | None:
+        """Count what the request takes from the budget of events; its result if that is too much."""
+        try:
+            job.events = await self.budget.count(job.request)
+        except RequestError as error:
+            return error_response(error, path=job.request.path)
+        return None
+
+    async def _wait_for_data(self, job: InFlight) -> Result | None:
+        """Wait until the data is of the version that the request needs; its result if there is no such data.
+
+        The worker may die during the reload: the request is unacknowledged and is delivered again, and the reports name
+        it as running. Requests that need no later version go on.
+        """
+        try:
+            required = required_data_version(job.request.headers)
+        except InvalidMessageError as error:
+            refusal = RequestError(error.message, 400, "invalid_data_version", {"header": DATA_VERSION_HEADER})
+            return error_response(refusal, path=job.request.path)
+        if self.data.has(required):
+            return None
+        try:
+            await self.data.prepare(required, on_reload=lambda: self._let_others_pass(job))
+            return None
+        except RequestError as error:
+            return error_response(error, path=job.request.path)
+        except Exception as error:
+            return await self._reload_failed(job, error)
+        finally:
+            job.waits_for_data = False
+
+    def _let_others_pass(self, job: InFlight) -> None:
+        """Let requests that need no later version run while this one waits for the reload."""
+        # Bounded: each one lets a further request come, and those that wait must fit into the memory of the worker.
+        if not job.is_suspect and sum(other.waits_for_data for other in self._jobs.values()) < MAX_WAITING_FOR_DATA:
+            job.set_aside()
+        job.waits_for_data = True
+
+    async def _reload_failed(self, job: InFlight, error: Exception) -> Result:
+        try:
+            return await self._dispatcher.reload_failed(error, job.call)
+        except SessionLostError as lost:
+            return self._session_lost(job, lost)
+
+    def _use_data(self, job: InFlight) -> None:
+        """Use the current data for the handler that begins: it is not older than what the request waited for."""
+        job.data, former = self.data.use(), job.data
+        job.call.context = job.data.context
+        if former is not None:
+            self.data.release(former)
+
+    def _with_data_version(self, job: InFlight, result: Result) -> Result:
+        if not isinstance(result, Response) or job.data is None:
+            return result
+        headers = dict(result.headers)
+        # A handler that answers with rows of an earlier time names their version; None: it is unknown.
+        version = headers.pop(DATA_VERSION_HEADER, job.data.version)
+        if version is not None:
+            headers[DATA_VERSION_HEADER] = version
+        if job.data_reloaded:
+            headers[DATA_RELOADED_HEADER] = True
+        return replace(result, headers=headers)
 
     def _check(self, job: InFlight) -> Result | None:
         """The result of a request that must not run; None if it may. Arms the timer of its deadline."""
         request = job.request
         # Before the other checks: their answers, `expired` for example, would go to an address that is not allowed.
         reason = self._addresses.refuse(request.reply_to)
-        if reason is not None and job.interruption is None:
+        # A request that is requeued or lost gets no answer from here. One that its caller has cancelled would get one.
+        if reason is not None and job.interruption not in {Interruption.REQUEUED, Interruption.LOST}:
             self._log_reply_to(request, reason)
             return Outcome.REPLY_TO_REFUSED
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
@@ -271,10 +404,12 @@ class Processor:
         batch = self._dispatcher.batch_options(job.request.path)
         job.classify(in_batch=batch is not None)
         if batch is not None:
-            return await self._run_in_batch(job, batch)
+            return await self._run_together(job, partial(self._batches.run, job, batch))
+        if self._coalesces(job):
+            return await self._run_together(job, partial(self._coalescing.run, job))
         # Cancelled while it waits here, the request has no slot to return; `acquire` passes on a slot granted
         # meanwhile.
-        await self._slots.acquire(job.priority)
+        await self._slots.acquire(job.priority, events=job.events)
         # Set without an await after the grant, so that an interruption never leaves a slot that belongs to no request.
         job.has_slot = True
         job.begin()
@@ -284,25 +419,50 @@ class Processor:
             job.in_handler = False
             self._free_slot(job)
 
-    async def _run_in_batch(self, job: InFlight, options: BatchOptions) -> Result:
+    def _coalesces(self, job: InFlight) -> bool:
+        """Whether identical requests share one run of the handler: as the handler says, else as the route says."""
+        if read_wanted_credit(job.request.headers) is not None:
+            return False  # each client of a stream has its own credit
+        said = self._dispatcher.coalesces(job.call)
+        if said is not None:
+            return said
+        # In a direct pool a client writes this header itself.
+        return self._retries.of_managed_pool and job.request.headers.get(COALESCE_HEADER) is True
+
+    async def _run_together(self, job: InFlight, run: Callable[[], Awaitable[Response]]) -> Result:
         """Run the request together with others, in one slot for all of them."""
         try:
             if await self._is_abandoned(job):
-                # Before it joins a batch: an abandoned request would take a place from one whose caller still waits.
+                # Before it joins the others: an abandoned request would take a place from one whose caller still waits.
                 return Outcome.ABANDONED
-            return await self._batches.run(job, options)
+            try:
+                return await run()
+            except DataChangedError as error:
+                # Each of the requests comes here; they share the reload, and run together again.
+                job.in_handler = False
+                refused = await self._reload_changed(job, error)
+                if refused is not None:
+                    return refused
+            try:
+                return await run()
+            except DataChangedError as error:
+                return error_response(error, path=job.request.path)
         except SessionLostError as error:
             return self._session_lost(job, error)
         finally:
             job.in_handler = False
 
-    def _begin_in_batch(self, job: InFlight, group_id: str, size: int) -> None:
-        """The batch of the request has its slot."""
+    def _begin_together(self, job: InFlight, group_id: str, size: int) -> None:
+        """The batch of the request, or the run that it shares, has its slot."""
         job.begin()
+        # Here and not with the slot: only now it is known which requests run.
+        self.budget.take(job.events)
+        job.events = 0  # it may run again, when data has changed
         job.phase = Phase.RUNNING
         job.in_handler = True
         # All requests of a batch share one Spark job group: the handler answers them together.
         job.group_id, job.batch_size = group_id, size
+        self._use_data(job)
         left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
         self._arm(job, time_to_work(left, self._settings))
 
@@ -322,19 +482,15 @@ class Processor:
             # refuses.
             await self._clock.sleep(VERDICT_TIME)
         # All slots: nothing else may run beside the suspect, or its death would prove nothing about it.
-        await self._slots.acquire_all(SUSPECT_PRIORITY, patience=PATIENCE)
+        await self._slots.acquire_all(SUSPECT_PRIORITY, patience=PATIENCE, events=job.events)
         try:
             job.phase = Phase.RUNNING
             # Set before the callback: it makes the intakes stop, so that no further request enters the worker.
             self._alone = job
             self._on_alone()
             await self._until_alone()
-            refused = self._check_text(job)  # the controller may have refused its text meanwhile
-            if refused is not None:
-                return refused
-            # Not earlier: a worker that dies before this line must not be taken as proof against the suspect.
-            self._evidence.alone = text_fingerprint(job.request.path, job.request.body)
-            return await self._run_handler(job)
+            async with self._suspect_gate.one_at_a_time():
+                return await self._run_suspect(job)
         finally:
             job.in_handler = False
             self._alone = None
@@ -345,6 +501,21 @@ class Processor:
             self._on_alone()
             # The suspect is not the cause of what happens from now on.
             self._reporter.report(Event.BUSY, in_flight=self._reporter.in_flight)
+
+    async def _run_suspect(self, job: InFlight) -> Result:
+        refused = self._check_text(job)  # the controller may have refused its text meanwhile
+        if refused is not None:
+            return refused
+        # Not earlier: a worker that dies before this line must not be taken as proof against the suspect.
+        self._evidence.alone = text_fingerprint(job.request.path, job.request.body)
+        try:
+            # Here and not before: the reload that it needs may be what ended the earlier worker.
+            early = await self._wait_for_data(job)
+            return await self._run_handler(job) if early is None else early
+        finally:
+            # Before the gate opens: the suspect of another worker of this process runs next.
+            job.in_handler = False
+            self._evidence.alone = ""
 
     async def _until_alone(self) -> None:
         """Wait until other requests that were set aside are requeued, and no queue is consumed."""
@@ -365,9 +536,86 @@ class Processor:
                 return Outcome.ABANDONED
             if job.request.redelivered:  # it may have ended an earlier worker
                 await self._reporter.confirm_running()
-            return await self._dispatcher.run(job.call, group_id=job.group_id)
+            if await self.streams.is_wanted(job.request):
+                job.call.attach_stream(self._replies.max_bytes)
+            self._use_data(job)
+            try:
+                return await self._dispatch(job)
+            except DataChangedError as error:
+                return await self._run_again(job, error)
         except SessionLostError as error:
             return self._session_lost(job, error)
+
+    async def _run_again(self, job: InFlight, changed: DataChangedError) -> Result:
+        """Reload the data and run the handler once more. The request is unacknowledged all the while."""
+        refused = await self._reload_changed(job, changed)
+        if refused is not None:
+            return refused
+        self._use_data(job)
+        try:
+            return await self._dispatch(job)
+        except DataChangedError as error:
+            return error_response(error, path=job.request.path)
+
+    async def _reload_changed(self, job: InFlight, changed: DataChangedError) -> Result | None:
+        """Reload data that has changed below a handler; the result of the request if that fails."""
+        log.warning("data changed, reloading", path=shown_path(job.request.path), reason=changed.message)
+        try:
+            # Not if another request has had the data reloaded since this one began.
+            await self.data.reload(unless=job.data)
+        except RequestError as error:
+            return error_response(error, path=job.request.path)
+        except Exception as error:
+            return await self._reload_failed(job, error)
+        job.data_reloaded = True
+        # The jobs of the first run have ended, and tasks of ended groups are taken for strays.
+        job.group_id = f"{job.group_id}-again"
+        return None
+
+    async def _dispatch(self, job: InFlight) -> Result:
+        """Run the handler, and send the parts of a streamed answer; the final reply. Raises as `Dispatcher.run`."""
+        result = await self._dispatcher.run(job.call, group_id=job.group_id)
+        return result if isinstance(result, Response) else await self._send_stream(job, result)
+
+    async def _send_stream(self, job: InFlight, parts: ArrowStream) -> Result:
+        """Send the parts of a streamed answer; its final reply. Raises as `Dispatcher.run` does, and `BrokerError`."""
+        call, group_id = job.call, job.group_id
+        try:
+            response = await self.streams.send(job, lambda: self._dispatcher.next_part(parts, call, group_id=group_id))
+        except PublishRefusedError as error:
+            # As for a final reply whose queue is full: the delivery counts, so that this ends at the delivery limit.
+            log.warning("part of a stream refused by its queue", path=job.request.path, reason=str(error))
+            return Outcome.REJECTED
+        finally:
+            await self._dispatcher.close_stream(parts, call, group_id=group_id)
+        if response is None:
+            log.info("stream ended, its client is gone", path=shown_path(job.request.path))
+            return Outcome.ABANDONED
+        return response
+
+    def _pause(self, job: InFlight) -> bool:
+        """Give the slot of a stream without credit back; False if it keeps its slot."""
+        paused = sum(other.paused for other in self._jobs.values())
+        # A suspect has no slot of its own: it holds all of them, and must go on to run alone.
+        if not job.has_slot or paused >= MAX_PAUSED:
+            return False
+        job.paused = True
+        # The prefetch lets one more request come, which gets this slot.
+        job.set_aside()
+        self._free_slot(job)
+        return True
+
+    async def _resume(self, job: InFlight) -> None:
+        """Wait for a slot again."""
+        await self._slots.acquire_again(job.priority)
+        # Without an await after the grant, as in `_run_in_slot`.
+        job.has_slot, job.paused = True, False
+        job.begin()
+
+    async def _is_gone(self, job: InFlight) -> bool:
+        """Whether the client of a stream is gone, as far as RabbitMQ knows; only for direct reply-to."""
+        reply_to = job.request.reply_to or ""
+        return reply_to.startswith(DIRECT_REPLY_TO) and await job.broker.caller_is_gone(reply_to)
 
     def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
         # Recorded before the exit is requested: the last report has to name the requests that ran when the session
@@ -402,7 +650,7 @@ class Processor:
                 # answered.
                 await job.ack()
                 assert isinstance(result, Response)
-                self._completed(job, str(result.status))
+                self._completed(job, str(result.status), code=result.code)
             case Outcome.RETRIED:
                 # Crash before: the copy waits and the request is delivered again, a duplicate. After: the copy alone.
                 await job.ack()
@@ -466,12 +714,12 @@ class Processor:
         if not job.delivery.channel.is_closed:
             job.broker.fail()
 
-    def _completed(self, job: InFlight, status: str) -> None:
+    def _completed(self, job: InFlight, status: str, *, code: int | None = None) -> None:
         # A cancel that comes after the answer must not be remembered: it would hit a later request of the same name.
         self._cancellations.completed(job.request.correlation_id, job.request.reply_to)
-        self._report(job, status)
+        self._report(job, status, code=code)
 
-    def _report(self, job: InFlight, status: str) -> None:
+    def _report(self, job: InFlight, status: str, *, code: int | None = None) -> None:
         # Set first: whatever fails below, the count of requests in flight must not be lowered twice.
         job.is_reported = True
         completion = Completion(
@@ -481,9 +729,13 @@ class Processor:
             job.request.redelivered,
             route=self._route_of(job.request),
             priority=priority_of_delivery(job.delivery),
+            code=code,
+            probe=job.probe,
         )
         duration = self._clock.monotonic() - job.received_at
-        self._reporter.completed(completion, duration_ms=int(duration * 1000))
+        # Only the circuits of managed pools count requests by their id.
+        request = job.fingerprint if self._retries.of_managed_pool else None
+        self._reporter.completed(completion, duration_ms=int(duration * 1000), request=request)
 
     def _route_of(self, request: Request) -> str | None:
         """The route that the ingress has written; None in a direct pool, where callers write the header."""
@@ -560,12 +812,16 @@ class Processor:
 
     def _abandon(self, job: InFlight) -> None:
         """Free the slot of an interrupted handler while it runs on, if its application allows that."""
-        # Handlers that run on without a slot still hold a thread; the pool of threads has `max_abandoned` spare ones.
-        abandoned = sum(
-            other.in_handler and not other.has_slot and not other.batch_size for other in self._jobs.values()
-        )
-        if self._dispatcher.may_abandon(job.request.path) and abandoned < self._settings.max_abandoned:
+        if job.has_slot and self._may_abandon(job):
             self._free_slot(job)
+
+    def _may_abandon(self, job: InFlight) -> bool:
+        """Whether the slot of an interrupted request is free while its handler runs on; counts it then."""
+        # Handlers that run on without a slot still hold a thread; the pool of threads has `max_abandoned` spare ones.
+        abandoned = sum(other.is_abandoned and other.in_handler for other in self._jobs.values())
+        if self._dispatcher.may_abandon(job.request.path) and abandoned < self._settings.max_abandoned:
+            job.is_abandoned = True
+        return job.is_abandoned
 
     def _watch_stuck(self, job: InFlight) -> None:
         job.disarm()
@@ -589,7 +845,8 @@ class Processor:
 
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, settled or not, or ran when the session was lost."""
-        running = [job.fingerprint for job in self._jobs.values() if job.in_handler]
+        # A reload is work for the requests that wait for it: it may end the worker as a handler may.
+        running = [job.fingerprint for job in self._jobs.values() if job.in_handler or job.waits_for_data]
         # Bounded: the report must stay small however many requests run. Lost sessions come first, as the likely cause.
         return [*self._evidence.lost_session, *running][:MAX_NAMED_REQUESTS]
 

@@ -17,7 +17,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
 from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.codec import answer_to_response, error_response
-from osrdyne_worker.app.errors import CallCancelledError, RequestError
+from osrdyne_worker.app.errors import CallCancelledError, RequestError, answer_too_large
 from osrdyne_worker.requests.inflight import InFlight
 
 CANCEL_CHECK_INTERVAL = 0.5
@@ -108,12 +108,8 @@ def fitting(response: Response, request: Request, max_bytes: int) -> Response:
     """The response, or an `error` in its place if it is too large."""
     if len(response.body) <= max_bytes:
         return response
-    refusal = RequestError(
-        f"The answer has {len(response.body)} bytes; at most {max_bytes} can be sent. Ask for less at once.",
-        code=413,
-        error_code="answer_too_large",
-        details={"size_bytes": len(response.body), "max_bytes": max_bytes},
-    )
+    size = len(response.body)
+    refusal = answer_too_large(f"has {size} bytes", size, max_bytes)
     return replace(error_response(refusal, path=request.path), progress=response.progress)
 
 

@@ -7,9 +7,11 @@ while.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
@@ -27,6 +29,28 @@ of the group before the controller has noticed the death of the first."""
 ALONE_TIMEOUT = 5.0
 """Seconds to wait until all other requests have left the worker."""
 MAX_TEXTS = 1000
+
+
+class SuspectGate:
+    """Lets one suspect at a time run in a process that several workers share: if the process ends, the suspect that ran
+    may be the cause, and those that waited are not."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def one_at_a_time(self, *, patience: float = PATIENCE) -> AsyncIterator[None]:
+        """Hold the gate inside; after `patience` seconds without it too, because a harmless suspect must not expire."""
+        try:
+            async with asyncio.timeout(patience):
+                await self._lock.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 def is_suspect(request: Request) -> bool:

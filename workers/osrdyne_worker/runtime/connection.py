@@ -1,20 +1,34 @@
 """The connection of a worker to the broker, with the channels that its parts share.
 
-The worker opens a new one after each loss: a `BrokerConnection` never reconnects, and it is lost as a whole as soon as
-one of its parts is.
+A `BrokerConnection` never reconnects, and it is lost as a whole as soon as one of its parts is. `stay_connected` opens
+a new one after each loss, and gives up when the log-in is refused for too long.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
 from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel
-from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    ConfigurationError,
+)
+from osrdyne.logs import get_logger
+from osrdyne_worker.runtime.exit import AccessRefused, ExitReason, InvalidConfiguration
 
 BLOCKED_INTERVAL = 0.5
 """Seconds between two checks of a connection that RabbitMQ has blocked."""
+RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
+STABLE_AFTER = 10.0
+"""Seconds after which a connection counts as good: its loss is then a first failure again."""
+
+log = get_logger("worker")
 
 
 class BrokerConnection:
@@ -111,3 +125,42 @@ async def open_broker_connection(options: ConnectionOptions, clock: Clock) -> Br
     except BaseException:
         await connection.close()
         raise
+
+
+async def stay_connected(
+    serve: Callable[[], Awaitable[None]],
+    *,
+    clock: Clock,
+    refused_timeout: float,
+    request_exit: Callable[[ExitReason], None],
+    is_exiting: Callable[[], bool],
+) -> None:
+    """Call `serve`, which connects and raises `BrokerError` when the connection is lost, again and again.
+
+    Requests an exit if the URI is invalid, or if RabbitMQ has refused the log-in for `refused_timeout` seconds: the
+    next worker may get other credentials.
+    """
+    failures, refused_since = 0, None
+    while True:
+        since = clock.monotonic()
+        try:
+            await serve()
+        except ConfigurationError as error:
+            # A further attempt would fail the same way: the URI of this worker does not change.
+            request_exit(InvalidConfiguration(f"WORKER_AMQP_URI: {error.message}"))
+        except BrokerError as error:
+            failures = 1 if clock.monotonic() - since > STABLE_AFTER else failures + 1
+            if not is_exiting():
+                log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
+            # Counted from the first refusal in a row: one that is followed by a connection was only temporary.
+            refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
+            if refused_since is not None and (refused_for := clock.monotonic() - refused_since) >= refused_timeout:
+                reason = f"RabbitMQ has refused the log-in for {refused_for:.0f} s: {error.message}"
+                request_exit(AccessRefused(reason))
+        await clock.sleep(RECONNECT.delay(failures))
+
+
+def loss_of(group: BaseExceptionGroup[BrokerError]) -> str:
+    """Why the connection was lost: the first error of the tasks that used it."""
+    first = group.exceptions[0]
+    return loss_of(first) if isinstance(first, BaseExceptionGroup) else first.message

@@ -8,16 +8,17 @@ Source: docs/reference/protocol/reports.md, "Control messages".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Connection
-from osrdyne.errors import BrokerError, BrokerNotFoundError
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire, is_plausible_term
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.names import PoolNames, QueueName, WorkerId
 
 NO_GENERATION = Generation(0, 0)
 """Older than every generation of a leader."""
@@ -76,6 +77,18 @@ def parse_seconds(value: object) -> float:
     return float(value) if 0 < value < math.inf else 0.0
 
 
+class CreditListener(Protocol):
+    """Receives the credit messages of clients: the streams of a worker (`requests.streams`)."""
+
+    def listening(self, available: bool | None) -> None:
+        """Whether credit messages can be received; None: not known yet."""
+        ...
+
+    def granted(self, headers: Mapping[str, object]) -> None:
+        """Handle the headers of one credit message."""
+        ...
+
+
 class ControlWarnings:
     """Logs that control messages cannot be received, once for each outage. A missing control exchange is logged once in
     the life of a worker: the reference's daemon has none."""
@@ -103,6 +116,7 @@ async def listen(
     on_forged: Callable[[], None],
     warnings: ControlWarnings,
     clock: Clock,
+    credit: CreditListener | None = None,
 ) -> None:
     """Call `handle` with every control message for `routing_keys` while the connection is open, and `on_listening`
     before the first.
@@ -110,15 +124,20 @@ async def listen(
     `on_forged` is called for a message that did not come through the control exchange, where only the controller may
     publish. Clients can reach the queue by its name: their replies go to the default exchange.
 
+    `credit` receives the credit messages of clients; None for a process that answers no requests.
+
     The control queue is exclusive. After a connection that broke silently, RabbitMQ refuses the queue until it has
     noticed the loss: hence the retries.
     """
     failures = 0
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, routing_keys, handle, on_listening, on_forged)
+            await _listen_once(connection, environment, routing_keys, handle, on_listening, on_forged, credit)
         except BrokerError as error:
             failures += 1
+            if credit is not None:
+                # A stream that began now would get no credit. Without a control exchange there will be none at all.
+                credit.listening(False if isinstance(error, BrokerNotFoundError) else None)
             if not connection.is_closed:
                 warnings.note(error, exchange=environment.control_exchange, first=failures == 1)
             await clock.sleep(Backoff(initial=1.0).delay(failures))
@@ -131,7 +150,10 @@ async def _listen_once(
     handle: Callable[[ControlMessage], None],
     on_listening: Callable[[], None],
     on_forged: Callable[[], None],
+    credit: CreditListener | None,
 ) -> None:
+    if credit is not None:
+        credit.listening(None)
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
     channel = await connection.channel()
@@ -142,7 +164,12 @@ async def _listen_once(
     # Without acknowledgements: a lost control message is repeated, and a late one is of no use.
     consumer = await channel.consume(queue, no_ack=True)
     on_listening()
+    if credit is not None:
+        credit.listening(await _binds_credit(connection, queue, names, environment.worker_id))
     async for delivery in consumer:
+        if credit is not None and delivery.exchange == names.credit_exchange:
+            credit.granted(delivery.headers)
+            continue
         if delivery.exchange != environment.control_exchange:
             # Clients can reach this queue through the default exchange, and could otherwise drain or stop a worker.
             on_forged()
@@ -152,3 +179,17 @@ async def _listen_once(
             log.warning("malformed control message", size=len(delivery.body))
         else:
             handle(message)
+
+
+async def _binds_credit(connection: Connection, queue: QueueName, names: PoolNames, worker_id: WorkerId) -> bool:
+    """Bind the control queue to the exchange of credit messages; False if the pool's controller made none."""
+    # On a channel of its own: RabbitMQ closes the channel if the exchange is missing or must not be read.
+    channel = await connection.channel()
+    try:
+        await channel.bind_queue(queue, names.credit_exchange, worker_id)
+    except (BrokerNotFoundError, BrokerAccessError) as error:
+        log.info("answers are not streamed", reason=str(error))
+        return False
+    finally:
+        await channel.close()
+    return True

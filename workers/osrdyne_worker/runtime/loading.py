@@ -1,4 +1,4 @@
-"""Start and stop an application: import it, build its session, run its hooks. Each once in the life of a worker.
+"""Start and stop an application: import it, build its session, run its hooks, and reload its data.
 
 Hooks and session factories may block: they run in threads, and the event loop keeps sending heartbeats.
 """
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.data_versions import check_data_version
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.app.app import AnyFunction, App, Context
 from osrdyne_worker.app.errors import describe_with_place
@@ -107,7 +108,12 @@ class Loader:
         self._threads = threads
         self._times = times or StartTimes()
         self.context = context
+        self._session: Any = None
+        """As the factory has built it. Reloads use copies; this one is closed."""
         self._session_built = False
+        self._reloads = 0
+        self._left_checks: set[asyncio.Future[Any]] = set()
+        """Checks of the newest version that run on in their threads, although no request waits for them any more."""
 
     async def start(self) -> Context:
         """Build the session and run `on_start`. Raises what they raise."""
@@ -119,29 +125,106 @@ class Loader:
                 self._times.note(part, seconds)
             # Before `on_start`, which may use the session; and known to `stop` even if the hook fails.
             self.context = replace(self.context, session=session)
-            self._session_built = True
+            self._session, self._session_built = session, True
+        # Before the data is read: what is written meanwhile has a later version.
+        self.context = replace(self.context, data_version=await self.newest_version())
         if self._app.start_hook is not None:
             with self._times.part("load"):
-                self.context = replace(self.context, state=await self._call(self._app.start_hook))
+                self.context = replace(self.context, state=await self._call_start_hook(self._app.start_hook))
         return self.context
+
+    @property
+    def waiting_for(self) -> str | None:
+        """What the session factory waits for, such as executors of a cluster; None if it does not say."""
+        return getattr(self._app.sessions, "waiting_for", None)
+
+    @property
+    def names_versions(self) -> bool:
+        return self._app.newest_version_hook is not None
+
+    async def newest_version(self) -> int | None:
+        """The version of the data that a load would read now; None if unknown. Raises what the application raises."""
+        hook = self._app.newest_version_hook
+        version = None if hook is None else await self._check(hook)
+        return None if version is None else check_data_version(version)
+
+    async def _check(self, hook: AnyFunction) -> Any:
+        """Like `_call`; a check that hangs, in a file system for example, must not be followed by others until all
+        threads of the worker hang."""
+        if inspect.iscoroutinefunction(hook):
+            return await hook(self.context)
+        if self._left_checks:
+            await asyncio.wait(self._left_checks)
+        check = asyncio.ensure_future(self._in_thread(hook, self.context))
+        try:
+            return await asyncio.shield(check)
+        except asyncio.CancelledError:
+            self._left_checks.add(check)
+            check.add_done_callback(self._forget_check)
+            raise
+
+    def _forget_check(self, check: asyncio.Future[Any]) -> None:
+        self._left_checks.discard(check)
+        if not check.cancelled():
+            check.exception()  # no request waits for it
+
+    async def reload(self, version: int | None) -> Context:
+        """Run `on_reload`, or `on_start` again, in a copy of the session; the new context. Raises what they raise."""
+        hook, former = self._app.reload_hook, self.context
+        new = replace(former, data_version=version)
+        if hook is not None:
+            self._reloads += 1
+            if self._app.sessions is not None:
+                # A copy: requests that still run must not see one view of the new data beside one of the former.
+                new = replace(new, session=await self._in_thread(self._app.sessions.request_session, former.session))
+            group = f"{new.worker_id}-reload-{self._reloads}"
+            new = replace(new, state=await self._call_in_group(hook, new, group))
+        self.context = new
+        return new
+
+    async def unload(self, context: Context) -> None:
+        """Run `on_unload` for a context that no request uses any more; a failure is logged."""
+        if self._app.unload_hook is None:
+            return
+        try:
+            await self._call(self._app.unload_hook, context)
+        except Exception:
+            log.exception("on_unload failed")
 
     async def stop(self, *, started: bool) -> None:
         """Run `on_stop` if the start succeeded, and close the session; failures are logged."""
         if started and self._app.stop_hook is not None:
             try:
-                await self._call(self._app.stop_hook)
+                await self._call(self._app.stop_hook, self.context)
             except Exception:
                 log.exception("on_stop failed")
         if self._app.sessions is not None and self._session_built:
             try:
-                await self._in_thread(self._app.sessions.close, self.context.session)
+                await self._in_thread(self._app.sessions.close, self._session)
             except Exception:
                 log.exception("session could not be closed")
 
-    async def _call(self, hook: AnyFunction) -> Any:
+    async def _call(self, hook: AnyFunction, context: Context) -> Any:
         if inspect.iscoroutinefunction(hook):
-            return await hook(self.context)
-        return await self._in_thread(hook, self.context)
+            return await hook(context)
+        return await self._in_thread(hook, context)
+
+    async def _call_start_hook(self, hook: AnyFunction) -> Any:
+        # Where other keys use the same heap, the watch must be able to end this load: it would otherwise cancel the
+        # requests of other keys.
+        if getattr(self._app.sessions, "shares_heap", False):
+            return await self._call_in_group(hook, self.context, f"{self.context.worker_id}-start")
+        return await self._call(hook, self.context)
+
+    async def _call_in_group(self, hook: AnyFunction, context: Context, group: str) -> Any:
+        """Like `_call`, with the jobs of a plain function in a group: they get the share of a key in a pooled process,
+        and the heap watch knows them."""
+        sessions = self._app.sessions
+        if sessions is None or inspect.iscoroutinefunction(hook):
+            return await self._call(hook, context)
+        # Optional: the factory of an application may have only the methods of `SessionFactory`.
+        run = getattr(sessions, "load_in_group", sessions.run_in_group)
+        return await self._in_thread(lambda given: run(given.session, group, lambda: hook(given)), context)
 
     async def _in_thread(self, function: AnyFunction, argument: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, _call, function, argument)
@@ -152,4 +235,5 @@ def _call(function: AnyFunction, argument: Any) -> Any:
         return function(argument)
     except (SystemExit, StopIteration) as error:
         # A future cannot carry StopIteration, and SystemExit would end the event loop.
-        raise RuntimeError(f"{function.__qualname__} ended with {type(error).__name__}: {error}") from error
+        name = getattr(function, "__qualname__", "The function")
+        raise RuntimeError(f"{name} ended with {type(error).__name__}: {error}") from error

@@ -19,9 +19,14 @@ from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import (
+    COMPLETED_CODE_HEADER,
     COMPLETED_PRIORITY_HEADER,
+    COMPLETED_PROBE_HEADER,
     COMPLETED_ROUTE_HEADER,
     FIRST_REQUEST_FIELD,
+    FIRST_REQUEST_PART,
+    MAX_OUTCOMES,
+    OUTCOMES_FIELD,
     REQUESTS_FIELD,
     ActivityReport,
     Event,
@@ -57,6 +62,8 @@ class Completion:
     redelivered: bool
     route: str | None = None
     priority: int | None = None
+    code: int | None = None
+    probe: str | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +71,7 @@ class _Tally:
     count: int = 0
     total_ms: int = 0
     max_ms: int = 0
+    requests: list[str] = field(default_factory=list)
 
 
 class ReportWindow:
@@ -76,9 +84,9 @@ class ReportWindow:
         self.in_flight = 0
         self._received = 0
         self._completed: dict[Completion, _Tally] = {}
-        self._first_ms: int | None = None
-        """Duration of the first request, until it is reported."""
-        self._any_completed = False
+        self.first_ms: int | None = None
+        """Duration of the first request."""
+        self._first_reported = False
         self._last = float("-inf")
         self._was_busy = False
 
@@ -86,14 +94,21 @@ class ReportWindow:
         self.in_flight += 1
         self._received += 1
 
-    def completed(self, outcome: Completion, *, duration_ms: int) -> None:
+    def completed(self, outcome: Completion, *, duration_ms: int, request: str | None = None) -> None:
         self.in_flight -= 1
-        if not self._any_completed:
-            self._any_completed, self._first_ms = True, duration_ms
+        if self.first_ms is None:
+            self.first_ms = duration_ms
         tally = self._completed.setdefault(outcome, _Tally())
         tally.count += 1
         tally.total_ms += duration_ms
         tally.max_ms = max(tally.max_ms, duration_ms)
+        if request is not None:
+            tally.requests.append(request)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a report can name no more requests."""
+        return any(len(tally.requests) >= MAX_OUTCOMES for tally in self._completed.values())
 
     def dropped(self) -> None:
         """A request left without an outcome: requeued, or lost with the connection."""
@@ -133,8 +148,18 @@ class ReportWindow:
             headers[COMPLETED_ROUTE_HEADER] = outcome.route
         if outcome.priority is not None:
             headers[COMPLETED_PRIORITY_HEADER] = outcome.priority
-        first, self._first_ms = self._first_ms, None
-        details = {"count": tally.count, "duration_ms_max": tally.max_ms, "in_flight": self.in_flight}
+        if outcome.code is not None:
+            headers[COMPLETED_CODE_HEADER] = outcome.code
+        if outcome.probe is not None:
+            headers[COMPLETED_PROBE_HEADER] = outcome.probe
+        first, self._first_reported = None if self._first_reported else self.first_ms, True
+        details: dict[str, object] = {
+            "count": tally.count,
+            "duration_ms_max": tally.max_ms,
+            "in_flight": self.in_flight,
+        }
+        if tally.requests:
+            details[OUTCOMES_FIELD] = list(tally.requests)
         if first is not None:
             details[FIRST_REQUEST_FIELD] = first
         return Draft(Event.REQUEST_COMPLETED, details, headers)
@@ -171,6 +196,11 @@ class Reporter:
     def in_flight(self) -> int:
         return self._window.in_flight
 
+    @property
+    def first_request(self) -> Mapping[str, int]:
+        """The milliseconds of the first request, as a part of the cold start; empty before its end."""
+        return {} if self._window.first_ms is None else {FIRST_REQUEST_PART: self._window.first_ms}
+
     def report(self, event: Event, **details: object) -> None:
         """Queue a report about the worker itself."""
         if event is Event.BUSY:
@@ -200,10 +230,13 @@ class Reporter:
         self._window.received()
         self._schedule()
 
-    def completed(self, outcome: Completion, *, duration_ms: int) -> None:
+    def completed(self, outcome: Completion, *, duration_ms: int, request: str | None = None) -> None:
+        """Count a completed request; `request`: its fingerprint, if the report is to name it."""
         self.last_used = self._clock.time()
         self.completed_requests += 1
-        self._window.completed(outcome, duration_ms=duration_ms)
+        self._window.completed(outcome, duration_ms=duration_ms, request=request)
+        if self._window.is_full:
+            self.flush()  # before it is due: circuits count every request that is named
         self._schedule()
 
     def dropped(self) -> None:

@@ -43,7 +43,7 @@ def archive_stem(conf: Mapping[str, str]) -> str | None:
 
     The rest of the name is the size in bytes, because a JVM crashes on a truncated archive.
     """
-    java, spark = _java_home(), _spark_home()
+    java, spark = _java_home(), spark_home()
     if java is None or spark is None:
         return None
     jars = spark / "jars"
@@ -129,11 +129,17 @@ def _java_home() -> Path | None:
     return Path(java).resolve().parents[1] if java and Path(java).exists() else None
 
 
-def _spark_home() -> Path | None:
-    if home := os.environ.get("SPARK_HOME"):
-        return Path(home)
+def spark_home() -> Path | None:
+    """The installation of Spark, without importing pyspark."""
+    if chosen := os.environ.get("SPARK_HOME"):
+        return Path(chosen)
     spec = find_spec("pyspark")
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    if spec is None or spec.origin is None:
+        return None
+    home = Path(spec.origin).parent
+    # PySpark downloads another Spark if it is installed with PYSPARK_HADOOP_VERSION, and prefers that one.
+    distribution = home / "spark-distribution"
+    return distribution if (distribution / "bin" / "spark-submit").is_file() else home
 
 
 def _text(path: Path) -> str:

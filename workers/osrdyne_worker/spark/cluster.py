@@ -10,11 +10,13 @@ Source: docs/reference/workers/clusters.md.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ _EXECUTOR_IDLE = {
     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "300s",
     "spark.dynamicAllocation.shuffleTracking.timeout": "300s",
 }
+_REFUSED_POD = re.compile(r"KubernetesClientException: .*\bMessage: (.+?)\. Received status:")
 _PYTHON_MISMATCH = re.compile(r"Python in worker has different version: \(?'?(\d+)[., ']+(\d+)")
 
 
@@ -91,10 +94,10 @@ class ClusterLimits:
         return cls(cores, float(timeout))
 
 
-def read_master(text: str) -> SparkMaster:
-    """Parse the master of `WORKER_CONFIG`. Raises `ConfigurationError`."""
+def read_master(worker_config: Mapping[str, Any]) -> SparkMaster:
+    """The master in a `WORKER_CONFIG`. Raises `ConfigurationError`."""
     try:
-        return parse_spark_master(text)
+        return parse_spark_master(str((worker_config.get("spark") or {}).get("master") or "local[*]"))
     except ValueError as error:
         raise ConfigurationError(f"worker.spark_master: {error}.") from None
 
@@ -138,28 +141,58 @@ def kubernetes_defaults(variables: Mapping[str, str], directory: Path) -> dict[s
     }
 
 
+@contextmanager
+def own_work_directory(directory: Path, home: Path) -> Iterator[None]:
+    """Make the executors of `local-cluster` that are started meanwhile write their files to `directory`.
+
+    Spark writes to `work` below SPARK_HOME, which is the installation of pyspark: other users may own it, and nothing
+    would remove the files. There is no setting for it, so SPARK_HOME is a directory of links to the installation.
+    """
+    before = os.environ.get("SPARK_HOME")
+    for entry in home.iterdir():
+        if entry.name != "work" and not (directory / entry.name).is_symlink():
+            (directory / entry.name).symlink_to(entry)
+    os.environ["SPARK_HOME"] = str(directory)
+    try:
+        yield
+    finally:
+        # Of the JVM only: code of the application may look for Spark.
+        if before is None:
+            del os.environ["SPARK_HOME"]
+        else:
+            os.environ["SPARK_HOME"] = before
+
+
 def require_reachable(master: SparkMaster) -> None:
     """Raise `StartFailedError` at once if the master's addresses accept no connection: Spark itself would try for a
     minute."""
-    if not master.addresses or master.kind is MasterKind.CONNECT:
+    if not master.addresses or master.is_connect:
         return
     failure = find_reachable(master.addresses, timeout=REACH_TIMEOUT)
     if failure is not None:
         raise StartFailedError(f"The Spark cluster at {master.text} cannot be reached: {failure}.")
 
 
-def probe(session: Any, master: SparkMaster, *, timeout: float) -> None:
+def probe(
+    session: Any, master: SparkMaster, *, timeout: float, recent_output: Callable[[], Sequence[str]] = tuple
+) -> None:
     """Run one JVM task and one Python task on the cluster. Raises `StartFailedError` with the reason if they fail or do
-    not finish within `timeout` seconds."""
+    not finish within `timeout` seconds. `recent_output`: the last lines that the JVM has written."""
     since = time.monotonic()
     # Not as a context manager: that would wait for a thread whose tasks never run.
     threads = ThreadPoolExecutor(1, thread_name_prefix="start-probe")
     try:
         threads.submit(_run_tasks, session).result(timeout=max(LEAST_PROBE, timeout))
-    except TimeoutError:
-        raise StartFailedError(_why_no_answer(session, master, time.monotonic() - since)) from None
     except Exception as error:
-        raise StartFailedError(f"The Spark cluster at {master.text} failed a first task: {_why(error)}.") from None
+        refusal = refused_pods(recent_output())
+        if refusal is not None:
+            # Spark stops by itself after some refusals; its own error says only that it was stopped.
+            reason = f"The Spark cluster at {master.text} starts no executor: Kubernetes refuses its pod: {refusal}."
+        elif isinstance(error, TimeoutError):
+            reason = _why_no_answer(session, master, time.monotonic() - since)
+        else:
+            reason = f"The Spark cluster at {master.text} failed a first task: {_why(error)}."
+        raise StartFailedError(reason) from None
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
     log.info("cluster runs tasks", master=master.text, seconds=round(time.monotonic() - since, 3))
@@ -176,6 +209,13 @@ def _run_tasks(session: Any) -> None:
 def executors(session: Any) -> int:
     """The number of executors that the worker has now, without the Spark driver."""
     return int(session.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def refused_pods(lines: Sequence[str]) -> str | None:
+    """Why Kubernetes refuses to create executor pods (a quota, a limit, missing rights), from the output of the JVM, in
+    which Spark logs each refusal; None if there is none."""
+    found = (_REFUSED_POD.search(line) for line in reversed(lines))
+    return next((match[1][: jvm.MAX_MESSAGE] for match in found if match is not None), None)
 
 
 def _why_no_answer(session: Any, master: SparkMaster, seconds: float) -> str:

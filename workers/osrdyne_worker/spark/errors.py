@@ -26,6 +26,10 @@ _PYTHON_CONDITION = "PYTHON_EXCEPTION"
 _PYTHON_SQL_STATE = "38000"
 
 
+CALL_FROM = "Call From "
+"""In the message of a failed call of Hadoop to another host: `Call From HOST to HOST:PORT failed on …`."""
+
+
 @dataclass(frozen=True, slots=True)
 class SparkFailure:
     """`condition` is Spark's error class, such as `DIVIDE_BY_ZERO`; `is_query`: the query is at fault."""
@@ -91,7 +95,8 @@ def _root_message(error: Py4JJavaError) -> str:
         if cause is None:
             break
         message = cause.toString()
-        if _CONDITION.search(message):
+        # The cause below it says only "Connection refused": Hadoop puts the address around it.
+        if _CONDITION.search(message) or CALL_FROM in message:
             return str(message)
         text, cause = str(message) or text, cause.getCause()
     return text

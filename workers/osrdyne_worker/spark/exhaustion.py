@@ -26,7 +26,8 @@ _CAUSES = (
         ("bigger than spark.driver.maxResultSize", "larger than spark.driver.maxResultSize"),
         Exhaustion(
             "answer_too_large",
-            "The result is above the limit of a worker (spark.driver.maxResultSize): ask for fewer rows or columns.",
+            "The result is above the limit of a worker (spark.driver.maxResultSize): ask for fewer rows or columns, or "
+            "for a stream; the SQL pipeline also has pages (page_size) and /export.",
             413,
         ),
     ),

@@ -1,8 +1,8 @@
-"""Watches the heap of the worker's JVM, and cancels a request before memory is exhausted.
+"""Watches the heap of the worker's JVM, and cancels a request or a load of data before memory is exhausted.
 
 A JVM without memory may fail in any thread, including threads that Spark depends on. So the watch cancels one request
 while the others still work. `SparkSessions` starts a watch for each session that has its own JVM. The watch is a thread
-that polls the JVM every half second while a request runs.
+that polls the JVM every half second while a request runs, or data is loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,11 @@ class LiveHeap:
         self._not_before = -math.inf
         self._live: HeapUse | None = None
 
+    @property
+    def live(self) -> int | None:
+        """Bytes in use after the last collection that this object has triggered; None before the first one."""
+        return None if self._live is None else self._live.used
+
     def use(self) -> HeapUse:
         """The smaller of the current use and the use after the last collection, if that is recent enough."""
         now: HeapUse = self._heap.use()
@@ -88,13 +93,22 @@ class LiveHeap:
         )
 
 
-def choose_group(started: Mapping[str, float], held: Mapping[str, int], *, minimum: float, now: float) -> str | None:
+def choose_group(
+    started: Mapping[str, float],
+    held: Mapping[str, int],
+    *,
+    minimum: float,
+    now: float,
+    loads: Collection[str] = (),
+) -> str | None:
     """The group to cancel: the one that holds most memory, if that is at least `minimum` bytes. Otherwise the youngest
-    one that has run for `YOUNG` seconds, or the youngest of all."""
+    one that has run for `YOUNG` seconds, or the youngest of all; one of `loads`, which load data, before requests."""
     largest = max(started, key=lambda group: held.get(group, 0), default=None)
     if largest is not None and held.get(largest, 0) >= minimum:
         return largest
     older = {group: since for group, since in started.items() if now - since >= YOUNG} or started
+    # Spark does not say whose cached data is whose. A load is meant to fill the heap; a request gives its memory back.
+    older = {group: since for group, since in older.items() if group in loads} or older
     return max(older, key=lambda group: older[group], default=None)
 
 
@@ -125,6 +139,7 @@ class HeapWatch:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._started: dict[str, float] = {}
+        self._loads: set[str] = set()
         self._cancelled: set[str] = set()
         self._busy = threading.Event()
         self._closed = False
@@ -137,14 +152,18 @@ class HeapWatch:
         self._closed = True
         self._busy.set()
 
-    def began(self, group: str) -> None:
+    def began(self, group: str, *, loads: bool = False) -> None:
+        """`loads`: the group loads data and is no request."""
         with self._lock:
             self._started[group] = self._monotonic()
+            if loads:
+                self._loads.add(group)
         self._busy.set()
 
     def ended(self, group: str) -> None:
         with self._lock:
             self._started.pop(group, None)
+            self._loads.discard(group)
             if group in self._cancelled:  # its tasks may hold memory a bit longer
                 self._cancelled.discard(group)
                 self._not_before = self._monotonic() + AFTER_CANCEL
@@ -171,21 +190,22 @@ class HeapWatch:
         with self._lock:
             # Some may have ended while Spark was asked: cancelling those would free nothing.
             running = {group: since for group, since in running.items() if group in self._started}
-            chosen = choose_group(running, held, minimum=MIN_EVIDENCE * after.maximum, now=now)
+            chosen = choose_group(running, held, minimum=MIN_EVIDENCE * after.maximum, now=now, loads=self._loads)
             if chosen is None:
                 return
+            loads = chosen in self._loads
             # Never chosen twice: a request that does not react must not protect all others.
             self._cancelled.add(chosen)
             # Whether that was enough is known only after the request has ended.
             self._not_before = self._monotonic() + CANCEL_TIME
         log.warning(
-            "heap nearly full, request cancelled",
+            "heap nearly full, load cancelled" if loads else "heap nearly full, request cancelled",
             group=chosen,
             used=after.used,
             maximum=after.maximum,
             held=held.get(chosen),
         )
-        self._cancel(chosen, out_of_memory(after))
+        self._cancel(chosen, out_of_memory(after, loads=loads))
 
     def _held(self, groups: list[str]) -> Mapping[str, int]:
         try:
@@ -205,9 +225,10 @@ class HeapWatch:
             time.sleep(INTERVAL)
 
 
-def out_of_memory(use: HeapUse) -> str:
+def out_of_memory(use: HeapUse, *, loads: bool = False) -> str:
+    what = "load of the data" if loads else "request"
     return (
-        f"The request was cancelled because the memory of its worker was nearly exhausted "
+        f"The {what} was cancelled because the memory of its worker was nearly exhausted "
         f"({use.used / 2**20:,.0f} of {use.maximum / 2**20:,.0f} MiB of Spark's heap): let it use less data at once, "
         "or raise spark.driver.memory."
     )

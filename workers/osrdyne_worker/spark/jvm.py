@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
+import struct
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,7 @@ RECENT = 60.0
 other errors."""
 LONGEST_LINE = 64 * 1024
 _END_TIMEOUT = 10.0
+_POLL_INTERVAL = 0.02
 _LAST_OUTPUT_TIMEOUT = 1.0
 """Seconds to wait for the last output of a JVM that has ended. Processes that it started may still hold the pipe."""
 
@@ -90,9 +96,25 @@ class Jvm:
         self._output = output
         self.started_at = time.monotonic()
 
+    @classmethod
+    def present(cls) -> Jvm:
+        """The JVM that pyspark is connected with already; its output goes elsewhere."""
+        output = JvmOutput()
+        output.started()
+        return cls(process(), output)
+
+    @property
+    def pid(self) -> int | None:
+        """None for a JVM that others have started."""
+        return None if self._process is None else self._process.pid
+
     @property
     def is_running(self) -> bool:
         return self._process is None or self._process.poll() is None
+
+    def recent_output(self) -> list[str]:
+        """The last lines that the JVM has written."""
+        return self._output.recent()
 
     def why_ended(self) -> str | None:
         """Why the JVM ended, or why Spark stopped in it; None if unknown."""
@@ -147,39 +169,113 @@ def root_message(java_exception: Any) -> str:
     return _SQL_STATE.sub("", _PACKAGE.sub("", " ".join(lines)))[:MAX_MESSAGE].strip()
 
 
-def launch(conf: Any) -> Jvm:
-    """Start the JVM with the settings in `conf` (a SparkConf) on its command line, and connect pyspark with it.
+class StartingJvm:
+    """A JVM from its start until pyspark is connected with it. Imports nothing of pyspark before `connect`, so that
+    Python can import its modules meanwhile.
 
-    Raises `JvmStartError` with the JVM's own message if it exits. If there is a JVM already, it is used.
+    `settings`: those on its command line, which all users of the host can read. `home`: the installation of Spark.
+    Raises `OSError` if it cannot be started.
     """
-    from pyspark import SparkContext
-    from pyspark.errors import PySparkException
-    from pyspark.java_gateway import launch_gateway
 
-    output = JvmOutput()
-    try:
-        if SparkContext._gateway is None:
-            gateway = launch_gateway(
-                conf,
-                {  # type: ignore[no-untyped-call]
-                    "stdout": output.end,
-                    "stderr": output.end,
-                },
+    def __init__(self, settings: Mapping[str, str], home: Path) -> None:
+        self.settings = dict(settings)
+        self._taken = False
+        self._output = JvmOutput()
+        self._directory = Path(tempfile.mkdtemp())
+        # As pyspark's `launch_gateway` starts it: the JVM writes its port and a secret into this file.
+        self._connection_file = self._directory / "connection"
+        command = [str(home / "bin" / "spark-submit")]
+        for name, value in self.settings.items():
+            command += ["--conf", f"{name}={value}"]
+        command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        variables = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._connection_file)}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **variables},
+                stdin=subprocess.PIPE,  # the JVM exits at its end, and so with this process
+                stdout=self._output.end,
+                stderr=self._output.end,
+                preexec_fn=_ignore_interrupts,
             )
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            self._output.started()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect` has taken it over."""
+        return self._taken
+
+    def connect(self) -> Jvm:
+        """Wait for the JVM and connect pyspark with it. Raises `JvmStartError` with the JVM's own message if it
+        exits."""
+        from pyspark import SparkContext
+        from pyspark.java_gateway import launch_gateway
+
+        self._taken = True
+        try:
+            port, secret = self._wait()
+            with _variables(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
+                gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+            gateway.proc = self._process
             SparkContext._ensure_initialized(gateway=gateway)
-    except PySparkException as error:
-        output.started()
-        said = last_error(output.recent())
-        raise JvmStartError(said or "its messages are above in this worker's output.") from error
-    except BaseException:
-        output.started()
-        raise
-    output.started()
-    return Jvm(process(), output)
+        except BaseException:
+            _end_process(self._process)
+            raise
+        finally:
+            self._forget()
+        return Jvm(self._process, self._output)
+
+    def end(self) -> None:
+        """End the JVM, which pyspark is not connected with."""
+        _end_process(self._process)
+        self._forget()
+
+    def _wait(self) -> tuple[int, str]:
+        """The port of the JVM and its secret."""
+        while not self._connection_file.exists():
+            if self._process.poll() is not None:
+                said = last_error(self._output.recent())
+                raise JvmStartError(said or "its messages are above in this worker's output.")
+            time.sleep(_POLL_INTERVAL)
+        # Whole: the JVM renames it when it is written.
+        content = self._connection_file.read_bytes()
+        port, length = struct.unpack_from(">ii", content)
+        return port, content[8 : 8 + length].decode()
+
+    def _forget(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C goes to all processes of a terminal; the worker ends its JVM itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _variables(**variables: str) -> Iterator[None]:
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
 
 
 class JvmStartError(Exception):
     """The JVM exited while it started; the message comes from the JVM."""
+
+
+def is_started() -> bool:
+    """Whether pyspark is connected with a JVM, as in a process whose Spark others have started."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    return SparkContext._gateway is not None
 
 
 def process() -> subprocess.Popen[bytes] | None:

@@ -48,6 +48,8 @@ class KeySparkSessions(SparkSessions):
     """The session factory of one key, which builds one session. `shared`: a session of the same Spark that no key
     uses."""
 
+    shares_heap = True
+
     def __init__(self, parent: SparkSessions, shared: Any, keys: LivingKeys) -> None:
         super().__init__(required=parent._required)
         self._shared = shared
@@ -57,6 +59,8 @@ class KeySparkSessions(SparkSessions):
         # All keys share one heap watch and its cancel reasons; groups of different keys have different names.
         self._heap_watch, self._out_of_memory = parent._heap_watch, parent._out_of_memory
         self._starvation = parent._starvation
+        self._pool_times, self._time_before = parent._pool_times, 0.0
+        self._gateway_watch, self._jvm = parent._gateway_watch, parent._jvm
         patch_active_session()
 
     def enter_thread(self) -> None:
@@ -72,15 +76,23 @@ class KeySparkSessions(SparkSessions):
         # One pool for each key and not for each session, because Spark never removes a pool. The prefix prevents a
         # clash with Spark's pool "default".
         self._owner, self._pool = context.worker_id, f"key {context.key}"
+        # An earlier worker of the key may have used the pool.
+        self._time_before = self._time_of_pool()
         session.conf.set(OWNER, self._owner)
         self._session = session
         self._keys.add(self._owner, session)
         self._use_pool()
         return session
 
-    def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
+    def _run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT], *, loads: bool) -> ResultT:
         self._use_pool()
-        return super().run_in_group(session, group_id, function)
+        return super()._run_in_group(session, group_id, function, loads=loads)
+
+    def executor_seconds(self, session: Any) -> float | None:
+        return None if self._pool_times is None else self._time_of_pool() - self._time_before
+
+    def _time_of_pool(self) -> float:
+        return 0.0 if self._pool_times is None else self._pool_times.seconds(self._pool)
 
     def close(self, session: Any) -> None:
         """Drop the key's views, and the cached data that no other key uses. The shared Spark continues."""

@@ -7,6 +7,7 @@ Used by `errors` for requests, by `session` for the start, and by the SQL pipeli
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,8 @@ _PACKAGES = tuple(
     )
 )
 _DELTA = re.compile(r"^delta$|^io\.delta\.", re.IGNORECASE)
+_DELTA_PACKAGE = re.compile(r"\bio\.delta:delta-spark_(?:(\d+\.\d+)_)?[\d.]+:")
+"""With the version of Spark since Delta Lake 4.1."""
 _OF_SPARK_ITSELF = re.compile(r"^(?:java|scala|org\.apache\.spark)\.")
 NEWEST_DELTA, DELTA_ENDS_AT = "4.4.0", (4, 2)
 """The newest release of Delta Lake, and the newest Spark that it supports."""
@@ -49,6 +52,8 @@ class Versions:
     spark: str
     scala: str
     hadoop: str = ""
+    has_delta: bool = False
+    """Whether a jar of Delta Lake is among those of pyspark."""
 
     @property
     def spark_minor(self) -> tuple[int, ...]:
@@ -62,7 +67,9 @@ def installed_versions() -> Versions:
     names = " ".join(path.name for path in jars.iterdir()) if jars is not None and jars.is_dir() else ""
     core = re.search(r"spark-core_([\d.]+)-(\d[\w.]*?)\.jar", names)
     hadoop = re.search(r"hadoop-client-api-(\d[\w.]*?)\.jar", names)
-    return Versions(core[2] if core else "4.0", core[1] if core else "2.13", hadoop[1] if hadoop else "")
+    return Versions(
+        core[2] if core else "4.0", core[1] if core else "2.13", hadoop[1] if hadoop else "", "delta-spark" in names
+    )
 
 
 def remedy(text: str, versions: Versions | None = None) -> str | None:
@@ -74,11 +81,7 @@ def remedy(text: str, versions: Versions | None = None) -> str | None:
     minor = ".".join(map(str, versions.spark_minor))
     if _DELTA.search(name):
         if versions.spark_minor > DELTA_ENDS_AT:
-            newest = ".".join(map(str, DELTA_ENDS_AT))
-            return (
-                f"Delta Lake {NEWEST_DELTA} has no jar for Spark {versions.spark}: install pyspark=={newest}.0 and set "
-                f"worker.spark_conf.spark.jars.packages to io.delta:delta-spark_{newest}_2.13:{NEWEST_DELTA}."
-            )
+            return _no_delta(versions)
         return _set(f"io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}")
     for pattern, coordinates, note in _PACKAGES:
         if pattern.search(name):
@@ -89,6 +92,33 @@ def remedy(text: str, versions: Versions | None = None) -> str | None:
     if _OF_SPARK_ITSELF.match(name):
         return None
     return _set("GROUP:ARTIFACT:VERSION", f"of the jar with {name}, for Spark {minor} and Scala {versions.scala}")
+
+
+def delta_problem(spark_conf: Mapping[str, object], versions: Versions | None = None) -> str | None:
+    """Why the format `delta` cannot work with the installed Spark and the jars of `spark_conf`; None if it may work."""
+    versions = versions or installed_versions()
+    minor = ".".join(map(str, versions.spark_minor))
+    packages = str(spark_conf.get("spark.jars.packages", ""))
+    found = _DELTA_PACKAGE.search(packages)
+    if found is None:
+        elsewhere = versions.has_delta or "delta" in str(spark_conf.get("spark.jars", ""))
+        return None if elsewhere or versions.spark_minor <= DELTA_ENDS_AT else _no_delta(versions)
+    if found[1] == minor:
+        return None
+    said = f"worker.spark_conf.spark.jars.packages has a jar of Delta Lake for Spark {found[1] or 3}, and the workers "
+    said += f"have PySpark {versions.spark}."
+    if versions.spark_minor > DELTA_ENDS_AT:
+        return f"{said} {_no_delta(versions)}"
+    return f"{said} {_set(f'io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}')}"
+
+
+def _no_delta(versions: Versions) -> str:
+    newest = ".".join(map(str, DELTA_ENDS_AT))
+    return (
+        f"Delta Lake {NEWEST_DELTA} has no jar for Spark {versions.spark}: install osrdyne[delta] "
+        f"(pyspark=={newest}.0, delta-spark=={NEWEST_DELTA}) and set worker.spark_conf.spark.jars.packages to "
+        f"io.delta:delta-spark_{newest}_2.13:{NEWEST_DELTA}."
+    )
 
 
 def _set(coordinates: str, note: str = "") -> str:

@@ -14,19 +14,20 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from osrdyne.errors import ConfigurationError, StartFailedError
+from osrdyne.errors import ConfigurationError, OsrdyneError, StartFailedError
 from osrdyne.logs import get_logger, mask_uri
 from osrdyne.protocol.spark_master import MasterKind, SparkMaster
-from osrdyne_worker.app.app import Context, KeySessions
+from osrdyne_worker.app.app import Context, KeySessions, importing
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
-from osrdyne_worker.spark import heap, jvm, missing_jars
-from osrdyne_worker.spark.archive import with_archive
+from osrdyne_worker.spark import compiler, heap, jvm, missing_jars
+from osrdyne_worker.spark.archive import DRIVER_OPTIONS, spark_home, with_archive
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -34,18 +35,22 @@ from osrdyne_worker.spark.cluster import (
     cluster_defaults,
     executors,
     kubernetes_defaults,
+    own_work_directory,
     probe,
     read_master,
     require_reachable,
 )
 from osrdyne_worker.spark.exhaustion import exhaustion
+from osrdyne_worker.spark.gateway import CLOSED, GatewayWatch, connect_to
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
-from osrdyne_worker.spark.jvm import Jvm, JvmStartError
+from osrdyne_worker.spark.jvm import Jvm, JvmStartError, StartingJvm
+from osrdyne_worker.spark.task_times import ApplicationTimes, PoolTimes
 
 if TYPE_CHECKING:
     from osrdyne_worker.app.tables import Rows
     from osrdyne_worker.spark.key_sessions import LivingKeys
+    from osrdyne_worker.spark.streams import FrameBatches
 
 log = get_logger(__name__)
 
@@ -77,6 +82,15 @@ _LOCAL_DEFAULTS = {
     "spark.executor.killOnFatalError.depth": "0",
 }
 
+_HEAP_OPTIONS = "-XX:InitialHeapSize=256m -XX:GCTimeRatio=4"
+"""By default, G1 begins with a 64th of the host's memory, and lets the heap of a busy worker grow once collections take
+more than 8 % of the time. With these options it begins with 256 MB, and grows if collections take more than 20 %, or if
+the data needs it."""
+_OWN_HEAP_OPTIONS = re.compile(r"-Xms|-XX:\+Use\w+GC\b|InitialHeapSize|InitialRAMPercentage|GCTimeRatio")
+_LEAST_HEAP = re.compile(r"\s*(?:\d+[gtp]b?|(?:[3-9]\d\d|\d{4,})mb?)\s*", re.IGNORECASE)
+"""A size above the initial heap: Java does not start with a smaller one."""
+
+_NO_PYSPARK = "This worker needs pyspark: install osrdyne[spark]."
 _CLASS_NAME = re.compile(r"(?:[a-z_]\w*\.){2,}[A-Z][\w$]*")
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
 
@@ -94,44 +108,102 @@ class SparkSessions:
         # Cancelled and failed groups are remembered: some of their tasks may run on after the job is over.
         self._ended = EndedGroups()
         self._jvm: Jvm | None = None
+        self.waiting_for: str | None = None
+        """What `build` waits for, for the reports of the worker."""
         self._starvation: StarvationWatch | None = None
-
         self._start_times: Mapping[str, float] = {}
         self._heap_watch: HeapWatch | None = None
+        self._gateway_watch: GatewayWatch | None = None
         self._out_of_memory: dict[str, str] = {}
         """The reason for each group that the heap watch has cancelled."""
+        self._work_directory: tempfile.TemporaryDirectory[str] | None = None
         self._living: LivingKeys | None = None
         self._heap: LiveHeap | None = None
+        self._application_times = ApplicationTimes()
+        self._pool_times: PoolTimes | None = None
+        # Sessions are made while the application is imported: the JVM starts beside the other imports.
+        self._early = self._start_early()
+
+    def _start_early(self) -> StartingJvm | None:
+        """Start the JVM if a process imports its application now. Never fails: `build` tries again and says why."""
+        early = importing.get()
+        if early is None or early.is_taken:
+            return None
+        context = early.context
+        try:
+            master = read_master(context.worker_config)
+            if master.is_connect or spark_home() is None:
+                return None
+            if early.is_shared:
+                self._share()
+            conf = self._conf(context, master)
+            jvm.require_java()
+            _set_variables(master, conf)
+            # A master need not be reachable yet: the JVM connects to it when `build` creates the session.
+            with self._with_work_directory(master):
+                starting = StartingJvm(visible_settings(master, conf), _require_home())
+            early.take(self, lambda: self._end_early(starting))
+            return starting
+        except (OsrdyneError, OSError) as error:
+            log.debug("JVM not started early", error=str(error))
+            return None
+
+    def _end_early(self, starting: StartingJvm) -> None:
+        starting.end()
+        self._remove_work_directory()
+
+    def _share(self) -> None:
+        """Require the settings of a session that several keys share."""
+        from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER
+
+        self._required = {**self._required, **FAIR_SCHEDULER}
+
+    def _conf(self, context: Context, master: SparkMaster) -> dict[str, str]:
+        """The settings of the session. Raises `ConfigurationError`."""
+        settings = context.worker_config.get("spark") or {}
+        in_pod = master.kind is MasterKind.KUBERNETES
+        own_pod = kubernetes_defaults(os.environ, Path(tempfile.gettempdir())) if in_pod else {}
+        defaults = cluster_defaults(master, ClusterLimits.of(settings))
+        conf = session_conf(
+            master, {**defaults, **own_pod, **(settings.get("conf") or {})}, self._required, self._java_options
+        )
+        conf.setdefault("spark.app.name", app_name(context))
+        return conf
 
     def build(self, context: Context) -> Any:
         """Build the session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (JVM exited)."""
-        settings = context.worker_config.get("spark") or {}
-        master = read_master(str(settings.get("master") or "local[*]"))
-        limits = ClusterLimits.of(settings)
-        in_pod = master.kind is MasterKind.KUBERNETES
-        own_pod = kubernetes_defaults(os.environ, Path(tempfile.gettempdir())) if in_pod else {}
-        configured = {**cluster_defaults(master, limits), **own_pod, **(settings.get("conf") or {})}
-        conf = session_conf(master.text, configured, self._required, self._java_options)
-        conf.setdefault("spark.app.name", app_name(context))
+        early, self._early = self._early, None
         try:
-            import pyspark.sql  # noqa: F401
-        except ImportError as error:
-            raise ConfigurationError("This worker needs pyspark: install osrdyne[spark].") from error
+            return self._build(context, early)
+        except BaseException:
+            if early is not None and not early.is_connected:
+                self._end_early(early)
+            raise
+
+    def _build(self, context: Context, early: StartingJvm | None) -> Any:
+        master = read_master(context.worker_config)
+        limits = ClusterLimits.of(context.worker_config.get("spark") or {})
+        conf = self._conf(context, master)
+        if find_spec("pyspark") is None:
+            raise ConfigurationError(_NO_PYSPARK)
         # pyspark would write every failed query with its stack to stderr; the runtime answers and logs failures.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-        if is_connect(master.text):
+        if master.is_connect:
             return _connect(master.text, conf)
         limit = _heap_limit(conf)
         jvm.require_java()
         # Before the JVM is started: Spark would try for a minute, and its start costs seconds.
         require_reachable(master)
         since = time.monotonic()
-        session, self._jvm = _start(master.text, conf)
+        with self._with_work_directory(master):
+            session, self._jvm = _start(master, conf, early)
         if master.is_cluster:
             self._probe_cluster(session, master, PROBE_SHARE * limits.start_timeout - (time.monotonic() - since))
             self._starvation = StarvationWatch(master, limit=limits.start_timeout)
         # Includes the probe: the wait for executors of a slow cluster counts as time for the session.
         self._start_times = {"jvm": self._jvm.started_at - since, "session": time.monotonic() - self._jvm.started_at}
+        gateway = session.sparkContext._gateway
+        self._gateway_watch = GatewayWatch(lambda: connect_to(gateway))
         if limit > 0:
             self._heap_watch = HeapWatch(
                 JvmHeap(session._jvm),
@@ -142,28 +214,56 @@ class SparkSessions:
             self._heap_watch.start()
         return session
 
-    def _probe_cluster(self, session: Any, master: SparkMaster, timeout: float) -> None:
+    @contextmanager
+    def _with_work_directory(self, master: SparkMaster) -> Iterator[None]:
+        """Give the executors of `local-cluster` a directory that is removed with the session."""
+        if master.kind is not MasterKind.LOCAL_CLUSTER:
+            yield
+            return
+        if self._work_directory is None:
+            self._work_directory = tempfile.TemporaryDirectory(prefix="osrdyne-executors-", ignore_cleanup_errors=True)
         try:
-            probe(session, master, timeout=timeout)
+            with own_work_directory(Path(self._work_directory.name), _require_home()):
+                yield
+        except BaseException:
+            self._remove_work_directory()
+            raise
+
+    def _remove_work_directory(self) -> None:
+        if self._work_directory is not None:
+            self._work_directory.cleanup()
+            self._work_directory = None
+
+    def _probe_cluster(self, session: Any, master: SparkMaster, timeout: float) -> None:
+        self.waiting_for = "executors"
+        try:
+            output = (lambda: []) if self._jvm is None else self._jvm.recent_output
+            probe(session, master, timeout=timeout, recent_output=output)
         except BaseException:
             # Ends the JVM too: otherwise the application would continue to request cores from the cluster.
             self.close(session)
             raise
+        finally:
+            self.waiting_for = None
 
     def build_shared(self, context: Context) -> Any:
         """Build the session that several keys share, and run a few queries in it. Raises the errors of `build`."""
-        from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER, LivingKeys, warm_up
+        from osrdyne_worker.spark.key_sessions import LivingKeys, warm_up
 
-        master = str((context.worker_config.get("spark") or {}).get("master") or "")
-        if is_connect(master):
+        if read_master(context.worker_config).is_connect:
             raise ConfigurationError(
                 "worker.spark_master is a Spark Connect address, which pooled workers cannot share: "
                 "use another master, or dedicated workers."
             )
-        self._required = {**self._required, **FAIR_SCHEDULER}
+        self._share()
         shared = self.build(context)
+        if self._jvm is not None and self._jvm.pid is not None:
+            compiler.lower_priority(self._jvm.pid)
+        since = time.monotonic()
         warm_up(shared)
+        self._start_times = {**self._start_times, "warm_up": time.monotonic() - since}
         self._living, self._heap = LivingKeys(shared), LiveHeap(JvmHeap(shared._jvm))
+        self._pool_times = PoolTimes(shared)
         return shared
 
     def for_key(self, shared: Any) -> KeySessions:
@@ -180,15 +280,33 @@ class SparkSessions:
         use = self._heap.use()
         return use.used, use.maximum
 
+    def live_heap(self, shared: Any) -> int | None:
+        """Bytes of the JVM's heap in use after its last collection; None if it was never half full."""
+        return None if self._heap is None else self._heap.live
+
+    def executor_seconds(self, session: Any) -> float | None:
+        """How long tasks have run since the start, in seconds on one core; None with Connect."""
+        return None if _is_connect_session(session) else self._application_times.seconds(session)
+
     def start_times(self) -> Mapping[str, float]:
-        """Seconds that the JVM and the session took to start; empty if this process started no JVM."""
+        """Seconds that the JVM and the session took to start, and the warm-up of a shared one."""
         return self._start_times
+
+    shares_heap = False
+    """Whether other workers use the same JVM."""
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group.
 
         Raises `RequestError` with the cause if the request has exhausted memory and the session lives on.
         """
+        return self._run_in_group(session, group_id, function, loads=False)
+
+    def load_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
+        """Like `run_in_group`, for a function that loads data: the heap watch cancels it before requests."""
+        return self._run_in_group(session, group_id, function, loads=True)
+
+    def _run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT], *, loads: bool) -> ResultT:
         if _is_connect_session(session):
             tag = _tag(group_id)
             session.addTag(tag)
@@ -200,9 +318,13 @@ class SparkSessions:
         # The group belongs to the thread, in Python and in the JVM: it is cleared when the request leaves the thread.
         context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
         if self._heap_watch is not None:
-            self._heap_watch.began(group_id)
+            self._heap_watch.began(group_id, loads=loads)
         try:
-            return function()
+            result = function()
+            if loads and (why := self._out_of_memory.get(group_id)) is not None:
+                # A hook may take the cancelled job for a fault of one file: the data is incomplete.
+                raise RequestError(why, 500, "out_of_memory")
+            return result
         except Exception as error:
             # Failed or cancelled: its tasks may run on, and the health check looks for them.
             self._ended.add(group_id)
@@ -276,8 +398,15 @@ class SparkSessions:
 
         return prepare(value).run(limit=limit)
 
+    def batches(self, value: Any) -> FrameBatches | None:
+        """The record batches of a DataFrame of Spark, for a streamed answer; None for any other value."""
+        from osrdyne_worker.spark.streams import open_batches  # pyarrow and functions of Spark are needed only here
+
+        return open_batches(value)
+
     def is_alive(self, session: Any) -> bool:
-        """False if the JVM has exited or its context was stopped (Connect: if the session ended)."""
+        """False if the JVM has exited, accepts no connections, or its context was stopped (Connect: if the session
+        ended)."""
         try:
             if _is_connect_session(session):
                 return not session.is_stopped
@@ -287,6 +416,9 @@ class SparkSessions:
                 return False
             if session.sparkContext._jsc.sc().isStopped():
                 return False
+            # After the JVM has answered: one that is paused accepts no connections either.
+            if self._gateway_watch is not None and not self._gateway_watch.check():
+                return False
             return self._starvation is None or not self._starvation.is_starved(session)
         except Exception:  # a call to a dead JVM may raise anything
             return False
@@ -295,7 +427,12 @@ class SparkSessions:
         """Why the session is no longer alive; None if unknown."""
         if self._starvation is not None and self._starvation.reason is not None:
             return self._starvation.reason
-        return None if self._jvm is None or _is_connect_session(session) else self._jvm.why_ended()
+        if self._jvm is None or _is_connect_session(session):
+            return None
+        why = self._jvm.why_ended()
+        if self._gateway_watch is None or not self._gateway_watch.is_closed or not self._jvm.is_running:
+            return why
+        return CLOSED if why is None else f"{CLOSED} {why}"
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
         """Running tasks of groups that were cancelled or failed; empty with Connect."""
@@ -314,19 +451,32 @@ class SparkSessions:
             log.warning("spark session did not stop cleanly", exc_info=True)
         if not _is_connect_session(session):
             jvm.end()
+        # After the JVM, whose executors write there.
+        self._remove_work_directory()
 
 
 def session_conf(
-    master: str, configured: Mapping[str, Any], required: Mapping[str, str], java_options: str = ""
+    master: SparkMaster, configured: Mapping[str, Any], required: Mapping[str, str], java_options: str = ""
 ) -> dict[str, str]:
     """The settings of the session. Required settings of the application override configured ones, which override
     defaults."""
-    local = _LOCAL_DEFAULTS if master.startswith("local") else {}
+    local = _LOCAL_DEFAULTS if master.is_on_this_host else {}
     conf = {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
+    if master.is_on_this_host and (options := with_heap_options(conf)):
+        conf[DRIVER_OPTIONS] = options
     if java_options:
         for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
             conf[name] = f"{conf.get(name, '')} {java_options}".strip()
     return conf
+
+
+def with_heap_options(conf: Mapping[str, str]) -> str:
+    """The options of the driver's JVM, with those that keep its heap small, unless the configuration has its own."""
+    options = conf.get(DRIVER_OPTIONS, "")
+    is_large_enough = _LEAST_HEAP.fullmatch(conf.get("spark.driver.memory", "1g"))
+    if not is_large_enough or _OWN_HEAP_OPTIONS.search(options):
+        return options
+    return f"{_HEAP_OPTIONS} {options}".strip()
 
 
 def _heap_limit(conf: Mapping[str, str]) -> float:
@@ -348,11 +498,6 @@ def app_name(context: Context) -> str:
     return "".join(character if character.isprintable() else "�" for character in name)
 
 
-def is_connect(master: str) -> bool:
-    """Whether `master` is the address of a Spark Connect server."""
-    return master.startswith("sc://")
-
-
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -366,23 +511,44 @@ def _is_connect_session(session: Any) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
-def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
-
-    if master.startswith("local"):
+def _set_variables(master: SparkMaster, conf: Mapping[str, str]) -> None:
+    """Set the environment variables that Spark reads."""
+    if master.is_on_this_host:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark warns if the host name is a loopback address
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would use the first python3 on the PATH
     if (python := conf.get("spark.pyspark.python")) is not None:
         # pyspark reads the Python of the executors from the environment; only `spark-submit` reads it from the setting.
         os.environ["PYSPARK_PYTHON"] = python
+
+
+def visible_settings(master: SparkMaster, conf: Mapping[str, str]) -> dict[str, str]:
+    """The settings for the JVM's command line, which all users of the host can read. Secrets reach the JVM through its
+    socket instead."""
+    chosen = {name: value for name, value in with_archive(conf).items() if not _SECRET.search(name)}
+    return {"spark.master": master.text, **chosen}
+
+
+def _require_home() -> Path:
+    """The installation of Spark, which is known without importing pyspark. Raises `ConfigurationError`."""
+    home = spark_home()
+    if home is None:
+        raise ConfigurationError(_NO_PYSPARK)
+    return home
+
+
+def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None) -> tuple[Any, Jvm]:
+    _set_variables(master, conf)
+    visible = visible_settings(master, conf)
+    if early is not None and early.settings != visible:
+        early.end()
+        early = None
     try:
-        # Settings of the gateway are on the JVM's command line, which all users of the host can read; secrets reach the
-        # JVM through its socket instead.
-        visible = SparkConf(loadDefaults=False).setMaster(master)
-        visible.setAll([(name, value) for name, value in with_archive(conf).items() if not _SECRET.search(name)])
-        started = jvm.launch(visible)
-        return SparkSession.builder.master(master).config(map=dict(conf)).getOrCreate(), started
+        starting = None if jvm.is_started() else early or StartingJvm(visible, _require_home())
+        # While the JVM starts.
+        from pyspark.sql import SparkSession
+
+        started = Jvm.present() if starting is None else starting.connect()
+        return SparkSession.builder.master(master.text).config(map=dict(conf)).getOrCreate(), started
     except JvmStartError as error:
         raise StartFailedError(f"Spark's Java process could not be started: {error}") from None
     except Exception as error:

@@ -1,0 +1,62 @@
+"""How far the groups of a pool are behind: `GET /v1/lag`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from osrdyne.api.access import principal_of
+from osrdyne.auth.grants import Grant
+from osrdyne.pool.state.lag import Lag
+from osrdyne.pool.views import PoolInspector
+
+
+class LagFigures(BaseModel):
+    """The lag of the pool, or of a group."""
+
+    messages: int = Field(description="Requests that no worker has taken.")
+    seconds: float | None = Field(description="Age of the oldest of them; null: not known.")
+    a_minute: float = Field(description="By how many they become more in a minute; negative: fewer.")
+    drained_in: float | None = Field(description="Seconds until none wait, at that rate; null: never.")
+
+    @classmethod
+    def of(cls, lag: Lag) -> LagFigures:
+        return cls(messages=lag.messages, seconds=lag.seconds, a_minute=60 * lag.slope, drained_in=lag.drained_in)
+
+
+class GroupLag(LagFigures):
+    """The lag of one group."""
+
+    key: str
+
+
+class PoolLag(BaseModel):
+    """The lag of a pool, and of the groups in which requests wait, the oldest first."""
+
+    pool: str
+    leading: bool
+    total: LagFigures | None = Field(
+        description="Of all groups; null while not leading, and for a token that may not see all keys."
+    )
+    groups: list[GroupLag]
+
+
+def lag_routes(inspector: PoolInspector) -> APIRouter:
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/lag", summary="How many requests wait, since when, and whether they become more")
+    async def lag(request: Request) -> PoolLag:
+        principal = principal_of(request)
+        may = principal.may
+        total, groups = inspector.lags()
+        if principal.is_limited(Grant.VIEW):
+            total = None
+        shown = [
+            GroupLag(key=one.key, **LagFigures.of(one).model_dump())
+            for one in groups
+            if one.key is not None and may(Grant.VIEW, one.key)
+        ]
+        figures = None if total is None else LagFigures.of(total)
+        return PoolLag(pool=inspector.pool, leading=inspector.leadership().leading, total=figures, groups=shown)
+
+    return router

@@ -1,0 +1,272 @@
+"""The queues of keys over HTTP: `/v1/queues`, and `/v1/queue?key=` for one, which takes every key.
+
+The registry is JSON, or an Atom feed (RFC 4287, paged as in RFC 5005) where the client accepts that. It lists the
+queues that the sender may discover.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, Self
+from urllib.parse import quote
+from xml.etree import ElementTree as xml
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from osrdyne.api.access import Author, principal_of, protected
+from osrdyne.api.keys import query_key
+from osrdyne.api.problems import invalid_document
+from osrdyne.auth.grants import Grant, Principal
+from osrdyne.errors import LeadershipLostError, NoSuchQueueError
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.policies.authorization import Claim, may_discover
+from osrdyne.ingress.policies.lifetimes import instant_text
+from osrdyne.ingress.policies.policy import Discoverability, Origin
+from osrdyne.ingress.policies.table import FoundPolicy, shown
+from osrdyne.pool.views import PoolInspector, RegisteredQueue
+from osrdyne.protocol.names import Key
+
+MAX_PAGE = 500
+ATOM_TYPE = "application/atom+xml"
+_ATOM = "http://www.w3.org/2005/Atom"
+_CONNECT = "https://schemas.microsoft.com/ws/2007/08/connect"
+_GRANTS = {Claim.MANAGE: Grant.OPERATE, Claim.LISTEN: Grant.LISTEN, Claim.SEND: Grant.SEND}
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_Requested = Annotated[Key, Depends(query_key)]
+_KEY: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "key",
+            "in": "query",
+            "required": True,
+            "schema": {"type": "string"},
+            "description": "The raw key, percent-encoded once.",
+        }
+    ]
+}
+_BODY: dict[str, Any] = {
+    **_KEY,
+    "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
+}
+
+
+class QueueElement(BaseModel):
+    """One element of the effective policy."""
+
+    value: Any
+    origin: Origin
+    acts: bool = Field(description="Whether this pool enforces it.")
+
+
+class Queue(BaseModel):
+    """The queue of a key."""
+
+    key: str
+    queue: str = Field(description="Its name in RabbitMQ.")
+    exists: bool = Field(description="Whether RabbitMQ has it now; a created queue comes with the first request.")
+    created: bool = Field(description="Whether it was created here; otherwise it came with a request.")
+    state: str | None = Field(description="`alive` or `ending`; null for a queue that was not created here.")
+    reason: str | None = Field(description="Why it ends: `deleted` or `expired`.")
+    author: str | None
+    created_at: float | None = Field(description="Seconds since the epoch.")
+    expires_at: float | None = Field(description="Seconds since the epoch.")
+    proposal: dict[str, Any] | None = Field(description="The elements as proposed.")
+    policy: str | None = Field(description="The policy that acts on the key; null: none.")
+    elements: dict[str, QueueElement] | None = Field(description="The effective policy, by the name of the element.")
+
+    @classmethod
+    def of(cls, found: RegisteredQueue) -> Self:
+        record = found.record
+        return cls.model_validate(
+            {
+                "key": found.key,
+                "queue": found.queue,
+                "exists": found.exists,
+                "created": record is not None,
+                "state": None if record is None else record.state.value,
+                "reason": None if record is None or record.reason is None else record.reason.value,
+                "author": None if record is None else record.author,
+                "created_at": None if record is None else record.created_at,
+                "expires_at": None if record is None else record.expires_at,
+                "proposal": None if record is None else dict(record.proposal),
+                "policy": None if found.policy is None else found.policy.name,
+                "elements": None if found.policy is None else shown(found.policy.policy),
+            }
+        )
+
+
+class Queues(BaseModel):
+    """One page of the registry."""
+
+    pool: str
+    queues: list[Queue]
+    next: str | None = Field(
+        description="The path of the next page; null on the last one. A page may have fewer queues than the limit, or"
+        " none, while more follow."
+    )
+
+
+def queue_routes(inspector: PoolInspector) -> APIRouter:
+    router = APIRouter(prefix="/v1")
+    of_one_key = [protected(inspector, query_key)]
+
+    @router.get(
+        "/queues",
+        summary="The registry: the queues that the sender may discover",
+        response_model=Queues,
+        responses={200: {"content": {ATOM_TYPE: {}}}},
+    )
+    async def registry(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        after: Annotated[str | None, Query(description="The last key of the page before.")] = None,
+    ) -> Response | Queues:
+        _require_leading(request, inspector)
+        principal = principal_of(request)
+        page = await inspector.queues(
+            after=None if after is None else Key(after),
+            limit=limit,
+            is_visible=lambda key, policy: _may_discover(principal, key, policy),
+        )
+        following = None if page.following is None else _page(limit, page.following)
+        if _accepts_atom(request):
+            feed = _feed(inspector.pool, page.queues, own=_page(limit, after), following=following)
+            return Response(feed, media_type=f"{ATOM_TYPE};type=feed")
+        return Queues(pool=inspector.pool, queues=[Queue.of(one) for one in page.queues], next=following)
+
+    @router.post(
+        "/queues",
+        summary="Create the queue of a key, with a proposal of a policy",
+        status_code=HTTPStatus.CREATED,
+        response_model=Queue,
+        openapi_extra=_BODY,
+        dependencies=of_one_key,
+    )
+    async def create(request: Request, response: Response, key: _Requested, author: Author) -> Queue | Response:
+        try:
+            proposal = _text(await request.body()) or "{}"
+            found = await inspector.create_queue(key, proposal, author=author)
+        except InvalidDocumentError as error:
+            return invalid_document(error, check="osrdyne policies check")
+        response.headers["location"] = _self(found.key)
+        return Queue.of(found)
+
+    @router.get("/queue", summary="The queue of one key", openapi_extra=_KEY, dependencies=of_one_key)
+    async def one(request: Request, key: _Requested) -> Queue:
+        _require_leading(request, inspector)
+        found = await inspector.queue(key)
+        if not _may_discover(principal_of(request), found.key, found.policy):
+            # As for a queue that does not exist: another answer would reveal that this one does.
+            raise NoSuchQueueError("This key has no queue, and none was created for it.")
+        return Queue.of(found)
+
+    @router.put(
+        "/queue",
+        summary="Renew the queue of a key: with a new proposal, or without a body with the present one",
+        response_model=Queue,
+        openapi_extra=_BODY,
+        dependencies=of_one_key,
+    )
+    async def renew(request: Request, key: _Requested, author: Author) -> Queue | Response:
+        try:
+            found = await inspector.renew_queue(key, _text(await request.body()) or None, author=author)
+        except InvalidDocumentError as error:
+            return invalid_document(error, check="osrdyne policies check")
+        return Queue.of(found)
+
+    @router.delete(
+        "/queue",
+        summary="Remove the queue of a key; its waiting requests are answered `gone`",
+        status_code=HTTPStatus.ACCEPTED,
+        openapi_extra=_KEY,
+        dependencies=of_one_key,
+    )
+    async def remove(key: _Requested, author: Author) -> Queue:
+        return Queue.of(await inspector.remove_queue(key, author=author))
+
+    return router
+
+
+def _text(body: bytes) -> str:
+    """Raises `InvalidDocumentError`."""
+    try:
+        return body.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise InvalidDocumentError([Problem("this is not UTF-8")]) from None
+
+
+def _require_leading(request: Request, inspector: PoolInspector) -> None:
+    """Raises `LeadershipLostError` without the leader's address for senders without any grant: they may not know it,
+    and must not cause queries to RabbitMQ for it."""
+    if not principal_of(request).grants and not inspector.leadership().leading:
+        raise LeadershipLostError("This daemon does not lead the pool.")
+
+
+def _may_discover(principal: Principal, key: Key, policy: FoundPolicy | None) -> bool:
+    claims = {claim for claim, grant in _GRANTS.items() if principal.may(grant, key)}
+    discoverability = Discoverability.MANAGERS if policy is None else policy.policy.discoverability
+    return may_discover(discoverability, claims)
+
+
+def _accepts_atom(request: Request) -> bool:
+    accepted = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
+    json = accepted.index("application/json") if "application/json" in accepted else len(accepted)
+    return ATOM_TYPE in accepted and accepted.index(ATOM_TYPE) < json
+
+
+def _self(key: Key) -> str:
+    return f"/v1/queue?key={quote(key, safe='')}"
+
+
+def _page(limit: int, after: str | None) -> str:
+    return f"/v1/queues?limit={limit}" + ("" if after is None else f"&after={quote(after, safe='')}")
+
+
+def _feed(pool: str, queues: Sequence[RegisteredQueue], *, own: str, following: str | None) -> bytes:
+    """The Atom feed. A key may hold characters that XML cannot: links and ids are percent-encoded, titles replaced."""
+    xml.register_namespace("", _ATOM)
+    xml.register_namespace("connect", _CONNECT)
+    feed = xml.Element(f"{{{_ATOM}}}feed")
+    updated = max((one.record.renewed_at for one in queues if one.record is not None), default=0.0)
+    _add(feed, "id", f"urn:osrdyne:{pool}:queues")
+    _add(feed, "title", f"Queues of the pool {pool}")
+    _add(feed, "updated", instant_text(updated))
+    _add(xml.SubElement(feed, f"{{{_ATOM}}}author"), "name", "osrdyne")
+    _links(feed, [("self", own), *([("next", following)] if following is not None else [])])
+    for one in queues:
+        entry = xml.SubElement(feed, f"{{{_ATOM}}}entry")
+        _add(entry, "id", f"urn:osrdyne:{pool}:queue:{quote(one.key, safe='')}")
+        _add(entry, "title", one.key)
+        _add(entry, "updated", instant_text(0.0 if one.record is None else one.record.renewed_at))
+        _links(
+            entry,
+            [
+                ("self", _self(one.key)),
+                ("alternate", f"/v1/group?key={quote(one.key, safe='')}"),
+                ("queuehead", f"amqp:/queues/{quote(one.queue, safe='')}"),
+            ],
+        )
+        if one.policy is not None:
+            policy = xml.SubElement(entry, f"{{{_CONNECT}}}QueuePolicy")
+            for name, element in shown(one.policy.policy).items():
+                if element["value"] is not None:
+                    xml.SubElement(policy, f"{{{_CONNECT}}}{name}").text = _xml_text(str(element["value"]))
+    content: bytes = xml.tostring(feed, encoding="utf-8", xml_declaration=True)
+    return content
+
+
+def _add(parent: xml.Element, name: str, text: str) -> None:
+    xml.SubElement(parent, f"{{{_ATOM}}}{name}").text = _xml_text(text)
+
+
+def _links(parent: xml.Element, links: Iterable[tuple[str, str]]) -> None:
+    for relation, address in links:
+        xml.SubElement(parent, f"{{{_ATOM}}}link", {"rel": relation, "href": address})
+
+
+def _xml_text(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

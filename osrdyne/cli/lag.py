@@ -1,0 +1,28 @@
+"""`osrdyne lag`: how far the groups of a pool are behind. Thin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from osrdyne.cli.capacity import span_text
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
+from osrdyne.cli.output import print_json, print_table
+
+
+def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show how many requests wait, since when, and when none will wait at the present trend."""
+    answer = remote(api, config).get("/v1/lag")
+    if output is Output.JSON:
+        print_json(answer)
+        return
+    rows = [] if answer["total"] is None else [("all groups", *_cells(answer["total"]))]
+    rows += [(one["key"], *_cells(one)) for one in answer["groups"]]
+    print_table(
+        ("key", "waiting", "oldest", "a minute", "drained in"), rows, empty="This daemon does not lead the pool."
+    )
+
+
+def _cells(figures: Any) -> tuple[str, ...]:
+    oldest = "-" if figures["seconds"] is None else span_text(figures["seconds"])
+    drained = "never" if figures["drained_in"] is None else span_text(figures["drained_in"])
+    return f"{figures['messages']:,}", oldest, f"{figures['a_minute']:+.1f}", drained

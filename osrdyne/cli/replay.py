@@ -1,0 +1,93 @@
+"""`osrdyne telemetry replay`: requests a replay of each partition until it has reached its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from osrdyne.cli.call import ask, broker_uri, exit_code, seconds, token_for
+from osrdyne.cli.call_output import print_error
+from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, load
+from osrdyne.cli.output import print_json, print_table
+from osrdyne.client import AsyncClient, Reply
+from osrdyne.errors import InvalidMessageError
+from osrdyne.telemetry.schedule import IngestAnswer
+
+THROTTLED_DELAY = 1.0
+"""Seconds until the next request after one that stored nothing: the table may be throttled."""
+
+
+def replay(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the ingest that holds nothing else.")],
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="OFFSET|TIME", help="First offset, or time as 2026-11-22T10:00:00Z."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="Where to stop: before this offset or time.")
+    ] = None,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", min=0, help="Partition, repeatable. Default: all of telemetry.partitions."),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time limit of each request, e.g. 30s or 5m.")
+    ] = "10m",
+    token_file: Annotated[
+        str | None, typer.Option("--token-file", metavar="FILE", help="As for `osrdyne call`.")
+    ] = None,
+    pool: PoolOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Store a range of the log in TABLE again, through the pool of the ingest. Repeat the command to continue it."""
+    settings = load(config, assignments, pool=pool, client=True).settings
+    request = {"from": edge_of(begin), "to": edge_of(end)}
+    numbers = sorted(set(partitions)) if partitions else range(settings.telemetry.partitions)
+    limit = seconds(timeout)
+    answers: list[dict[str, Any]] = []
+
+    async def store_all() -> Reply | None:
+        uri, token = broker_uri(None, settings), token_for(token_file)
+        async with AsyncClient(uri, settings.pool.id, name="osrdyne telemetry replay", token=token) as client:
+            for partition in numbers:
+                counts = {"rows": 0, "invalid": 0}
+                while True:
+                    key = f"{table}/{partition}"
+                    answer = _parsed(await client.call(key, "/replay", request, timeout=limit), pool=settings.pool.id)
+                    counts["rows"] += answer.rows
+                    counts["invalid"] += answer.invalid
+                    typer.echo(f"partition {partition}: {answer.stop:,} of {answer.end:,}", err=True)
+                    if not answer.has_more:
+                        break
+                    if answer.stop == answer.start:
+                        await asyncio.sleep(max(THROTTLED_DELAY, answer.next_after))
+                answers.append({"table": table, "partition": partition, **counts, "offset": answer.stop})
+        return None
+
+    outcome = ask(store_all())
+    if isinstance(outcome, BaseException):
+        print_error(outcome)
+        raise typer.Exit(exit_code(outcome))
+    if output is Output.JSON:
+        print_json(answers)
+        return
+    rows = [(str(one["partition"]), *(f"{one[name]:,}" for name in ("rows", "invalid", "offset"))) for one in answers]
+    print_table(("partition", "rows", "invalid", "to offset"), rows, empty="No partition.")
+
+
+def _parsed(reply: Reply, *, pool: str) -> IngestAnswer:
+    try:
+        return IngestAnswer.parse(reply.json())
+    except ValueError as error:
+        raise InvalidMessageError(
+            f"This is not an answer of /replay: {error}. The workers of the pool {pool} must run "
+            "osrdyne_worker.pipelines.ingest:app; name their pool with --pool."
+        ) from None
+
+
+def edge_of(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() else text

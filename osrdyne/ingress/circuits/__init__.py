@@ -1,0 +1,1 @@
+"""The circuit breaker: decides from outcomes which groups wait. Pure."""

@@ -1,0 +1,1 @@
+"""Queue policies: how large, old and many the requests of a key may be. Pure."""

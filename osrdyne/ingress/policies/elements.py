@@ -1,0 +1,186 @@
+"""The elements of a policy: their names in a document, how their values are written, and what they mean.
+
+`python -m osrdyne.ingress.policies.elements` writes the table of the reference page; a test compares both.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from osrdyne.config.types import parse_duration, parse_size
+from osrdyne.ingress.policies.poison_drop import FORMS, parse_poison_drop
+from osrdyne.ingress.policies.policy import Authorization, Discoverability, Overflow, TransportProtection
+
+BEGIN = "<!-- elements: written by `python -m osrdyne.ingress.policies.elements` -->"
+END = "<!-- end of elements -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element. `parse` raises `ValueError` that says what is expected. `show` makes a JSON value that `parse`
+    accepts. `acts` False: the pool does not enforce it yet."""
+
+    name: str
+    field: str
+    default: str
+    bounds: str
+    meaning: str
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], Any] = lambda value: value
+    acts: bool = False
+
+
+def _choice(kind: type[StrEnum]) -> Callable[[Any], Any]:
+    def parse(value: Any) -> StrEnum:
+        if value not in list(kind):
+            raise ValueError(f"one of {', '.join(kind)} is expected")
+        return kind(value)
+
+    return parse
+
+
+def _size(value: Any) -> Any:
+    size: Any = parse_size(value)
+    if size < 0:
+        raise ValueError("a size must not be negative")
+    return size
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError("a whole number of at least 1 is expected")
+    return value
+
+
+def _instant(value: Any) -> datetime:
+    try:
+        found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError("a date and time in UTC is expected, as 2026-01-31T12:00:00Z") from None
+    # A time without an offset is taken as UTC, which is what the element is defined in.
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    if found.utcoffset():
+        raise ValueError("it must be expressed in UTC, as 2026-01-31T12:00:00Z")
+    return found
+
+
+def _show_instant(value: datetime) -> str:
+    return value.isoformat().replace("+00:00", "Z")
+
+
+def _address(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected {FORMS}")
+    parse_poison_drop(value)
+    return value
+
+
+def _computed(value: Any) -> Any:
+    raise ValueError("it is computed from MaxQueueLength and MaxMessageSize: remove it")
+
+
+ELEMENTS = (
+    Element(
+        "Authorization", "authorization", "`NotRequired`",
+        "`Required`, `RequiredToSend`, `RequiredToReceive`, `NotRequired`",
+        "Whether senders need the grant `send`, and the principal of the workers the grant `listen`.",
+        _choice(Authorization), acts=True,
+    ),
+    Element(
+        "Discoverability", "discoverability", "`Managers`",
+        "`Managers`, `ManagersListeners`, `ManagersListenersSenders`, `Public`",
+        "Who sees the queue in the registry.",
+        _choice(Discoverability), acts=True,
+    ),
+    Element(
+        "ExpirationInstant", "expiration_instant", "now + 24 h", "now + 30 s to now + 21 d, in UTC",
+        "When the created queue of the key is removed. Without effect in a document.",
+        _instant, _show_instant, acts=True,
+    ),
+    Element(
+        "MaxMessageSize", "max_message_size", "60 KiB", "8 KiB to `requests.max_message_bytes`",
+        "Bytes of body and headers of one request; a larger one is answered `too-large`.",
+        _size, acts=True,
+    ),
+    Element(
+        "TransportProtection", "transport_protection", "`AllPaths`", "`AllPaths`, `None`",
+        "Whether HTTP requests about the key must be protected by TLS.",
+        _choice(TransportProtection), acts=True,
+    ),
+    Element(
+        "EnqueueTimeout", "enqueue_timeout", "10 s", "0 s to 60 s",
+        "How long a request waits for room in a full queue before Overflow applies.",
+        parse_duration, acts=True,
+    ),
+    Element(
+        "MaxConcurrentReaders", "max_concurrent_readers", "2147483648", "1 to 2147483648",
+        "How many workers may read the queue at the same time.",
+        _count, acts=True,
+    ),
+    Element(
+        "MaxDequeueRetries", "max_dequeue_retries", "`requests.delivery_limit`", "1 to 2147483648",
+        "Failed deliveries after which a request is poison.",
+        _count, acts=True,
+    ),
+    Element(
+        "MaxMessageAge", "max_message_age", "10 min", "0 s to 7 d",
+        "Upper limit of the time-to-live of a request. With 0 every request is answered `expired`.",
+        parse_duration, acts=True,
+    ),
+    Element(
+        "MaxQueueLength", "max_queue_length", "2147483648", "1 to 2147483648",
+        "How many requests of the key may wait. Requests that a worker has taken do not count.",
+        _count, acts=True,
+    ),
+    Element(
+        "MaxQueueCapacity", "max_queue_capacity", "MaxQueueLength × MaxMessageSize",
+        "computed; at most `requests.max_length_bytes`",
+        "Bytes that can wait. It cannot be set.",
+        _computed, acts=True,
+    ),
+    Element(
+        "Overflow", "overflow", "`RejectIncomingMessage`",
+        "`RejectIncomingMessage`, `DiscardIncomingMessage`, `DiscardExistingMessage`",
+        "What happens to a request that finds no room in time.",
+        _choice(Overflow), acts=True,
+    ),
+    Element(
+        "PoisonMessageDrop", "poison_message_drop", "the poison inventory alone",
+        "`amqp:/queues/NAME`, `amqp:/exchanges/NAME`, `amqp:/exchanges/NAME/ROUTING-KEY`, or a URL",
+        "Where a copy of a poison request is sent, once, beside the inventory.",
+        _address, acts=True,
+    ),
+)  # fmt: skip
+BY_NAME = {element.name: element for element in ELEMENTS}
+BY_FIELD = {element.field: element for element in ELEMENTS}
+
+
+def elements_table() -> str:
+    rows = [f"| `{one.name}` | {one.default} | {one.bounds} | {one.meaning}{_note(one)} |" for one in ELEMENTS]
+    return "\n".join(("| element | default | values | meaning |", "|---|---|---|---|", *rows))
+
+
+def _note(element: Element) -> str:
+    return "" if element.acts else " No effect yet."
+
+
+def update(page: str) -> str:
+    """The page with the present table between its marks."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{elements_table()}\n\n{END}{tail}"
+
+
+def main() -> None:
+    page = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/policies.md")
+    page.write_text(update(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Quotas: how much clients may send, when a quota gives out, and which capacity a load needs. Pure."""

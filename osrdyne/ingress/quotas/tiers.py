@@ -1,0 +1,64 @@
+"""The tiers of Azure IoT Hub and of Azure Time Series Insights: what one unit takes, as presets of quotas and plans.
+
+Prices are settings (`prices`). Source: Azure IoT Hub, "Quotas and throttling".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osrdyne.protocol.rates import LARGEST_EVENT, blocks
+
+__all__ = [
+    "EVENT_BLOCK_BYTES",
+    "HUB_TIERS",
+    "LARGEST_EVENT",
+    "MINUTES_A_DAY",
+    "STORE_TIERS",
+    "HubTier",
+    "StoreTier",
+    "blocks",
+]
+
+MINUTES_A_DAY = 1_440
+EVENT_BLOCK_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HubTier:
+    """A tier of the hub: the daily quota in blocks of `block_bytes`, and the send rate in messages per second.
+
+    The rate is `rate_per_unit` for each unit, and at least `least_rate` for all units together.
+    """
+
+    name: str
+    blocks_a_day: int
+    block_bytes: int
+    rate_per_unit: int
+    least_rate: int
+    max_units: int
+
+    def rate(self, units: int) -> int:
+        """Messages per second of all units."""
+        return max(self.least_rate, self.rate_per_unit * units)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTier:
+    """A tier of the store: events per minute and unit, counted in blocks of `EVENT_BLOCK_BYTES`."""
+
+    name: str
+    events_a_minute: int
+    max_units: int
+
+
+HUB_TIERS = {
+    tier.name: tier
+    for tier in (
+        HubTier("iot-hub-free", 8_000, 512, 100, 100, 1),
+        HubTier("iot-hub-s1", 400_000, 4096, 12, 100, 200),
+        HubTier("iot-hub-s2", 6_000_000, 4096, 120, 120, 200),
+        HubTier("iot-hub-s3", 300_000_000, 4096, 6_000, 6_000, 10),
+    )
+}
+STORE_TIERS = {tier.name: tier for tier in (StoreTier("store-s1", 720, 10), StoreTier("store-s2", 7_200, 10))}

@@ -1,0 +1,139 @@
+"""The positions that readers of the log have stored, one global parameter of RabbitMQ for each reader.
+
+A reader stores its position to be seen: in `osrdyne telemetry lag`, the API and metrics. What it resumes from, it keeps
+with its results, in one transaction or commit with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+READER = re.compile(r"[a-z0-9_-]{1,64}")
+
+
+class ListedParameters(Protocol):
+    """Global parameters of RabbitMQ, which can be listed."""
+
+    async def get_global_parameter(self, name: str) -> object | None: ...
+
+    async def put_global_parameter(self, name: str, value: object) -> None: ...
+
+    async def list_global_parameters(self, prefix: str) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """The position of one reader. `offsets`: the next offset that it will read, by partition; a partition that it has
+    not begun is missing. `at`: when it stored them, seconds since the epoch."""
+
+    reader: str
+    offsets: Mapping[int, int]
+    at: float
+
+
+class ReaderPositions(Protocol):
+    """Where the positions of readers are read from."""
+
+    async def load(self) -> list[ReaderPosition]: ...
+
+
+class PositionStore:
+    """The positions of all readers of one pool's log."""
+
+    def __init__(self, parameters: ListedParameters, *, pool: str) -> None:
+        self._parameters = parameters
+        self._pool = pool
+
+    async def save(self, position: ReaderPosition) -> None:
+        """Store a position; at most once in a few seconds, because RabbitMQ writes each to disk on every node. Raises
+        `BrokerError`, and ValueError for a name that is not `[a-z0-9_-]{1,64}`."""
+        await self._parameters.put_global_parameter(*parameter_of(position, pool=self._pool))
+
+    async def load(self) -> list[ReaderPosition]:
+        """The positions of all readers, by name. Raises `BrokerError`."""
+        found, prefix = [], _prefix(self._pool)
+        for name in sorted(await self._parameters.list_global_parameters(prefix)):
+            reader = name.removeprefix(prefix)
+            # A pool whose id begins with ours has other names behind the prefix only with another "-telemetry-".
+            if READER.fullmatch(reader) is not None:
+                position = parse_position(reader, await self._parameters.get_global_parameter(name))
+                if position is not None:
+                    found.append(position)
+        return found
+
+
+class LivePositions:
+    """Stored positions, and those of tables that this process has learned since: from the answers to `/ingest`.
+
+    `tables`: readers that are listed also before they have stored a position; they begin at the first offset.
+    """
+
+    def __init__(self, store: PositionStore, *, tables: Iterable[str], time: Callable[[], float]) -> None:
+        self._store = store
+        self._time = time
+        self._learned: dict[str, dict[int, tuple[int, float]]] = {name: {} for name in tables}
+        self._unsaved: set[str] = set()
+
+    def note(self, table: str, partition: int, offset: int, *, is_saved: bool) -> bool:
+        """Note the next offset of a partition; `is_saved`: the table has stored it. True if `save` has to be called."""
+        learned = self._learned[table]
+        if learned.get(partition, (None, 0.0))[0] != offset and not is_saved:
+            self._unsaved.add(table)
+        learned[partition] = (offset, self._time())
+        return table in self._unsaved
+
+    async def load(self) -> list[ReaderPosition]:
+        """The positions of all readers, by name. Raises `BrokerError`."""
+        stored = {one.reader: one for one in await self._store.load()}
+        stored = {name: ReaderPosition(name, {}, 0.0) for name in self._learned} | stored
+        return [self._merged(stored[name]) for name in sorted(stored)]
+
+    async def save(self) -> None:
+        """Store what has changed. Raises `BrokerError`."""
+        unsaved = sorted(self._unsaved)
+        if unsaved:
+            loaded = {one.reader: one for one in await self.load()}
+            for name in unsaved:
+                # Before: what is noted meanwhile is stored next time.
+                self._unsaved.discard(name)
+                try:
+                    await self._store.save(loaded[name])
+                except BaseException:
+                    self._unsaved.add(name)
+                    raise
+
+    def _merged(self, stored: ReaderPosition) -> ReaderPosition:
+        """The later of both counts: a table that was moved begins anew, with lower offsets."""
+        learned = self._learned.get(stored.reader, {})
+        newer = {partition: offset for partition, (offset, at) in learned.items() if at >= stored.at}
+        latest = max((at for _, at in learned.values()), default=0.0)
+        return ReaderPosition(stored.reader, {**stored.offsets, **newer}, max(stored.at, latest))
+
+
+def parameter_of(position: ReaderPosition, *, pool: str) -> tuple[str, dict[str, object]]:
+    """The name and the value of the global parameter for a position. Raises ValueError for a name that is not
+    `[a-z0-9_-]{1,64}`."""
+    if READER.fullmatch(position.reader) is None:
+        raise ValueError(f"{position.reader!r} is not the name of a reader: use a-z, 0-9, _ and -")
+    offsets = {str(partition): offset for partition, offset in position.offsets.items()}
+    return f"{_prefix(pool)}{position.reader}", {"offsets": offsets, "at": position.at}
+
+
+def parse_position(reader: str, value: object) -> ReaderPosition | None:
+    """A stored position; None if it was removed meanwhile or another program wrote something else."""
+    if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
+        return None
+    at = value.get("at")
+    offsets = {
+        int(partition): offset
+        for partition, offset in value["offsets"].items()
+        if str(partition).isdecimal() and isinstance(offset, int) and offset >= 0
+    }
+    return ReaderPosition(reader, offsets, float(at) if isinstance(at, int | float) else 0.0)
+
+
+def _prefix(pool: str) -> str:
+    return f"osrdyne-{pool}-telemetry-"

@@ -1,0 +1,248 @@
+"""One million events, and 20 kills: each confirmed event is in the table once.
+
+`make soak` runs it. Two pools on a RabbitMQ of their own: `plant` has the log, `ingest` stores it with Spark. A client
+publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either pool, a worker of the
+ingest or RabbitMQ is killed, at points that a seed chooses: `OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
+from managed_callers import LONG, apply
+from spark_fixtures import SMALL_SPARK
+
+from osrdyne import amqp
+from osrdyne.amqp.streams import StreamConnection
+from osrdyne.client import AsyncClient, RequestError
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.errors import BrokerError, OsrdyneError
+from osrdyne.protocol.names import PoolNames
+from osrdyne_worker.pipelines.telemetry.table import Table
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+EVENTS = int(os.environ.get("OSRDYNE_EVENTS", "1000000"))
+SEED = int(os.environ.get("OSRDYNE_SEED", "1"))
+IN_MESSAGE = 10
+MESSAGES = EVENTS // IN_MESSAGE
+PARTITIONS = 2
+KILLS = 20
+UNCONFIRMED = 400
+ROUTE = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
+NAMES = PoolNames("plant")
+APP = "osrdyne_worker.pipelines.ingest:app"
+
+
+class Publisher:
+    """Publishes messages with confirms, each again until it is confirmed."""
+
+    def __init__(self, uri: str) -> None:
+        self._options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
+        self._numbers = iter(range(MESSAGES))
+        self.confirmed = 0
+        self.repeated = 0
+
+    async def run(self) -> None:
+        left: list[int] = []
+        while left or self.confirmed < MESSAGES:
+            try:
+                connection = await amqp.connect(self._options)
+            except BrokerError:
+                await asyncio.sleep(1)
+                continue
+            try:
+                channel = await connection.channel(confirms=True)
+                while self.confirmed < MESSAGES:
+                    left += [number for _, number in zip(range(UNCONFIRMED - len(left)), self._numbers, strict=False)]
+                    ended = await asyncio.gather(*(self._publish(channel, one) for one in left), return_exceptions=True)
+                    before, left = left, [one for one, error in zip(left, ended, strict=True) if error is not None]
+                    self.confirmed += len(before) - len(left)
+                    self.repeated += len(left)
+                    if left:
+                        break
+            except BrokerError:
+                self.repeated += len(left)
+            finally:
+                await connection.close()
+
+    async def _publish(self, channel: amqp.Channel, number: int) -> None:
+        first = number * IN_MESSAGE
+        events = [{"series": f"s{index}", "value": first + index} for index in range(IN_MESSAGE)]
+        message = amqp.Message(json.dumps(events).encode(), message_id=f"m{number}")
+        key = f"device/{number % 50}"
+        await channel.publish(message, exchange=NAMES.requests_exchange, routing_key=key, mandatory=True)
+
+
+class Ingests:
+    """Asks for the ingest of each partition, again and again; refusals and lost answers are followed by the next
+    request."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.answers: Counter[str] = Counter()
+        self.stored = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for partition in range(PARTITIONS):
+                group.create_task(self._keep_asking(partition))
+
+    async def _keep_asking(self, partition: int) -> None:
+        while True:
+            try:
+                async with AsyncClient(self._uri, "ingest") as client:
+                    while True:
+                        answer = await client.call(f"cold/{partition}", "/ingest", {"max_offsets": 5000}, timeout=60)
+                        self.answers["stored"] += 1
+                        self.stored += answer.json()["rows"]
+                        await asyncio.sleep(0.5)
+            except RequestError as error:
+                self.answers[f"{type(error).__name__} {error.error.code}".strip()] += 1
+                await asyncio.sleep(1)
+            except OsrdyneError as error:
+                self.answers[type(error).__name__] += 1
+                await asyncio.sleep(1)
+
+
+class Killer:
+    """Kills one of four processes at each of its points."""
+
+    def __init__(self, broker: EmbeddedBroker, plant: DaemonProcess, ingest: DaemonProcess) -> None:
+        self._broker, self._plant, self._ingest = broker, plant, ingest
+        self._random = random.Random(SEED)
+        self.points = sorted(self._random.sample(range(MESSAGES), KILLS))
+        self.killed: Counter[str] = Counter()
+
+    async def run(self, publisher: Publisher) -> None:
+        for point in self.points:
+            await until(lambda at=point: publisher.confirmed >= at, f"message {point} is confirmed", timeout=LONG)
+            victim = self._random.choice(["daemon of the log", "daemon of the ingest", "worker", "worker", "RabbitMQ"])
+            match victim:
+                case "daemon of the log":
+                    await self._plant.restart()
+                case "daemon of the ingest":
+                    await self._ingest.restart()
+                case "worker":
+                    workers = await until(self._ingest.workers, "a worker of the ingest runs", timeout=LONG)
+                    os.kill(self._random.choice(workers).pid, signal.SIGKILL)
+                case "RabbitMQ":
+                    await self._broker.kill()
+                    await self._broker.start()
+                    await self._plant.until_leading()
+                    await self._ingest.until_leading()
+            self.killed[victim] += 1
+
+
+@asynccontextmanager
+async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Ends them at the end; an error of one is raised there."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error
+
+
+async def orphans(uri: str) -> int:
+    """Messages in the orphan queue that the leader has not taken."""
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE))
+    try:
+        channel = await connection.channel()
+        return (await channel.declare_queue(NAMES.orphan_queue, passive=True)).ready
+    finally:
+        await connection.close()
+
+
+async def ends_of_log(uri: str) -> dict[int, int]:
+    """The offset after the last message, by partition."""
+    options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
+    async with await StreamConnection.open(options, silence=PATIENCE) as streams:
+        bounds = [await streams.bounds(NAMES.log_stream(partition)) for partition in range(PARTITIONS)]
+    return {partition: one.stop for partition, one in enumerate(bounds) if one is not None}
+
+
+def rows(files: Iterable[str]) -> tuple[int, int, set[int]]:
+    """Rows, different places (partition, offset, index) of rows, and the values of events."""
+    count, places, values = 0, set[int](), set[int]()
+    for file in files:
+        table = pq.read_table(file, partitioning=None, columns=["partition", "offset", "index", "value"])
+        count += table.num_rows
+        place = pc.add(pc.multiply(table["offset"], PARTITIONS * IN_MESSAGE), pc.multiply(table["index"], PARTITIONS))
+        places.update(pc.add(place, table["partition"]).to_pylist())
+        values.update(int(value) for value in table["value"].to_pylist())
+    return count, places, values
+
+
+async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    table = Table(tmp_path / "cold")
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(EmbeddedBroker())
+        at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
+        uri = tmp_path / "uri"
+        uri.touch(mode=0o600)
+        uri.write_text(broker.amqp_uri)
+        plant = make_daemon(**at, pool="plant", telemetry={"name": "plant", "partitions": PARTITIONS})
+        plant.write_settings(pool={"kind": "managed"})
+        config = {
+            "pool": "plant",
+            "uri_file": str(uri),
+            "tables": {"cold": {"directory": str(table.directory)}},
+            "timeout": PATIENCE,
+        }
+        spark = {"spark_master": SMALL_SPARK["master"], "spark_conf": SMALL_SPARK["conf"]}
+        ingest = make_daemon(
+            **at,
+            pool="ingest",
+            worker={"app": APP, "config": config, **spark},
+            driver={"options": {"command": [sys.executable, "-m", "osrdyne_worker.main", APP]}},
+            lifecycle={"unbind_delay": "10m", "start_attempts": 5},
+        )
+        await asyncio.gather(plant.start(), ingest.start())
+        apply(plant, tmp_path, {"log": ROUTE})
+        publisher, ingests, killer = Publisher(broker.amqp_uri), Ingests(broker.amqp_uri), Killer(broker, plant, ingest)
+        asking = asyncio.create_task(ingests.run())
+        async with running(asking):
+            publishing = asyncio.create_task(publisher.run())
+            async with running(publishing):
+                await killer.run(publisher)
+                await asyncio.wait_for(publishing, LONG)
+
+            looks: list[dict[int, int]] = []
+
+            async def is_stored() -> bool:
+                # Twice in a row: the leader holds messages that are in neither place for a moment.
+                positions = table.positions()
+                looks.append(await ends_of_log(broker.amqp_uri))
+                is_whole = len(looks) > 1 and looks[-1] == looks[-2] and not await orphans(broker.amqp_uri)
+                return is_whole and all(positions.get(one, 0) >= end for one, end in looks[-1].items())
+
+            await until(is_stored, "the table has the whole log", timeout=LONG, interval=2)
+    count, places, values = await asyncio.to_thread(rows, table.files())
+    print(
+        f"seed {SEED}: {EVENTS} events in {MESSAGES} messages, {publisher.repeated} messages published again, "
+        f"killed {dict(killer.killed)}, answers {dict(ingests.answers)}, {count} rows, {count - len(places)} twice, "
+        f"{EVENTS - len(values)} lost"
+    )
+    assert len(places) == count
+    assert values == set(range(EVENTS))
+    assert count >= EVENTS
+    assert sum(killer.killed.values()) == KILLS
+    assert table.files(invalid=True) == []

@@ -1,0 +1,78 @@
+"""Callers that wait for a start learn its position and time, from one leader and from the next: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+from daemon_process import OSRDYNE, PATIENCE, MakeDaemon, own_environment, until
+
+from osrdyne.client import AsyncClient, Client, StartProgress
+from osrdyne.protocol.progress import STARTING
+
+
+async def test_callers_learn_their_position_and_go_on_with_the_next_leader(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    daemon = make_daemon(lifecycle={"max_concurrent_starts": 1, "resync_interval": "2s"})
+    gates = {key: tmp_path / f"gate-{key}" for key in ("a", "b", "c")}
+    daemon.set_faults({key: {"until": str(gate)} for key, gate in gates.items()})
+    await daemon.start()
+    seen: dict[str, list[StartProgress]] = {key: [] for key in gates}
+    async with (
+        AsyncClient(daemon.amqp_uri, daemon.pool, default_timeout=PATIENCE) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        calls = []
+        for key in gates:
+            calls.append(group.create_task(client.call(key, "/echo", b"x", on_starting=seen[key].append)))
+            await daemon.until_group(key, lambda _: True, "it is known")
+        await until(
+            lambda: [seen[key] and seen[key][-1].position for key in gates] == [0, 1, 2], "all know their place"
+        )
+        assert seen["c"][-1].waiting_for == "max_concurrent_starts"
+
+        daemon.kill()
+        for texts in seen.values():
+            texts.clear()
+        await daemon.start()
+        await until(lambda: all(seen.values()), "the next leader tells them")
+
+        gates["a"].touch()
+        await calls[0]
+        await until(lambda: 0 in [texts[-1].position for texts in (seen["b"], seen["c"])], "the next one starts")
+        first = "b" if seen["b"][-1].position == 0 else "c"
+        assert seen[first][-1].waiting_for is None
+        for gate in gates.values():
+            gate.touch()
+        assert [(await call).body for call in calls] == [b"x"] * 3
+        # A call of a running key is answered before the client asks.
+        silent: list[StartProgress] = []
+        await client.call("a", "/echo", b"x", on_starting=silent.append)
+        assert silent == []
+
+
+async def test_command_line_and_blocking_client_show_the_start(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon, gate = make_daemon(), tmp_path / "gate"
+    daemon.set_faults({"k": {"until": str(gate)}, "other": {"until": str(gate)}})
+    await daemon.start()
+    command = [OSRDYNE, "call", "k", "/echo", "-d", '"x"', "--progress", "-o", "json", "-c", str(daemon.config)]
+    shown = tmp_path / "shown"
+    with shown.open("wb") as errors:
+        process = subprocess.Popen(command, env=own_environment(), stdout=subprocess.PIPE, stderr=errors)
+    seen: list[StartProgress] = []
+
+    def call() -> bytes:
+        with Client(daemon.amqp_uri, daemon.pool, default_timeout=PATIENCE) as client:
+            return client.call("other", "/echo", b"x", on_starting=seen.append).body
+
+    async with asyncio.TaskGroup() as group:
+        blocking = group.create_task(asyncio.to_thread(call))
+        await until(lambda: seen and "worker is starting" in shown.read_text(), "both show it")
+        gate.touch()
+    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+    assert (process.returncode, json.loads(output), blocking.result()) == (0, "x", b"x")
+    assert {start.position for start in seen} == {0}
+    assert STARTING not in output.decode()

@@ -1,0 +1,341 @@
+"""Changes through the API are recorded, refused requests are counted, over a fake pool. No socket."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from osrdyne.api.access import Access, access_of
+from osrdyne.api.app import create_app
+from osrdyne.api.audit import LOGGED
+from osrdyne.auth.audit import AuditRecord, Outcome
+from osrdyne.auth.endpoints import find_endpoint
+from osrdyne.auth.grants import Grant, Role, grants_of
+from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
+from osrdyne.config.models import ApiSettings
+from osrdyne.errors import BrokerUnavailableError, LeadershipLostError
+from osrdyne.logs import configure_events
+from osrdyne.metrics import Metrics
+from osrdyne.pool.routing.manifest_store import ManifestKind
+from osrdyne.protocol.names import Key
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.inspector import FakeInspector, poison_view
+
+JSON = {"content-type": "application/json"}
+SECRET = generate_token()
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ROUTES: dict[str, object] = {"version": 1, "routes": []}
+PROFILES: dict[str, object] = {"profiles": [{"match": "a/{x}", "concurrency": 2}]}
+Logs = list[MutableMapping[str, Any]]
+
+
+@pytest.fixture
+def pool() -> FakeInspector:
+    return FakeInspector()
+
+
+@pytest.fixture
+def logs() -> Any:
+    """Everything that is logged from the level info on."""
+    before = structlog.get_config()
+    configure_events("info", as_json=True)
+    with structlog.testing.capture_logs() as found:
+        yield found
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@asynccontextmanager
+async def client(
+    pool: FakeInspector,
+    metrics: Metrics,
+    *,
+    access: Access | None = None,
+    required: bool = False,
+    clock: VirtualClock | None = None,
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(pool, metrics, version="1", access=access, audit_required=required, clock=clock or VirtualClock())
+    transport = httpx.ASGITransport(app, client=("192.0.2.7", 1234))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=JSON) as found:
+        yield found
+
+
+@pytest.fixture
+async def api(pool: FakeInspector, metrics: Metrics, logs: Logs) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(pool, metrics) as found:
+        yield found
+
+
+def token_file(directory: Path, *tokens: Token) -> Path:
+    file = directory / "tokens.json"
+    file.write_text(render_tokens(tokens))
+    return file
+
+
+def token(name: str, secret: str = SECRET, role: Role = Role.ADMIN) -> Token:
+    return Token(name, grants_of(role), digest_of(secret), NOW, None)
+
+
+def access_by(file: Path) -> Access:
+    return access_of(ApiSettings(tokens_file=str(file)), clock=VirtualClock())[0]
+
+
+def final(pool: FakeInspector) -> list[AuditRecord]:
+    return [record for record in pool.records if record.is_final]
+
+
+def endpoints() -> list[tuple[str, str]]:
+    paths = create_app(FakeInspector(), Metrics(), version="1").openapi()["paths"]
+    return [(method.upper(), path) for path, methods in paths.items() for method in methods]
+
+
+def target_of_path(path: str) -> str | None:
+    """What the record of a change names, where each parameter of the path is `e1`."""
+    if "{" in path:
+        return "e1"
+    found = {"group": "k", "queue": "k", "queues": "k", "poison": "id e1"}.get(path.split("/")[2])
+    return "version 1" if path.endswith("/rollback") else found
+
+
+async def test_each_change_and_nothing_else_has_a_record_before_it_and_one_with_its_outcome(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    """Also an endpoint that is added later."""
+    for method, path in endpoints():
+        pool.records.clear()
+        pool.poison_views = [poison_view("e1", key=Key("k"))]
+        filled = re.sub(r"\{.*?\}", "e1", path)
+        named = {"key": "k", "id": "e1", "author": "a", "version": 1}
+        answer = await api.request(method, filled, params=named, content="{}")
+        if method == "GET" or path in {"/v1/explain", "/v1/capacity"}:
+            assert pool.records == [], path
+            assert "x-request-id" not in answer.headers, path
+            continue
+        begun, ended = pool.records
+        assert (begun.outcome, begun.status) == (Outcome.UNKNOWN, None)
+        assert ended.status == answer.status_code
+        assert {begun.request_id, ended.request_id} == {answer.headers["x-request-id"]}
+        assert ended.action == find_endpoint(method, filled)[0].action
+        assert (ended.principal, ended.method, ended.address) == ("anyone", "open", "192.0.2.7")
+        assert ended.target == target_of_path(path)
+
+
+async def test_record_of_a_document_has_its_digest_before_and_after(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    await api.put("/v1/profiles?author=a", json=PROFILES)
+    await api.put("/v1/profiles?author=a", json={"profiles": []})
+    await api.post("/v1/profiles/rollback?author=a&version=1")
+    await api.delete("/v1/profiles?author=a")
+    first, second, restored, removed = final(pool)
+    assert first.digest_before is None
+    assert first.digest_after == second.digest_before == restored.digest_after == removed.digest_before
+    assert first.digest_after is not None
+    assert second.digest_after == restored.digest_before != first.digest_after
+    assert removed.digest_after is None
+
+
+async def test_invalid_document_is_a_refused_change_with_the_same_digest(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    await api.put("/v1/profiles?author=a", json=PROFILES)
+    assert (await api.put("/v1/profiles?author=a", json={"wrong": 1})).status_code == 422
+    done, refused = final(pool)
+    assert (refused.outcome, refused.status) == (Outcome.REFUSED, 422)
+    assert refused.digest_before == refused.digest_after == done.digest_after
+
+
+async def test_failed_change_is_recorded(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.failure = BrokerUnavailableError("gone")
+    assert (await api.post("/v1/groups/a/start")).status_code == 503
+    [failed] = final(pool)
+    assert (failed.outcome, failed.target, failed.action) == (Outcome.FAILED, "a", "groups.start")
+
+
+async def test_unexpected_error_is_recorded_as_a_failed_change(
+    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def defect(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(pool, "pin", defect)
+    assert (await api.post("/v1/groups/a/pin")).status_code == 500
+    assert [(one.outcome, one.status) for one in final(pool)] == [(Outcome.FAILED, 500)]
+
+
+async def test_author_of_a_change_is_the_authenticated_principal(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    access = access_by(token_file(tmp_path, token("alice")))
+    async with client(pool, metrics, access=access) as api:
+        api.headers["authorization"] = f"Bearer {SECRET}"
+        await api.put("/v1/profiles?author=mallory", json=PROFILES)
+        await api.post("/v1/profiles/rollback?author=mallory&version=1")
+        await api.delete("/v1/profiles?author=mallory")
+        await api.post("/v1/queues?author=mallory&key=k", json={})
+    assert {kept.author for kept in pool.versions[ManifestKind.PROFILES]} == {"alice"}
+    record = pool.queue_views[Key("k")].record
+    assert record is not None
+    assert record.author == "alice"
+    assert {(one.principal, one.role, one.method, one.author) for one in pool.records} == {
+        ("alice", "admin", "token", "mallory")
+    }
+    assert [one.grant for one in final(pool)] == ["admin", "admin", "admin", "operate"]
+
+
+async def test_author_of_an_open_api_is_the_one_that_the_request_names(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    await api.put("/v1/profiles?author=alice", json=PROFILES)
+    assert pool.versions[ManifestKind.PROFILES][0].author == "alice"
+    assert (await api.put("/v1/profiles", json=PROFILES)).status_code == 422
+
+
+async def test_change_whose_required_record_is_not_stored_is_refused(
+    pool: FakeInspector, metrics: Metrics, logs: Logs
+) -> None:
+    pool.stores_records = False
+    async with client(pool, metrics, required=True) as api:
+        answer = await api.post("/v1/groups/a/pin")
+        assert (answer.status_code, answer.json()["code"]) == (503, "audit-unavailable")
+        assert (await api.get("/v1/groups")).status_code == 200
+    assert pool.group_views == {}
+
+
+async def test_change_whose_record_is_not_stored_is_made_and_logged(
+    api: httpx.AsyncClient, pool: FakeInspector, logs: Logs
+) -> None:
+    pool.stores_records = False
+    assert (await api.post("/v1/groups/a/pin")).status_code == 202
+    assert pool.group_views[Key("a")].pinned
+    assert [(one["event"], one["outcome"]) for one in logs if one["event"].startswith("change ")] == [
+        ("change requested", "unknown"), ("change finished", "done"),
+    ]  # fmt: skip
+
+
+async def test_standby_stores_no_record_and_names_the_leader_although_records_are_required(
+    pool: FakeInspector, metrics: Metrics, logs: Logs
+) -> None:
+    pool.leading, pool.failure = False, LeadershipLostError("standby", leader="http://leader:4242")
+    async with client(pool, metrics, required=True) as api:
+        answer = await api.post("/v1/groups/a/pin")
+    assert (answer.status_code, answer.json()["leader"]) == (421, "http://leader:4242")
+    assert pool.records == []
+
+
+async def test_no_secret_and_no_body_is_in_a_record_or_in_the_log(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    access = access_by(token_file(tmp_path, token("alice")))
+    async with client(pool, metrics, access=access) as api:
+        api.headers["authorization"] = f"Bearer {SECRET}"
+        document = {"profiles": [{"match": "a", "spark_conf": {"spark.app.name": "hidden-in-a-body"}}]}
+        assert (await api.put("/v1/profiles?author=a&token=hidden-in-a-query", json=document)).status_code == 200
+        await api.put("/v1/profiles?author=a", content="hidden-in-a-body")
+        await api.post("/v1/groups/a/pin", headers={"authorization": "Bearer hidden-in-a-header"})
+    shown = f"{logs} {[record.to_text() for record in pool.records]}"
+    assert len(final(pool)) == 2
+    for secret in (SECRET, digest_of(SECRET), "hidden-in"):
+        assert secret not in shown
+
+
+async def test_refused_requests_are_counted_and_logged_within_a_limit(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    clock = VirtualClock()
+    access = access_by(token_file(tmp_path, token("viewer", role=Role.VIEWER)))
+    async with client(pool, metrics, access=access, clock=clock) as api:
+        for number in range(50):
+            assert (await api.post(f"/v1/groups/{number}/stop")).status_code == 401
+        assert len([one for one in logs if one["event"] == "request refused"]) == LOGGED
+        await clock.advance(61)
+        headers = {"authorization": f"Bearer {SECRET}"}
+        assert (await api.post("/v1/groups/a/stop", headers=headers)).status_code == 403
+    last = [one for one in logs if one["event"] == "request refused"][-1]
+    assert (last["status"], last["principal"], last["address"]) == (403, "viewer", "192.0.2.7")
+    assert (last["endpoint"], last["unlogged"]) == ("POST /v1/groups/{key:path}/stop", 50 - LOGGED)
+    refused = {status: metrics.api_refused.labels(status=status)._value.get() for status in ("401", "403")}
+    assert refused == {"401": 50, "403": 1}
+    assert pool.records == []
+
+
+async def test_refusal_by_the_endpoint_itself_is_counted_and_recorded(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    from osrdyne.auth.grants import parse_scope
+
+    limited = Token("limited", grants_of(Role.OPERATOR, keys=parse_scope("k")), digest_of(SECRET), NOW, None)
+    pool.poison_views = [poison_view("e1", key=Key("other"))]
+    async with client(pool, metrics, access=access_by(token_file(tmp_path, limited))) as api:
+        answer = await api.post("/v1/poison/drop?id=e1", headers={"authorization": f"Bearer {SECRET}"})
+    assert answer.status_code == 403
+    assert metrics.api_refused.labels(status="403")._value.get() == 1
+    [refused] = final(pool)
+    assert (refused.outcome, refused.target) == (Outcome.REFUSED, "id e1")
+
+
+async def test_changed_token_file_is_recorded_when_the_daemon_sees_it(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    file = token_file(tmp_path, token("alice"), token("bob", generate_token()))
+    async with client(pool, metrics, access=access_by(file)) as api:
+        api.headers["authorization"] = f"Bearer {SECRET}"
+        await api.get("/v1/groups")
+        assert pool.records == []
+        file.unlink()
+        token_file(tmp_path, token("alice"), token("carol", generate_token()))
+        await api.get("/v1/groups")
+        await api.get("/v1/groups")
+    [record] = pool.records
+    assert (record.action, record.method, record.outcome) == ("tokens.change", "file", Outcome.DONE)
+    assert record.target == "added carol; removed bob"
+    assert record.digest_before != record.digest_after
+
+
+async def test_audit_is_paged_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    for key in ("a", "b", "c"):
+        await api.post(f"/v1/groups/{key}/pin")
+    await api.put("/v1/routes?author=a", json=ROUTES)
+    page = (await api.get("/v1/audit?limit=3")).json()
+    rest = (await api.get("/v1/audit", params={"before": page["next"]})).json()
+    assert (page["total"], len(page["entries"]), len(rest["entries"]), rest["next"]) == (4, 3, 1, None)
+    assert {entry["target"] for entry in page["entries"] + rest["entries"]} == {"a", "b", "c", None}
+    for query, total in (
+        ("action=groups", 3), ("action=groups.pin", 3), ("action=routes", 1), ("principal=anyone", 4),
+        ("principal=alice", 0), ("since=10000000000", 0), ("until=1", 0),
+    ):  # fmt: skip
+        assert (await api.get(f"/v1/audit?{query}")).json()["total"] == total, query
+    assert (await api.get("/v1/audit?before=x")).status_code == 400
+    for query in ("limit=0", "limit=1001", "since=x", "since=-1", "principal="):
+        assert (await api.get(f"/v1/audit?{query}")).status_code == 422, query
+
+
+@pytest.mark.parametrize(("role", "status"), [(Role.VIEWER, 403), (Role.OPERATOR, 403), (Role.ADMIN, 200)])
+async def test_audit_needs_the_grant_admin(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path, role: Role, status: int
+) -> None:
+    access = access_by(token_file(tmp_path, token("alice", role=role)))
+    async with client(pool, metrics, access=access) as api:
+        answer = await api.get("/v1/audit", headers={"authorization": f"Bearer {SECRET}"})
+    assert answer.status_code == status
+    assert answer.json().get("grant", Grant.ADMIN) == Grant.ADMIN
+
+
+async def test_key_that_is_not_utf8_is_recorded(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    assert (await api.post("/v1/group/pin?key=%ff")).status_code == 400
+    [refused] = final(pool)
+    assert refused.target == "\\xff"
+    json.loads((await api.get("/v1/audit")).text)

@@ -1,0 +1,138 @@
+"""The queues of keys over HTTP, over a fake pool: life cycle, registry, Atom feed. No socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+from xml.etree import ElementTree as xml
+
+import httpx
+import pytest
+
+from osrdyne.api.app import create_app
+from osrdyne.auth.grants import Grant, KeyScope, Principal
+from osrdyne.ingress.policies.authorization import Claim, may_discover
+from osrdyne.ingress.policies.policy import Discoverability
+from osrdyne.metrics import Metrics
+from osrdyne.testing.inspector import FakeInspector
+
+ATOM = "{http://www.w3.org/2005/Atom}"
+POLICY = "{https://schemas.microsoft.com/ws/2007/08/connect}"
+ME = {"author": "me"}
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(FakeInspector(), Metrics(), version="1.2.3")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
+        yield client
+
+
+async def create(api: httpx.AsyncClient, key: str, **elements: object) -> httpx.Response:
+    return await api.post("/v1/queues", json=elements, params={**ME, "key": key})
+
+
+async def test_queue_is_created_with_the_origin_of_each_value(api: httpx.AsyncClient) -> None:
+    answer = await create(api, "a/b", MaxMessageSize=1, MaxConcurrentReaders=3)
+    assert (answer.status_code, answer.headers["location"]) == (201, "/v1/queue?key=a%2Fb")
+    elements = answer.json()["elements"]
+    names = ("MaxMessageSize", "MaxConcurrentReaders", "MaxQueueCapacity", "ExpirationInstant")
+    assert [elements[name]["origin"] for name in names] == ["clamped", "proposed", "computed", "default"]
+    shown = await api.get(answer.headers["location"])
+    assert shown.json() == answer.json()
+
+
+async def test_queue_is_created_once(api: httpx.AsyncClient) -> None:
+    await create(api, "a")
+    assert (await create(api, "a")).status_code == 409
+
+
+async def test_queue_is_renewed_and_removed(api: httpx.AsyncClient) -> None:
+    await create(api, "a", MaxConcurrentReaders=3)
+    kept = await api.put("/v1/queue", params={**ME, "key": "a"}, headers={"content-type": "application/json"})
+    assert (kept.status_code, kept.json()["proposal"]) == (200, {"MaxConcurrentReaders": 3})
+    changed = await api.put("/v1/queue", params={**ME, "key": "a"}, json={"MaxDequeueRetries": 7})
+    assert changed.json()["proposal"] == {"MaxDequeueRetries": 7}
+    removed = await api.request(
+        "DELETE", "/v1/queue", params={**ME, "key": "a"}, headers={"content-type": "application/json"}
+    )
+    assert (removed.status_code, removed.json()["state"], removed.json()["reason"]) == (202, "ending", "deleted")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_unknown_queue_is_not_found(api: httpx.AsyncClient, method: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await api.request(method, "/v1/queue", params={**ME, "key": "a"}, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
+
+
+async def test_invalid_proposal_names_each_place(api: httpx.AsyncClient) -> None:
+    answer = await create(api, "a", MaxQueueCapacity=5, Overflow="x", PoisonMessageDrop="ftp://h", Nope=1)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
+    places = {problem["path"] for problem in answer.json()["problems"]}
+    assert places == {"MaxQueueCapacity", "Overflow", "PoisonMessageDrop", "Nope"}
+
+
+async def test_registry_has_pages(api: httpx.AsyncClient) -> None:
+    keys = ["a", "b/c", "d e"]
+    for key in keys:
+        await create(api, key)
+    found, path = [], "/v1/queues?limit=1"
+    while path:
+        page = (await api.get(path)).json()
+        found += [queue["key"] for queue in page["queues"]]
+        path = page["next"]
+    assert found == keys
+
+
+async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.AsyncClient) -> None:
+    for key in ["a\x01<", "b"]:
+        await create(api, key, Discoverability="Public")
+    answer = await api.get("/v1/queues?limit=1", headers={"accept": "application/atom+xml"})
+    assert answer.headers["content-type"] == "application/atom+xml;type=feed"
+    feed = xml.fromstring(answer.content)
+    for required in ("id", "title", "updated", "author"):
+        assert feed.find(f"{ATOM}{required}") is not None
+    links = {link.get("rel"): link.get("href") for link in feed.findall(f"{ATOM}link")}
+    assert links == {"self": "/v1/queues?limit=1", "next": f"/v1/queues?limit=1&after={quote('a' + chr(1) + '<')}"}
+    (entry,) = feed.findall(f"{ATOM}entry")
+    key = quote("a\x01<")
+    assert {link.get("rel"): link.get("href") for link in entry.findall(f"{ATOM}link")} == {
+        "self": f"/v1/queue?key={key}",
+        "alternate": f"/v1/group?key={key}",
+        "queuehead": "amqp:/queues/fake-req-a%2B01%2B3C",
+    }
+    assert entry.findtext(f"{ATOM}title") == "a\ufffd<"
+    assert entry.findtext(f"{POLICY}QueuePolicy/{POLICY}Discoverability") == "Public"
+
+
+async def test_json_comes_first_where_both_are_accepted(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/v1/queues", headers={"accept": "application/json, application/atom+xml"})
+    assert answer.json() == {"pool": "fake", "queues": [], "next": None}
+
+
+@pytest.mark.parametrize("discoverability", Discoverability)
+def test_who_may_discover_a_queue(discoverability: Discoverability) -> None:
+    """Each value includes those before it, and Public needs no claim at all."""
+    order = [Discoverability.MANAGERS, Discoverability.MANAGERS_LISTENERS, Discoverability.MANAGERS_LISTENERS_SENDERS]
+    seen = [may_discover(discoverability, {claim}) for claim in (Claim.MANAGE, Claim.LISTEN, Claim.SEND)]
+    if discoverability is Discoverability.PUBLIC:
+        assert may_discover(discoverability, set())
+        assert all(seen)
+    else:
+        assert seen == [place <= order.index(discoverability) for place in range(3)]
+        assert not may_discover(discoverability, set())
+
+
+async def test_sender_sees_what_the_policy_of_each_queue_allows(
+    api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(api, "managers")
+    await create(api, "public", Discoverability="Public")
+    await create(api, "senders/a", Discoverability="ManagersListenersSenders")
+    await create(api, "senders/b", Discoverability="ManagersListenersSenders")
+    sender = Principal("client", {Grant.SEND: KeyScope("senders/a")})
+    monkeypatch.setattr("osrdyne.api.queues.principal_of", lambda request: sender)
+    assert [one["key"] for one in (await api.get("/v1/queues")).json()["queues"]] == ["public", "senders/a"]
+    hidden, unknown = await api.get("/v1/queue?key=managers"), await api.get("/v1/queue?key=unknown")
+    assert (hidden.status_code, hidden.json()) == (404, unknown.json())

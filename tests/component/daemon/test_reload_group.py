@@ -1,0 +1,87 @@
+"""The reload of a group's data on request: the leader asks its workers and waits for their reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from osrdyne.daemon.inspector import MAX_RELOADS, DaemonInspector, DaemonState
+from osrdyne.errors import PoolConflictError
+from osrdyne.pool.views import ReloadOutcome
+from osrdyne.protocol.activity import RELOADS_FIELD, Event
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import POOL, Stack, leading
+
+A = Key("a")
+
+
+class Watched(DaemonInspector):
+    checks = 0
+
+    def _reload_outcome(self, *arguments: Any) -> Any:
+        self.checks += 1
+        self.asked = arguments[-1]
+        return super()._reload_outcome(*arguments)
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
+        await clock.settle()
+        await stack.report("a", Event.READY)
+        yield stack
+
+
+@pytest.fixture
+def inspector(stack: Stack) -> Watched:
+    unused: Any = None
+    return Watched(
+        pool=POOL,
+        state=DaemonState(term=stack.term),
+        driver=stack.driver,
+        management=unused,
+        pins=unused,
+        leader=unused,
+        own_url=str,
+        prices={},
+        clock=stack.clock,
+    )
+
+
+async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time(
+    stack: Stack, inspector: Watched
+) -> None:
+    waiting = asyncio.create_task(inspector.reload_group(A, timeout=600))
+    await stack.clock.advance(120.0)
+    assert not waiting.done()
+    assert 100 <= inspector.checks <= 200, "about one a second"
+    await stack.report("a", Event.READY, **{RELOADS_FIELD: {inspector.asked: None}})
+    await stack.clock.advance(2.0)
+    assert [one.outcome for one in await waiting] == [ReloadOutcome.RELOADED]
+
+
+async def test_wait_ends_at_its_time_limit(stack: Stack, inspector: Watched) -> None:
+    began = stack.clock.monotonic()
+    waiting = asyncio.create_task(inspector.reload_group(A, timeout=7.5))
+    await stack.clock.advance(60.0)
+    assert [one.outcome for one in await waiting] == [ReloadOutcome.UNKNOWN]
+    assert inspector.checks < 20
+    assert stack.clock.monotonic() >= began + 7.5
+
+
+async def test_number_of_reloads_that_are_waited_for_is_limited(stack: Stack, inspector: Watched) -> None:
+    waiting = [asyncio.create_task(inspector.reload_group(A, timeout=30)) for _ in range(MAX_RELOADS)]
+    await stack.clock.settle()
+    with pytest.raises(PoolConflictError, match="try again when one of them has ended"):
+        await inspector.reload_group(A, timeout=30)
+    waiting.pop().cancel()
+    await stack.clock.settle()
+    waiting.append(asyncio.create_task(inspector.reload_group(A, timeout=30)))
+    await stack.clock.advance(60.0)
+    assert {one.outcome for task in waiting for one in await task} == {ReloadOutcome.UNKNOWN}

@@ -1,0 +1,158 @@
+"""MaxDequeueRetries and MaxConcurrentReaders in the pool: a real leader in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from managed_pool import change, managed, managing
+
+from osrdyne.broker.topology.policies import PolicySpec
+from osrdyne.config.models import ScalingSettings
+from osrdyne.ingress.policies.manifest import load_policies
+from osrdyne.pool.queues import delivery_limits
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+POLICY = "pool-limit-a"
+
+
+async def limit(stack: Stack, match: str = "a", **elements: object) -> None:
+    text = json.dumps({"policies": [{"match": match, **elements}]})
+    await stack.term.routing.policies.change(load_policies(text), author="me")
+    await stack.clock.settle()
+
+
+async def start(stack: Stack, *keys: str) -> None:
+    for key in keys:
+        stack.term.state.tracker.require_worker_group(Key(key))
+    await stack.clock.advance(1.0)
+
+
+def limits(broker: FakeBroker) -> dict[str, object]:
+    """The delivery limit in effect, by the name of the policy."""
+    return {
+        name: policy.definition["delivery-limit"]
+        for name, policy in broker.policies.items()
+        if "delivery-limit" in policy.definition
+    }
+
+
+async def test_limit_of_a_key_lives_as_long_as_its_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await limit(stack, MaxDequeueRetries=2)
+        assert POLICY not in broker.policies
+        await start(stack, "a", "b")
+        assert limits(broker) == {"pool-req": 5, POLICY: 2}
+        assert broker._setting(broker.queues["pool-req-a"], "delivery-limit") == 2
+        assert broker._setting(broker.queues["pool-req-b"], "delivery-limit") == 5
+        await stack.consume("b")
+        stack.term.state.tracker.retire(Key("a"))
+        await clock.advance(60.0)
+        assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 5})
+
+
+async def test_changed_limit_counts_for_the_queue_that_exists(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await start(stack, "a")
+        for retries, expected in [(9, 9), (3, 3), (5, None)]:
+            await limit(stack, MaxDequeueRetries=retries)
+            assert limits(broker).get(POLICY) == expected
+
+
+async def test_policy_of_a_key_has_everything_else_of_the_pool(clock: VirtualClock, broker: FakeBroker) -> None:
+    longer = {"route": "FROM /messages/* INTO $upstream", "timeToLiveSecs": 100_000}
+    async with managing(clock, broker) as stack:
+        await limit(stack, MaxDequeueRetries=2)
+        await start(stack, "a")
+        await change(stack, all=longer)
+        pool, own = broker.policies["pool-req"].definition, broker.policies[POLICY].definition
+        assert {**pool, "delivery-limit": 2} == own
+        assert own["message-ttl"] == 100_000_000
+
+
+async def test_next_leader_removes_what_a_killed_one_left(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await limit(stack, MaxDequeueRetries=2)
+        await start(stack, "a")
+        left = broker.policies[POLICY]
+    broker.delete_queue("pool-req-a")
+    assert broker.policies[POLICY] == left
+    async with managing(clock, broker):
+        await clock.advance(1.0)
+        assert POLICY not in broker.policies
+
+
+async def test_policy_that_another_client_deleted_comes_back(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await limit(stack, MaxDequeueRetries=2)
+        await start(stack, "a")
+        del broker.policies[POLICY]
+        await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
+        assert limits(broker)[POLICY] == 2
+
+
+async def test_management_that_fails_is_asked_again(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await limit(stack, MaxDequeueRetries=2)
+        stack.management.available = False
+        await start(stack, "a")
+        assert POLICY not in broker.policies
+        stack.management.available = True
+        await clock.advance(60.0)
+        assert limits(broker)[POLICY] == 2
+
+
+@pytest.mark.parametrize("change", ["policy", "queue"])
+async def test_change_while_a_policy_is_written_counts(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    written = asyncio.Event()
+    async with managing(clock, broker) as stack:
+        put = stack.management.put_policy
+
+        async def put_slowly(policy: PolicySpec) -> None:
+            await put(policy)
+            if policy.name == POLICY:
+                await written.wait()
+
+        await limit(stack, MaxDequeueRetries=2)
+        monkeypatch.setattr(stack.management, "put_policy", put_slowly)
+        await start(stack, "a")
+        assert limits(broker)[POLICY] == 2
+        if change == "policy":
+            await limit(stack, MaxDequeueRetries=7)
+        else:
+            stack.term.state.tracker.retire(Key("a"))
+            await clock.advance(60.0)
+            assert not stack.has_queue("a")
+        written.set()
+        await clock.advance(1.0)
+        assert limits(broker).get(POLICY) == (7 if change == "policy" else None)
+
+
+async def test_number_of_policies_is_bounded_and_shown(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_limits, "MAX_POLICIES", 2)
+    async with managing(clock, broker) as stack:
+        await limit(stack, "{any}", MaxDequeueRetries=2)
+        await start(stack, "a", "b", "c")
+        left = stack.term.queues.limits.left_out
+        assert (len(limits(broker)), len(left)) == (3, 1)
+        assert [stack.term.queues.limits.of(Key(key)) for key in "abc"].count(5) == 1
+
+
+async def test_group_has_no_more_workers_than_readers_are_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
+    base = managed()
+    scaling = ScalingSettings.model_validate({"min": 3, "max": 3})
+    settings = base.model_copy(update={"worker": base.worker.model_copy(update={"scaling": scaling})})
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await limit(stack, MaxConcurrentReaders=2)
+        await start(stack, "a")
+        assert stack.running("a") == 2
+        await clock.advance(30.0)
+        assert stack.running("a") == 2

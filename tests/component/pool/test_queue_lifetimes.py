@@ -1,0 +1,301 @@
+"""Created queues expire, are renewed and removed: a real leader in virtual time, killed at each step of a removal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from managed_pool import managed, managing
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.daemon.inspector import MAX_EXAMINED, DaemonInspector, DaemonState
+from osrdyne.errors import NoSuchQueueError, PoolConflictError
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.policies.lifetimes import CreatedQueue
+from osrdyne.ingress.policies.manifest import load_proposal
+from osrdyne.ingress.policies.policy import Discoverability
+from osrdyne.ingress.policies.table import FoundPolicy
+from osrdyne.pool.queues.lifetimes import QueueLifetimes
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, Stack, make_stack
+
+A = Key("a")
+DAY = 86400.0
+LIFETIME = 60.0
+WAITING = [str(number) for number in range(5)]
+QUEUES = f"osrdyne-{POOL}-queues"
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+def lifetimes(stack: Stack) -> QueueLifetimes:
+    return stack.term.routing.lifetimes
+
+
+async def create(stack: Stack, *, lifetime: float = LIFETIME, **elements: object) -> None:
+    """A short lifetime: the workers of these tests never report that they are ready, and would be given up."""
+    expires = datetime.fromtimestamp(stack.clock.time() + lifetime, UTC).isoformat()
+    proposal = load_proposal(json.dumps({"ExpirationInstant": expires, **elements}))
+    await lifetimes(stack).create(A, proposal, author="me")
+
+
+async def send(stack: Stack, *bodies: str) -> None:
+    for body in bodies:
+        await stack.publish("a", body.encode(), reply_to=REPLIES, correlation_id=body)
+    await stack.clock.settle()
+
+
+def answered(broker: FakeBroker) -> set[tuple[str | None, str | None]]:
+    """A request may be answered twice, always with the same status."""
+    return set(answers(broker))
+
+
+def is_clean(stack: Stack) -> bool:
+    """Neither queue, worker nor record is left."""
+    left = stack.has_queue("a") or stack.running("a") or stack.broker.parameters.get(QUEUES)
+    return not left and stack.term.state.created_queues.get(A) is None
+
+
+GONE = {(body, "gone") for body in WAITING}
+
+
+@pytest.mark.parametrize("by", ["expiry", "deletion"])
+async def test_waiting_requests_are_answered_gone_and_nothing_is_left(
+    clock: VirtualClock, broker: FakeBroker, by: str
+) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        await send(stack, *WAITING)
+        if by == "deletion":
+            await lifetimes(stack).remove(A, author="me")
+            await clock.advance(60.0)
+        else:
+            await clock.advance(LIFETIME + 60.0)
+        assert answered(broker) == GONE
+        assert is_clean(stack)
+
+
+async def test_requests_that_wait_for_room_are_answered_gone(clock: VirtualClock, broker: FakeBroker) -> None:
+    bodies = [str(number) for number in range(40)]
+    async with managing(clock, broker) as stack:
+        await create(stack, MaxQueueLength=1, EnqueueTimeout=1)
+        await send(stack, *bodies)
+        await lifetimes(stack).remove(A, author="me")
+        await clock.advance(60.0)
+        assert answered(broker) == {(body, "gone") for body in bodies}
+        assert is_clean(stack)
+
+
+async def test_running_request_is_finished_by_its_worker(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        await send(stack, *WAITING)
+        running = await stack.take("a")
+        await lifetimes(stack).remove(A, author="me")
+        await clock.advance(120.0)
+        assert (stack.has_queue("a"), answered(broker)) == (True, GONE - {("0", "gone")})
+        await running.ack()
+        await running.channel.close()
+        await clock.advance(120.0)
+        assert is_clean(stack)
+        assert answered(broker) == GONE - {("0", "gone")}
+
+
+async def test_request_that_a_dying_worker_returns_is_answered_gone(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        await send(stack, *WAITING)
+        running = await stack.take("a")
+        await lifetimes(stack).remove(A, author="me")
+        await clock.advance(30.0)
+        await running.channel.close()
+        await clock.advance(120.0)
+        assert answered(broker) == GONE
+        assert is_clean(stack)
+
+
+async def test_new_requests_are_answered_gone_until_the_queue_is_removed(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        await send(stack, "0")
+        await lifetimes(stack).remove(A, author="me")
+        await clock.advance(2.0)
+        await send(stack, "1")
+        await clock.advance(60.0)
+        assert answered(broker) == {("0", "gone"), ("1", "gone")}
+        await send(stack, "2")
+        await clock.settle()
+        assert stack.waiting("a") == [b"2"]
+
+
+async def test_pin_does_not_keep_an_expired_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        stack.term.state.tracker.pin(A)
+        await clock.advance(LIFETIME + 60.0)
+        assert is_clean(stack)
+
+
+async def test_renewal_moves_the_expiration(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack, MaxConcurrentReaders=2)
+        await clock.advance(LIFETIME - 1.0)
+        renewed = await lifetimes(stack).renew(A, None, author="me")
+        assert (renewed.proposal, renewed.expires_at) == ({"MaxConcurrentReaders": 2}, clock.time() + DAY)
+        await clock.advance(DAY - 60.0)
+        assert not stack.term.state.created_queues.is_ending(A)
+        await clock.advance(120.0)
+        assert is_clean(stack)
+
+
+async def test_wall_clock_that_jumps_forward_removes_no_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        await send(stack, "0")
+        clock._epoch_offset += 2 * DAY
+        await clock.advance(LIFETIME - 1.0)
+        assert answers(broker) == []
+        await clock.advance(120.0)
+        assert is_clean(stack)
+
+
+async def test_what_cannot_be_created_renewed_or_removed(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        proposal = load_proposal("{}")
+        with pytest.raises(NoSuchQueueError):
+            await lifetimes(stack).renew(A, None, author="me")
+        with pytest.raises(NoSuchQueueError):
+            await lifetimes(stack).remove(A, author="me")
+        past = datetime.fromtimestamp(clock.time(), UTC).isoformat()
+        with pytest.raises(InvalidDocumentError, match="ExpirationInstant"):
+            await create(stack, ExpirationInstant=past)
+        await create(stack)
+        with pytest.raises(PoolConflictError, match="already"):
+            await create(stack)
+        await lifetimes(stack).remove(A, author="me")
+        with pytest.raises(PoolConflictError, match="being removed"):
+            await lifetimes(stack).renew(A, proposal, author="me")
+
+
+async def test_damaged_record_is_left_out_and_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+    broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
+    async with managing(clock, broker) as stack:
+        await create(stack)
+        assert [record.key for record in stack.term.state.created_queues.all()] == [A]
+
+
+# --- the leader is killed at each step
+
+STEPS = [
+    ("put_global_parameter", False),
+    *((name, done) for name in ("unbind", "consume", "delete") for done in (False, True)),
+    ("publish", True),
+    ("ack", False),
+    ("cancel", True),
+]
+
+
+@asynccontextmanager
+async def killed_at(stack: Stack, step: tuple[str, bool]) -> AsyncIterator[None]:
+    """The connections of the leader are lost when it reaches this step of the removal."""
+    name, done = step
+    targets = (QUEUES, REPLIES, stack.names.request_queue(A))
+    reached = False
+
+    async def kill(command: Command) -> None:
+        nonlocal reached
+        if not reached and (command.name, command.done) == (name, done) and command.target in targets:
+            reached = True
+            stack.killed = True
+            for connection in stack.connections:
+                connection.cut()
+            stack.management.available = False
+            stack.task.cancel()
+
+    stack.broker.hook = kill
+    yield
+    stack.broker.hook = None
+    assert reached, "the removal has no such step"
+
+
+@pytest.mark.parametrize("step", STEPS, ids=[f"{'after' if done else 'before'} {name}" for name, done in STEPS])
+async def test_killed_leader_leaves_no_request_unanswered_and_no_queue_half_deleted(
+    clock: VirtualClock, broker: FakeBroker, step: tuple[str, bool]
+) -> None:
+    driver = FakeDriver(clock, pool=POOL)
+    async with led(clock, broker, driver) as stack:
+        await create(stack)
+        await send(stack, *WAITING)
+        async with killed_at(stack, step):
+            await clock.advance(LIFETIME + 60.0)
+    async with led(clock, broker, driver) as successor:
+        await clock.advance(LIFETIME + 120.0)
+        assert answered(broker) == GONE
+        assert is_clean(successor)
+
+
+@asynccontextmanager
+async def led(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> AsyncIterator[Stack]:
+    """One leader of the pool, until the end of the block or until it is killed."""
+    stack = make_stack(clock, broker=broker, driver=driver, settings=managed())
+    stack.task = asyncio.create_task(stack.lead())
+    await clock.settle()
+    while not stack.leading.is_set():
+        await clock.advance(0.1)
+    yield stack
+    await stack.kill()
+
+
+async def test_page_of_the_registry_examines_a_bounded_number_of_keys(clock: VirtualClock, broker: FakeBroker) -> None:
+    """Readers without a token see public queues only, so most of the work for them is in vain."""
+    unused: Any = None
+    keys = [Key(f"{number:05d}") for number in range(2 * MAX_EXAMINED + 500)]
+    async with managing(clock, broker) as stack:
+        inspector = DaemonInspector(
+            pool=POOL, state=DaemonState(term=stack.term), driver=unused, management=unused, pins=unused,
+            leader=unused, own_url=str, prices={}, clock=clock,
+        )  # fmt: skip
+        now = clock.time()
+        public = {keys[0], keys[MAX_EXAMINED + 7], keys[-1]}
+        stack.term.state.created_queues.replace(
+            CreatedQueue(key, {"Discoverability": "Public"} if key in public else {}, "me", now, now, now + DAY)
+            for key in keys
+        )
+        examined: list[Key] = []
+
+        def is_public(key: Key, policy: FoundPolicy | None) -> bool:
+            examined.append(key)
+            return policy is not None and policy.policy.discoverability is Discoverability.PUBLIC
+
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(take_turns())
+        found: list[list[Key]] = []
+        after: Key | None = None
+        while not found or after is not None:
+            page = await inspector.queues(after=after, limit=1 if not found else 100, is_visible=is_public)
+            found.append([one.key for one in page.queues])
+            after = page.following
+        other.cancel()
+        assert found == [[keys[0]], [keys[MAX_EXAMINED + 7]][:0], [keys[MAX_EXAMINED + 7]], [keys[-1]]]
+        assert examined == keys
+        assert turns >= len(keys) / 10 - len(found)  # other tasks run between small steps

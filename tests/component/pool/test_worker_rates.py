@@ -1,0 +1,119 @@
+"""The rates of workers at the leader: who gets which rate, and when, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from managed_pool import managing
+
+from osrdyne.ingress.quotas.document import load_quotas
+from osrdyne.pool.routing.rates import SEND_AGAIN_AFTER
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.rates import EventRate, rate_from_wire
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack
+
+CONTROL = "control"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@asynccontextmanager
+async def leader(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    """A leader, and a queue that receives the control messages of the group `k`."""
+    async with managing(clock, broker) as stack:
+        if CONTROL not in broker.queues:
+            broker.declare_queue(CONTROL, {})
+            broker.bind(CONTROL, stack.names.control_exchange, stack.names.control_group_routing_key(Key("k")))
+        await stack.publish("k", b"x")  # reports of unknown groups do not count
+        await clock.advance(1.0)
+        yield stack
+
+
+async def use(stack: Stack, *rates: dict[str, object]) -> None:
+    await stack.term.routing.quotas.change(load_quotas(json.dumps({"rates": rates})), author="me")
+    await stack.clock.settle()
+
+
+async def report(stack: Stack, worker: str, rate: EventRate | None, *, event: Event = Event.READY) -> None:
+    wire = None if rate is None else rate.to_wire()
+    await stack.report("k", event, worker, in_flight=0, paused=False, generation=[1, 0], rate=wire)
+
+
+def sent(broker: FakeBroker) -> list[EventRate | None]:
+    """The rates that were sent since the last call."""
+    messages = [control_from_wire(body) for body in broker.bodies(CONTROL)]
+    broker.queues[CONTROL].ready.clear()
+    return [rate_from_wire(one.details["rate"]) for one in messages if one and one.command is Command.RATE]
+
+
+async def test_rate_is_sent_until_the_worker_reports_it(clock: VirtualClock) -> None:
+    broker, rate = FakeBroker(clock), EventRate(720, 1024)
+    async with leader(clock, broker) as stack:
+        await report(stack, "w", None)
+        assert sent(broker) == []
+        await use(stack, {"name": "r", "preset": "store-s1"})
+        assert sent(broker) == [rate]
+        await clock.advance(SEND_AGAIN_AFTER + 1)
+        assert sent(broker) == [rate]  # the first message was lost
+        await report(stack, "w", rate)
+        await clock.advance(2 * SEND_AGAIN_AFTER)
+        assert sent(broker) == []
+        await stack.term.routing.quotas.clear(author="me")
+        await clock.settle()
+        assert sent(broker) == [None]
+
+
+async def test_workers_of_a_group_share_its_units(clock: VirtualClock) -> None:
+    broker = FakeBroker(clock)
+    async with leader(clock, broker) as stack:
+        await use(stack, {"name": "r", "preset": "store-s1", "max_units": 1})
+        await report(stack, "w1", EventRate(720, 1024))
+        assert sent(broker) == []
+        await report(stack, "w2", EventRate(720, 1024))
+        assert sent(broker) == [EventRate(360, 1024)]
+        await report(stack, "w1", EventRate(360, 1024))
+        await report(stack, "w2", EventRate(360, 1024), event=Event.STOPPING)
+        assert sent(broker) == [EventRate(720, 1024)]
+
+
+async def test_next_leader_corrects_the_rate_of_a_worker(clock: VirtualClock) -> None:
+    broker = FakeBroker(clock)
+    async with leader(clock, broker) as stack:
+        await use(stack, {"name": "r", "preset": "store-s1"})
+        await stack.kill()
+    async with leader(clock, broker) as stack:
+        await report(stack, "w", EventRate(7200, 1024))
+        assert sent(broker) == [EventRate(720, 1024)]
+
+
+async def test_new_worker_starts_with_its_rate(clock: VirtualClock) -> None:
+    async with leader(clock, FakeBroker(clock)) as stack:
+        await use(stack, {"name": "r", "keys": "new", "preset": "store-s2"})
+        for key in ("new", "other"):
+            await stack.publish(key, b"x")
+        await clock.advance(10.0)
+        found = {one.instance.key: one.spec.environment for one in stack.driver.backend.workers.values()}
+    read = {key: WorkerEnvironment.from_variables(one.to_variables()).rate for key, one in found.items()}
+    assert read == {"k": None, "new": EventRate(7200, 1024), "other": None}
+
+
+async def test_rate_of_a_key_is_explained(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leader(clock, broker) as stack:
+        await use(stack, {"name": "plant", "keys": "plant/.*", "units": 2, "events_per_minute": 300})
+        rates = stack.term.state.rates
+        assert rates.describe(Key("k")) is None
+        assert rates.describe(Key("plant/1")) == (
+            "The workers of 'plant/1' serve 600 events a minute in total; a larger event than 1024 bytes counts as "
+            "several."
+        )

@@ -1,0 +1,218 @@
+"""Records of changes in the queue of a leader, on a broker in memory: what a crash and a refusing RabbitMQ leave."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from osrdyne.amqp import Message
+from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord, Outcome
+from osrdyne.config.models import AuditSettings
+from osrdyne.processors import audit
+from osrdyne.processors.audit import AuditTrail
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading, settings_for
+
+
+def change(clock: VirtualClock, number: int = 0) -> AuditRecord:
+    return AuditRecord(
+        request_id=f"{number:032x}",
+        at_ms=int(clock.time() * 1000) + number,
+        principal="alice",
+        method="token",
+        action="groups.stop",
+    )
+
+
+def ended(record: AuditRecord) -> AuditRecord:
+    return replace(record, outcome=Outcome.DONE, status=202)
+
+
+async def settled(stack: Stack, task: asyncio.Task[object]) -> None:
+    while not task.done():
+        await stack.clock.advance(0.1)
+
+
+async def write(stack: Stack, *records: AuditRecord) -> list[bool]:
+    found = []
+    for record in records:
+        task = asyncio.create_task(stack.term.processors.audit.write(record))
+        await settled(stack, task)
+        found.append(task.result())
+    return found
+
+
+async def read(stack: Stack, **query: object) -> AuditPage:
+    task = asyncio.create_task(stack.term.processors.audit.page(AuditQuery(**query)))  # type: ignore[arg-type]
+    while not task.done():
+        await stack.clock.advance(0.1)
+        await asyncio.sleep(0.001)  # the page is made in a thread
+    return task.result()
+
+
+def lost(stack: Stack) -> float:
+    return float(stack.metrics.audit_records.labels(result="lost")._value.get())
+
+
+async def test_records_are_read_without_taking_them_out(clock: VirtualClock, broker: FakeBroker) -> None:
+    one, two = change(clock, 1), change(clock, 2)
+    async with leading(clock, broker=broker) as stack:
+        assert await write(stack, one, ended(one), two) == [True, True, True]
+        for _ in range(3):
+            assert (await read(stack)).records == (two, ended(one))
+        assert len(broker.bodies(stack.names.audit_queue)) == 3
+    async with leading(clock, broker=broker) as stack:
+        assert (await read(stack)).records == (two, ended(one))
+        await write(stack, ended(two))
+        assert (await read(stack)).records == (ended(two), ended(one))
+        assert len(broker.bodies(stack.names.audit_queue)) == 4
+
+
+async def test_queue_is_read_once_in_a_term_although_it_holds_a_record_twice(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = change(clock, 1)
+    async with leading(clock, broker=broker) as stack:
+        await write(stack, one, one, ended(one))
+    readings: list[int] = []
+    take = AuditTrail._read
+
+    async def note(trail: AuditTrail, count: int) -> None:
+        readings.append(count)
+        await take(trail, count)
+
+    monkeypatch.setattr(AuditTrail, "_read", note)
+    async with leading(clock, broker=broker) as stack:
+        for _ in range(3):
+            assert (await read(stack)).records == (ended(one),)
+        two = change(clock, 2)
+        await write(stack, two)
+        assert (await read(stack)).records == (two, ended(one))
+    assert readings == [3]
+
+
+async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await write(stack, change(clock))
+        await stack.kill()
+    async with leading(clock, broker=broker) as stack:
+        [left] = (await read(stack)).records
+        assert (left.outcome, left.status) == (Outcome.UNKNOWN, None)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before RabbitMQ has it", "before the confirm"])
+async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_stored(
+    clock: VirtualClock, broker: FakeBroker, done: bool
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+
+        async def kill(command: Command) -> None:
+            if command == Command("publish", stack.names.audit_exchange, done):
+                broker.hook = None
+                await asyncio.Event().wait()
+
+        broker.hook = kill
+        task = asyncio.create_task(stack.term.processors.audit.write(change(clock)))
+        await clock.settle()
+        await stack.kill()
+        await settled(stack, task)
+        assert task.result() is False
+        assert lost(stack) == 1
+    async with leading(clock, broker=broker) as stack:
+        assert (await read(stack)).total == int(done)
+
+
+async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        broker.unbind(stack.names.audit_queue, stack.names.audit_exchange, "")
+        with structlog.testing.capture_logs() as logs:
+            assert await write(stack, change(clock)) == [False]
+        [line] = [one for one in logs if one["event"] == "audit record not stored"]
+        assert (line["principal"], line["action"], line["request_id"]) == ("alice", "groups.stop", "0" * 32)
+        assert lost(stack) == 1
+        broker.bind(stack.names.audit_queue, stack.names.audit_exchange, "")
+        assert await write(stack, change(clock, 1)) == [True]
+
+
+async def test_silent_audit_queue_delays_a_change_for_a_bounded_time(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
+    monkeypatch.setattr(audit, "MAX_PENDING", 2)
+    async with leading(clock, broker=broker) as stack:
+        resume = asyncio.Event()
+
+        async def block(command: Command) -> None:
+            if command == Command("publish", stack.names.audit_exchange, False):
+                await resume.wait()
+
+        broker.hook = block
+        found = [await stack.term.processors.audit.write(change(clock, number)) for number in range(3)]
+        assert found == [False, False, False]
+        broker.hook = None
+        resume.set()
+        await clock.advance(1)
+        page = await read(stack)
+        # Those that waited are stored late, in their order.
+        assert [record.request_id for record in page.records] == [f"{number:032x}" for number in (2, 1, 0)]
+
+
+async def test_records_beyond_the_limit_of_waiting_ones_are_lost_at_once(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
+    monkeypatch.setattr(audit, "MAX_PENDING", 1)
+    async with leading(clock, broker=broker) as stack:
+
+        async def block(command: Command) -> None:
+            if command == Command("publish", stack.names.audit_exchange, False):
+                await asyncio.Event().wait()
+
+        broker.hook = block
+        for number in range(4):
+            assert await stack.term.processors.audit.write(change(clock, number)) is False
+        assert lost(stack) == 2  # one is being published, one waits
+        broker.hook = None
+
+
+async def test_forged_and_damaged_records_are_dropped(clock: VirtualClock, broker: FakeBroker) -> None:
+    forged = change(clock, 7).to_text().encode()
+    async with leading(clock, broker=broker) as stack:
+        await write(stack, change(clock, 1))
+        channel = FakeChannel(broker)
+        await channel.publish(Message(forged), exchange="", routing_key=stack.names.audit_queue)
+        await channel.publish(Message(b"[" * 50_000), exchange=stack.names.audit_exchange, routing_key="")
+        assert [record.request_id for record in (await read(stack)).records] == [f"{1:032x}"]
+        await clock.settle()
+        assert len(broker.bodies(stack.names.audit_queue)) == 1
+
+
+async def test_record_that_is_too_old_is_not_shown(clock: VirtualClock, broker: FakeBroker) -> None:
+    settings = settings_for().model_copy(update={"audit": AuditSettings(max_age=3600.0)})
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await write(stack, change(clock))
+        assert (await read(stack)).total == 1
+        await clock.advance(3_590)
+        assert (await read(stack)).total == 1
+        await clock.advance(20)
+        assert (await read(stack)).total == 0
+
+
+async def test_memory_holds_no_more_records_than_the_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+    settings = settings_for().model_copy(update={"audit": AuditSettings(max_changes=100)})
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        trail = stack.term.processors.audit
+        writes = [asyncio.create_task(trail.write(change(clock, number))) for number in range(250)]
+        for task in writes:
+            await settled(stack, task)
+        assert len(trail._records) == 200
+        assert f"{249:032x}" in {name for name, _ in trail._records}

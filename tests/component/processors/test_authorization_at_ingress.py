@@ -1,0 +1,497 @@
+"""Tokens of requests at the ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import structlog
+from managed_pool import change, managed, waiting
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.amqp import Message
+from osrdyne.auth.decision import KEYS_RETRY_AFTER, Refusal
+from osrdyne.auth.grants import Grant, Principal, grants_of, parse_scope
+from osrdyne.broker.management.credentials import SharedCredentials
+from osrdyne.config.models import ApiSettings, Settings
+from osrdyne.daemon import wiring
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.explain import explain
+from osrdyne.ingress.policies.manifest import load_policies, load_proposal
+from osrdyne.ingress.quotas.document import load_quotas
+from osrdyne.ingress.requests import sample_arrival
+from osrdyne.ingress.splitter.manifest import load_splitter
+from osrdyne.pool.views import PoisonQuery
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.messages import PRINCIPAL_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import Stack, leading
+
+SEND_ALL = Principal("alice", grants_of(None, [Grant.SEND]))
+SECRET = "osr-secret"
+
+
+class Verifier:
+    """Tokens by their text. Those of `slow` are verified only when `released` is set, as in a thread."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, Principal | Refusal] = {
+            SECRET: SEND_ALL,
+            f"{SECRET}-b": Principal("bob", grants_of(None, [Grant.SEND], keys=parse_scope("b/{x}"))),
+            f"{SECRET}-viewer": Principal("eve", grants_of(None, [Grant.VIEW])),
+            f"{SECRET}-late": Refusal.EXPIRED,
+            f"{SECRET}-keyless": Refusal.KEYS_UNAVAILABLE,
+            f"{SECRET}-slow": Principal("sam", grants_of(None, [Grant.SEND])),
+        }
+        self.slow = {f"{SECRET}-slow"}
+        self.workers: Principal | Refusal = Principal(
+            "crew", grants_of(None, [Grant.LISTEN], keys=parse_scope("a/{x}"))
+        )
+        self.released = asyncio.Event()
+        self.verified: list[str] = []
+
+    def known(self, token: str) -> Principal | Refusal | None:
+        return None if token in self.slow else self.outcomes.get(token, Refusal.UNKNOWN)
+
+    async def identify(self, token: str) -> Principal | Refusal:
+        await self.released.wait()
+        self.verified.append(token)
+        return self.outcomes.get(token, Refusal.UNKNOWN)
+
+    async def named(self, name: str) -> Principal | Refusal:
+        return self.workers if name == "crew" else Refusal.UNKNOWN
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+@pytest.fixture
+def verifier() -> Verifier:
+    return Verifier()
+
+
+def with_keys() -> Settings:
+    return managed().model_copy(update={"api": ApiSettings(tokens_file="tokens.json")})
+
+
+@asynccontextmanager
+async def guarded(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, *policies: dict[str, object]
+) -> AsyncIterator[Stack]:
+    """A leader whose pool demands tokens for all keys, unless `policies` say otherwise."""
+    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
+        await demand(stack, *(policies or ({"match": "{key}", "Authorization": "RequiredToSend"},)))
+        yield stack
+
+
+async def demand(stack: Stack, *policies: dict[str, object]) -> None:
+    text = json.dumps({"policies": policies})
+    await stack.term.routing.policies.change(load_policies(text), author="me")
+
+
+async def ask(stack: Stack, key: str, token: str | None = None, body: bytes = b"x", **headers: object) -> None:
+    given = headers if token is None else {**headers, "authorization": f"Bearer {token}"}
+    await stack.publish(key, body, headers=given, reply_to=REPLIES, correlation_id=key)
+    await stack.clock.settle()
+
+
+def forwarded(stack: Stack, key: str = "a", priority: int | None = None) -> list[dict[str, object]]:
+    """The headers of the requests that wait for a key."""
+    queue = stack.broker.queues[stack.names.request_queue(Key(key), priority)]
+    return [dict(stored.message.headers) for stored in queue.ready]
+
+
+def everything(broker: FakeBroker) -> str:
+    """All messages in all queues, with their headers."""
+    return "".join(
+        f"{stored.message} {dict(stored.message.headers)}" for queue in broker.queues.values() for stored in queue.ready
+    )
+
+
+@pytest.mark.parametrize(
+    ("token", "status"),
+    [
+        (None, "unauthorized"),
+        ("unknown", "unauthorized"),
+        (f"{SECRET}-late", "unauthorized"),
+        ("two words", "unauthorized"),
+        (f"{SECRET}-viewer", "forbidden"),
+        (f"{SECRET}-b", "forbidden"),
+    ],
+    ids=str,
+)
+async def test_request_without_a_token_that_counts_is_refused_and_starts_nothing(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, token: str | None, status: str
+) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with guarded(clock, broker, verifier) as stack:
+            await ask(stack, "a", token)
+            assert (answers(broker), stack.has_queue("a"), stack.orphans()) == ([("a", status)], False, [])
+            assert SECRET not in everything(broker)
+    assert SECRET not in str(logs)
+
+
+async def test_other_schemes_and_several_tokens_do_not_count(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", None, authorization=f"Basic {SECRET}")
+        await ask(stack, "b", SECRET, Authorization=f"Bearer {SECRET}")
+        await ask(stack, "c", None, authorization=17)
+        await ask(stack, "d", None, authorization=bytearray(f"Bearer {SECRET}", "ascii"))
+        await ask(stack, "e", None, **{"x-osrdyne-replay": 1})
+        assert answers(broker) == [(key, "unauthorized") for key in "abce"]
+        assert waiting(stack, None, "d") == [b"x"]
+
+
+async def test_accepted_request_carries_its_principal_and_no_token(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        with structlog.testing.capture_logs() as logs:
+            await ask(stack, "a", SECRET, traceparent="t")
+            await ask(stack, "b/1", f"{SECRET}-b")
+        assert answers(broker) == []
+        assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == [
+            "alice",
+            "bob",
+        ]
+        assert forwarded(stack)[0]["traceparent"] == "t"
+        assert SECRET not in everything(broker) + str(logs)
+
+
+async def test_client_cannot_name_a_principal(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> None:
+    async with guarded(clock, broker, verifier, {"match": "a", "Authorization": "NotRequired"}) as stack:
+        forged = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin"}
+        await ask(stack, "a", None, **forged, **{"x-osrdyne-replay": 1})
+        await ask(stack, "a", SECRET, **forged)
+        await ask(stack, "a", "unknown", **forged)
+        assert "admin" not in everything(broker)
+        assert [headers.get(PRINCIPAL_HEADER) for headers in forwarded(stack)] == [None, "alice", None]
+        assert SECRET not in everything(broker)
+
+
+async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", SECRET, b"1")
+        await ask(stack, "a", f"{SECRET}-slow", b"2")
+        await ask(stack, "a", SECRET, b"3")
+        await ask(stack, "a", None, b"4")
+        await ask(stack, "b", SECRET, b"5")
+        assert (waiting(stack, None), waiting(stack, None, "b"), answers(broker)) == ([b"1"], [b"5"], [])
+        verifier.released.set()
+        await clock.settle()
+        assert (waiting(stack, None), answers(broker)) == ([b"1", b"2", b"3"], [("a", "unauthorized")])
+        await ask(stack, "a", SECRET, b"6")
+        assert waiting(stack, None) == [b"1", b"2", b"3", b"6"]
+
+
+async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", f"{SECRET}-slow", b"1")
+        await ask(stack, "a", SECRET, b"2")
+        await stack.kill()
+    verifier.released.set()
+    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
+        await clock.settle()
+        assert (waiting(stack, None), stack.orphans(), answers(broker)) == ([b"1", b"2"], [], [])
+        assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["sam", "alice"]
+
+
+async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(token: str) -> Principal:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(verifier, "identify", fail)
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", f"{SECRET}-slow")
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("a", "rejected")], [], False)
+        await ask(stack, "a", SECRET)
+        assert waiting(stack, None) == [b"x"]
+        assert SECRET not in everything(broker)
+
+
+async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", f"{SECRET}-keyless")
+        [stored] = broker.queues[REPLIES].ready
+        assert answers(broker) == [("a", "unauthorized")]
+        assert stored.message.headers["x-retry-after"] == KEYS_RETRY_AFTER
+
+
+async def test_accepted_request_is_not_checked_again(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        channel = FakeChannel(broker, confirms=True)
+        for exchange in (stack.names.work_exchange(None), stack.names.retried_exchange):
+            message = Message(body=b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
+            await channel.publish(message, exchange=exchange, routing_key="a")
+            await clock.settle()
+        assert answers(broker) == []
+        assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["alice", "alice"]
+
+
+async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await ask(stack, "a", SECRET)
+        consumer = await stack.consume("a")
+        while stack.broker.bodies(stack.names.poison_queue) == []:
+            await (await consumer.get()).reject()
+            await clock.settle()
+        assert SECRET not in everything(broker)
+        [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
+        broker.queues[REPLIES].ready.clear()
+        await stack.term.processors.poison.replay([entry.id])
+        await clock.settle()
+        assert answers(broker) == []
+        assert (await consumer.get()).headers[PRINCIPAL_HEADER] == "alice"
+
+
+async def test_key_that_the_splitter_makes_is_checked_too(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    inner = {"match": "tenant-{name}", "Authorization": "RequiredToSend"}
+    async with guarded(clock, broker, verifier, inner) as stack:
+        rules = json.dumps({"tenant": {"postfixFromRequest": {"header": "h"}}})
+        await stack.term.routing.splitter.change(load_splitter(rules), author="me")
+        await ask(stack, "tenant", None, h="x")
+        await ask(stack, "tenant", f"{SECRET}-b", h="x")
+        await ask(stack, "tenant", SECRET, h="x")
+        assert answers(broker) == [("tenant", "unauthorized"), ("tenant", "forbidden")]
+        assert waiting(stack, None, "tenant-x") == [b"x"]
+
+
+async def test_group_that_a_route_names_is_open_to_what_the_route_sends(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier, {"match": "vault", "Authorization": "RequiredToSend"}) as stack:
+        await change(stack, away="FROM /* INTO BrokeredEndpoint('/modules/vault/inputs/store')")
+        await ask(stack, "a")
+        await ask(stack, "vault")
+        assert (waiting(stack, None, "vault"), answers(broker)) == ([b"x"], [("vault", "unauthorized")])
+
+
+async def test_routes_splitter_and_quotas_know_the_principal(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        first = {"route": "FROM /* WHERE {$principal} = 'alice' INTO $upstream", "priority": 2}
+        await change(stack, first=first, rest="FROM /* INTO $upstream")
+        await ask(stack, "a", SECRET, b"1")
+        verifier.slow.clear()
+        await ask(stack, "a", f"{SECRET}-slow", b"2", **{"$principal": "alice"})
+        assert (waiting(stack, 2), waiting(stack, None)) == ([b"1"], [b"2"])
+        rules = json.dumps({"s": {"postfixFromRequest": {"header": "{$principal}"}}})
+        await stack.term.routing.splitter.change(load_splitter(rules), author="me")
+        await ask(stack, "s", SECRET)
+        assert waiting(stack, 2, "s-alice") == [b"x"]
+        quota = {"rules": [{"name": "r", "per": "principal", "messages_per_day": 1}]}
+        await stack.term.routing.quotas.change(load_quotas(json.dumps(quota)), author="me")
+        for token in (SECRET, SECRET, f"{SECRET}-slow"):
+            await ask(stack, "q", token)
+        assert answers(broker) == [("q", "quota-exceeded")]
+
+
+async def test_conditions_see_no_token_and_no_forged_principal(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
+        first = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 2}
+        await change(stack, first=first, rest="FROM /* INTO $upstream")
+        await ask(stack, "a", SECRET, **{PRINCIPAL_HEADER: "root"})
+        assert (waiting(stack, 2), waiting(stack, None)) == ([], [b"x"])
+
+
+async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_them(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        with pytest.raises(InvalidDocumentError, match=r"policies\.0\.Authorization: the pool has nothing"):
+            await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})
+        with pytest.raises(InvalidDocumentError, match="Authorization: the pool has nothing"):
+            await stack.term.routing.lifetimes.create(
+                Key("a"), load_proposal('{"Authorization": "RequiredToSend"}'), author="me"
+            )
+        await ask(stack, "a", SECRET)
+        assert (waiting(stack, None), SECRET in everything(broker)) == ([b"x"], False)
+
+
+async def test_stored_policies_refuse_everything_once_the_keys_are_gone(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        await stack.term.routing.lifetimes.create(
+            Key("c"), load_proposal('{"Authorization": "RequiredToSend"}'), author="me"
+        )
+        await stack.kill()
+    with structlog.testing.capture_logs() as logs:
+        async with leading(clock, broker=broker, settings=managed()) as stack:
+            await ask(stack, "a", SECRET)
+            assert answers(broker) == [("a", "unauthorized")]
+    said = {entry["event"] for entry in logs if entry["log_level"] == "error"}
+    assert said == {
+        "policies demand tokens, but nothing can verify them",
+        "created queues demand tokens, but nothing can verify them",
+    }
+
+
+async def test_explanation_shows_the_check(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> None:
+    async with guarded(clock, broker, verifier) as stack:
+        found = {}
+        for principal in (None, "alice"):
+            sample = sample_arrival(
+                "a",
+                "",
+                headers={"authorization": f"Bearer {SECRET}"},
+                body=None,
+                app_id=None,
+                timeout=None,
+                now=clock.time(),
+                principal=principal,
+            )
+            found[principal] = explain(
+                sample,
+                None,
+                splitter=None,
+                names=stack.names,
+                limits=stack.term.routing.routes.ttl_limits,
+                checks=stack.term.processors.checks,
+                policy_of=stack.term.routing.policies.of,
+            )
+        assert (found[None].refused, found["alice"].refused) == ("unauthorized", None)
+        assert "alice has the grant send" in {step.name: step.text for step in found["alice"].steps}["authorization"]
+        assert SECRET not in str(found)
+
+
+# --- workers that need the grant `listen`
+
+
+@pytest.fixture
+def _shared_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The users of workers need a real RabbitMQ."""
+    monkeypatch.setattr(wiring, "choose_credentials", lambda *_, **__: SharedCredentials("amqp://h"))
+
+
+def with_worker_principal() -> Settings:
+    base = with_keys()
+    broker = base.broker.model_copy(update={"scoped_credentials": True})
+    worker = base.worker.model_copy(update={"principal": "crew"})
+    return base.model_copy(update={"broker": broker, "worker": worker})
+
+
+@asynccontextmanager
+async def receiving(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, settings: Settings | None = None
+) -> AsyncIterator[Stack]:
+    """A leader whose pool demands the grant `listen` of all workers."""
+    async with leading(clock, broker=broker, settings=settings or with_worker_principal(), verifier=verifier) as stack:
+        await demand(stack, {"match": "open"}, {"match": "{any}/{key}", "Authorization": "RequiredToReceive"})
+        yield stack
+
+
+@pytest.mark.usefixtures("_shared_credentials")
+async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with receiving(clock, broker, verifier) as stack:
+        for key in ("a/1", "b/1", "open"):
+            await ask(stack, key)
+        await clock.advance(5.0)
+        assert answers(broker) == [("b/1", "forbidden")]
+        assert [stack.running(key) for key in ("a/1", "b/1", "open")] == [1, 0, 1]
+        detail = str(broker.queues[REPLIES].ready[0].message.body)
+        assert "demands the grant listen of the workers; crew: the grant is limited to other keys" in detail
+
+
+@pytest.mark.usefixtures("_shared_credentials")
+@pytest.mark.parametrize("identity", [Refusal.UNKNOWN, Refusal.EXPIRED, Principal("crew", {})], ids=str)
+async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_it_returns(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, identity: Principal | Refusal
+) -> None:
+    async with receiving(clock, broker, verifier) as stack:
+        await ask(stack, "a/1")
+        await clock.advance(5.0)
+        (worker,) = stack.driver.workers_of(Key("a/1"))
+        broker.declare_queue("control", {})
+        routing_key = stack.names.control_worker_routing_key(worker.instance.worker_id)
+        broker.bind("control", stack.names.control_exchange, routing_key)
+        had, verifier.workers = verifier.workers, identity
+        await clock.advance(20.0)
+        orders = [control_from_wire(body) for body in broker.bodies("control")]
+        assert {order.command for order in orders if order is not None} == {Command.DRAIN}
+        stack.driver.exit_instance(worker.instance.instance_id, 0)
+        await clock.advance(60.0)
+        assert stack.running("a/1") == 0
+        await ask(stack, "a/1")
+        assert answers(broker) == [("a/1", "forbidden")]
+        verifier.workers = had
+        await clock.advance(60.0)
+        assert (stack.running("a/1"), len(forwarded(stack, "a/1"))) == (1, 1)
+
+
+@pytest.mark.usefixtures("_shared_credentials")
+async def test_next_leader_keeps_the_workers_that_may_listen(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with receiving(clock, broker, verifier) as stack:
+        await ask(stack, "a/1")
+        await clock.advance(5.0)
+        driver = stack.driver
+    async with leading(
+        clock, broker=broker, driver=driver, settings=with_worker_principal(), verifier=verifier
+    ) as stack:
+        await clock.advance(30.0)
+        assert (stack.running("a/1"), driver.count("start"), driver.count("stop")) == (1, 1, 0)
+
+
+@pytest.mark.usefixtures("_shared_credentials")
+@pytest.mark.parametrize("what", ["principal", "credentials", "driver"])
+async def test_grant_of_workers_that_could_not_be_enforced_is_not_accepted(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    settings = with_worker_principal()
+    if what == "principal":
+        settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"principal": None})})
+    elif what == "credentials":
+        changed = settings.broker.model_copy(update={"scoped_credentials": False})
+        settings = settings.model_copy(update={"broker": changed})
+    else:
+        monkeypatch.setattr(FakeDriver, "instance_is_worker", False)
+    async with leading(clock, broker=broker, settings=settings, verifier=verifier) as stack:
+        for authorization in ("Required", "RequiredToReceive"):
+            with pytest.raises(InvalidDocumentError, match=r"worker\.principal"):
+                await demand(stack, {"match": "a", "Authorization": authorization})
+        await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})
+
+
+@pytest.mark.usefixtures("_shared_credentials")
+async def test_stored_grant_of_workers_lets_nothing_pass_without_the_settings(
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+) -> None:
+    async with receiving(clock, broker, verifier):
+        pass
+    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
+        await ask(stack, "a/1")
+        await clock.advance(5.0)
+        assert (answers(broker), stack.running("a/1")) == ([("a/1", "forbidden")], 0)

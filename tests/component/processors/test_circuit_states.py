@@ -1,0 +1,318 @@
+"""Circuits that open, let a probe through and close: what the leader does to groups and workers, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+import pytest
+from circuit_pool import CircuitPool
+
+from osrdyne.errors import BrokerSilentError
+from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.ingress.explain import explain
+from osrdyne.ingress.requests import sample_arrival
+from osrdyne.protocol.messages import RETRY_AFTER_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import Command
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+
+GROUPS = ("a", "b", "c", "d")
+REJECT = {"onOpen": "reject"}
+
+
+@pytest.fixture
+async def pool(clock: VirtualClock) -> AsyncIterator[CircuitPool]:
+    made = CircuitPool(clock)
+    async with made.leading():
+        await made.begin()
+        yield made
+
+
+async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: CircuitPool) -> None:
+    for key in GROUPS[:3]:
+        await pool.publish(key)
+        await pool.run(2.0)
+    assert pool.state == "closed"
+    await pool.publish("d")
+    await pool.run(2.0)
+    assert (pool.state, pool.paused, pool.circuit.paused) == ("open", list(GROUPS), 4)
+    await pool.publish("a", "b", "c", "d", "e")
+    await pool.run(5.0)
+    # Held: nothing reaches the backend, and no worker is started for the new group.
+    assert (len(pool.served), len(pool.workers)) == (4, 4)
+    assert sorted(pool.stack.waiting("e") + pool.stack.waiting("a")) == [b"5", b"9"]
+    assert pool.stack.metrics.registry.get_sample_value("osrdyne_circuit_state", {"route": "r"}) == 2
+
+
+async def test_exact_sample_within_one_report(pool: CircuitPool) -> None:
+    await pool.publish("a")
+    await pool.run(2.0)
+    circuits = pool.stack.term.routing.circuits
+    circuits.record("r", Key("a"), map(str, range(1000)), status="error", code=None)
+    assert (pool.state, pool.circuit.failures) == ("open", 4)
+
+
+async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool: CircuitPool) -> None:
+    await pool.begin(**REJECT)
+    await pool.open(*GROUPS)
+    await pool.publish("a", "new")
+    await pool.run(1.0)
+    rejected = [one.message for one in pool.broker.queues["replies"].ready if one.message.correlation_id in {"5", "6"}]
+    assert [pool.statuses()[name] for name in ("5", "6")] == ["circuit-open"] * 2
+    assert all(0 < float(str(message.headers[RETRY_AFTER_HEADER])) <= 10 for message in rejected)
+    assert not pool.stack.has_queue("new")
+
+
+async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS, *GROUPS)
+    pool.fails = False
+    await pool.run(7.0)
+    assert (pool.state, len(pool.served)) == ("open", 4)
+    await pool.run(2.0)
+    assert (pool.state, pool.served[4], pool.probes) == ("closed", ("a", "5", True), ["a"])
+    # One group after the other, in the order in which they were paused.
+    await pool.run(6.0)
+    order = list(dict.fromkeys(key for key, _, _ in pool.served[5:]))
+    assert order == list(GROUPS)
+    assert set(pool.answered.values()) == {1}
+    assert len(pool.answered) == 12
+    assert pool.paused == []
+
+
+async def test_groups_are_resumed_at_the_interval(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.stack.term.routing.circuits.close(None, author="me")
+    resumed = []
+    for _ in GROUPS:
+        await pool.run(0.5)
+        resumed.append(pool.paused)
+        await pool.run(0.5)
+    assert resumed == [["b", "c", "d"], ["c", "d"], ["d"], []]
+
+
+async def test_failed_probe_opens_the_circuit_again_and_the_next_group_is_asked(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS, *GROUPS)
+    await pool.run(35.0)
+    assert pool.probed() == ["a", "b", "c"]
+    assert (len(pool.served), pool.state) == (7, "open")
+
+
+async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS)
+    pool.loses_probes = True
+    await pool.run(12.0)
+    assert (pool.state, pool.probes) == ("half_open", ["a"])
+    await pool.run(4.0)
+    assert (pool.state, pool.probes) == ("open", ["a"])
+    pool.loses_probes, pool.fails = False, False
+    await pool.run(20.0)
+    assert (pool.state, pool.probed()) == ("closed", ["b"])
+
+
+async def test_lost_message_to_a_worker_ends_with_the_time_of_the_probe(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS)
+    for worker in pool.workers.values():
+        worker.is_deaf = worker.key == "a"
+    await pool.run(16.0)
+    assert (pool.state, pool.probed()) == ("open", [])
+    await pool.run(11.0)
+    assert pool.probed() == ["b"]
+
+
+async def test_group_without_a_request_passes_the_probe_on(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish("c", "c")
+    await pool.run(11.0)
+    assert (pool.probes, pool.probed(), len(pool.served)) == (["a", "b", "c"], ["c"], 5)
+
+
+@pytest.mark.parametrize("on_open", ["hold", "reject"])
+async def test_next_request_is_the_probe_if_none_waits(pool: CircuitPool, on_open: str) -> None:
+    await pool.begin(onOpen=on_open)
+    await pool.open(*GROUPS)
+    pool.fails = False
+    await pool.run(12.0)
+    assert (pool.state, len(pool.probes)) == ("half_open", 4)
+    await pool.publish("new", "c")
+    await pool.run(4.0)
+    assert (pool.state, pool.probed()) == ("closed", ["new"])
+
+
+class GroupDriver(FakeDriver):
+    """Its instances are groups, as on Kubernetes."""
+
+    instance_is_worker: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
+async def test_group_without_a_worker_gets_one_that_starts_paused(
+    clock: VirtualClock, driver: type[FakeDriver]
+) -> None:
+    pool = CircuitPool(clock, make_driver=driver)
+    async with pool.leading():
+        await pool.begin()
+        await until_paused_worker_has_served_the_probe(pool)
+
+
+async def until_paused_worker_has_served_the_probe(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish("new", "new")
+    pool.fails = False
+    await pool.run(6.0)
+    assert "new" not in {worker.key for worker in pool.workers.values()}
+    await pool.run(6.0)
+    (started,) = [one for one in pool.driver.backend.workers.values() if one.instance.key == "new"]
+    assert started.spec.environment.paused
+    assert (pool.state, pool.probed()) == ("closed", ["new"])
+    await pool.run(6.0)
+    assert [key for key, _, _ in pool.served].count("new") == 2
+
+
+async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    pool.fails, pool.binds_late = False, True
+    await pool.publish("new", "new")
+    await pool.run(11.0)
+    (worker,) = [one for one in pool.workers.values() if one.key == "new"]
+    assert (pool.state, worker.paused, len(pool.served)) == ("half_open", True, 4)
+    pool.bind(worker)
+    await pool.run(1.5)
+    assert (pool.state, pool.probed()) == ("closed", ["new"])
+
+
+async def test_worker_that_missed_a_message_gets_it_again(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.run(6.0)
+    for worker in pool.workers.values():
+        worker.paused = False
+        await worker.report_state()
+    await pool.run(1.0)
+    assert (pool.state, pool.paused) == ("open", list(GROUPS))
+
+
+async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(pool: CircuitPool) -> None:
+    await pool.begin(openToHalfOpen={"enabled": False})
+    await pool.open(*GROUPS)
+    (worker,) = [one for one in pool.workers.values() if one.key == "a"]
+    worker.paused, worker.is_deaf = False, True
+    await worker.report_state()
+    await pool.clock.advance(300.0)
+    assert [pool.stack.running(key) for key in ("a", "b")] == [0, 1]
+
+
+async def test_explanation_says_that_the_circuit_is_open(pool: CircuitPool) -> None:
+    arrival = sample_arrival("a", "/x", headers={}, body=None, app_id=None, timeout=None, now=pool.clock.time())
+    checks, table = pool.stack.term.processors.checks, pool.stack.term.routing.routes.table
+
+    def explained() -> tuple[str | None, str | None]:
+        found = explain(arrival, table, splitter=None, names=pool.names, limits=TtlLimits(600.0, 6000.0), checks=checks)
+        said = [step.text for step in found.steps if "circuit of route r" in step.text]
+        return "".join(said) or None, found.refused
+
+    assert explained() == (None, None)
+    await pool.open(*GROUPS)
+    assert explained() == ("The circuit of route r is open: the request waits in its queue.", None)
+    await pool.begin(**REJECT)
+    said, status = explained()
+    assert (status, "The circuit of route r is open" in str(said)) == ("circuit-open", True)
+
+
+async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS)
+    pool.fails = False
+    closed = await pool.stack.term.routing.circuits.close(pool.circuit.hash, author="me")
+    assert ([one.status.name for one in closed], pool.state) == (["OPEN"], "closed")
+    assert await pool.stack.term.routing.circuits.close(None, author="me") == []
+    await pool.run(6.0)
+    assert (len(pool.served), pool.probed(), pool.paused) == (8, [], [])
+
+
+async def test_checks_that_are_turned_off_resume_all_groups(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.begin(circuitCheckEnabled=False, unlockQueues={"enabled": False})
+    await pool.run(2.0)
+    assert (pool.state, pool.paused) == ("closed", [])
+
+
+async def test_next_leader_keeps_groups_paused_and_goes_on(clock: VirtualClock) -> None:
+    pool = CircuitPool(clock)
+    async with pool.leading():
+        await pool.begin(openToHalfOpen={"enabled": True, "interval": 86_400_000})
+        await pool.open(*GROUPS)
+        await pool.publish(*GROUPS)
+    async with pool.leading():
+        await pool.run(3.0)
+        assert (pool.state, pool.paused, len(pool.served)) == ("open", list(GROUPS), 4)
+        pool.fails = False
+        await pool.begin()
+        await pool.run(10.0)
+        assert (pool.state, pool.probed()) == ("closed", ["a"])
+        assert (set(pool.answered.values()), len(pool.answered), pool.paused) == ({1}, 8, [])
+
+
+async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool) -> None:
+    refuses = True
+
+    async def refuse(command: Command) -> None:
+        if refuses and "-snapshot-circuits-" in command.target and not command.done:
+            raise BrokerSilentError("no confirm")
+
+    pool.broker.hook = refuse
+    await pool.open(*GROUPS)
+    assert pool.paused == []
+    refuses = False
+    await pool.run(3.0)
+    assert pool.paused == list(GROUPS)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 13))
+@pytest.mark.parametrize("what", ["store", "act"])
+async def test_leader_killed_around_each_step_loses_nothing(
+    clock: VirtualClock, what: str, number: int, done: bool
+) -> None:
+    pool = CircuitPool(clock)
+    killed = 0
+
+    async def kill(command: Command) -> None:
+        nonlocal killed
+        stores = "-snapshot-circuits-" in command.target
+        acts = command.target == pool.names.control_exchange
+        if command.name != "publish" or command.done is not done or not (stores if what == "store" else acts):
+            return
+        killed += 1
+        if killed == number:
+            pool.stack.killed = True
+            pool.stack.task.cancel()
+            for connection in pool.stack.connections:
+                connection.cut()
+
+    published = False
+    for life in range(2):
+        async with pool.leading():
+            if life == 0:
+                await pool.begin()
+                pool.broker.hook = kill
+            for key in GROUPS:
+                if life == 0 and not pool.stack.task.done():
+                    await pool.publish(key)
+                    await pool.run(2.0)
+            if not published:
+                published = not pool.stack.task.done()
+                await pool.publish(*GROUPS, *GROUPS)
+            await pool.run(12.0)
+            pool.fails = False
+            await pool.run(40.0)
+    pool.broker.hook = None
+    assert killed >= number
+    names = {str(one) for one in range(1, pool.published + 1)}
+    assert {name for name, _ in pool.answered} == names
+    assert set(pool.answered.values()) == {1}
+    assert (pool.paused, pool.stack.term.routing.circuits.circuits()[0].status.name) == ([], "CLOSED")

@@ -1,0 +1,315 @@
+"""Writes to the log of telemetry: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from managed_pool import change, managed, waiting
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.config.models import LifecycleSettings, TelemetrySettings
+from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.policies.manifest import load_policies
+from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER, partition_of
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+LOG = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
+HOT = "FROM /messages/* WHERE level = 'alert' INTO $upstream"
+NOT_CONFIRMED = BrokerSilentError("no confirm in time")
+RETURNED = PublishRefusedError("there is no queue for it")
+LONG = 600.0
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+@asynccontextmanager
+async def logging_to(
+    clock: VirtualClock,
+    broker: FakeBroker,
+    *,
+    partitions: int = 1,
+    lifecycle: LifecycleSettings | None = None,
+    **routes: object,
+) -> AsyncIterator[Stack]:
+    """A leader of a pool with the log `plant`."""
+    updates: dict[str, object] = {"telemetry": TelemetrySettings(name="plant", partitions=partitions)}
+    if lifecycle is not None:
+        updates["lifecycle"] = lifecycle
+    async with leading(clock, broker=broker, settings=managed().model_copy(update=updates)) as stack:
+        await change(stack, **(routes or {"log": LOG}))
+        yield stack
+
+
+def logged(broker: FakeBroker, partition: int = 0) -> list[bytes]:
+    return broker.bodies(f"pool-log-{partition}")
+
+
+def headers_of(broker: FakeBroker, place: int = 0, partition: int = 0) -> dict[str, object]:
+    return dict(broker.queues[f"pool-log-{partition}"].ready[place].message.headers)
+
+
+def fail_writes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
+    """Make the next publishes to the log fail, before or after they arrive (`arrives`)."""
+    left = list(faults)
+
+    async def fail(command: Command) -> None:
+        if command == ("publish", "pool-log-0", arrives) and left and (fault := left.pop(0)) is not None:
+            raise fault
+
+    broker.hook = fail
+
+
+async def test_message_is_in_the_partition_of_its_key_with_what_readers_need(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with logging_to(clock, broker, partitions=4) as stack:
+        at = round(clock.time() * 1000)
+        forged = {
+            KEY_HEADER: "other",
+            PRINCIPAL_HEADER: "admin",
+            "x-stream-offset": 7,
+            "site": "b",
+            "authorization": "Bearer secret",
+        }
+        for number in range(8):
+            await stack.publish(f"plant/{number}", b"%d" % number, message_id=f"m{number}", headers=forged)
+        await clock.settle()
+        for number in range(8):
+            partition = partition_of(Key(f"plant/{number}"), 4)
+            place = logged(broker, partition).index(b"%d" % number)
+            message = broker.queues[f"pool-log-{partition}"].ready[place].message
+            assert message.message_id == f"m{number}"
+            assert dict(message.headers) == {
+                KEY_HEADER: f"plant/{number}", ENQUEUED_HEADER: at, ROUTE_HEADER: "log", "site": "b",
+            }  # fmt: skip
+        assert (stack.orphans(), stack.driver.workers_of(Key("plant/0"))) == ([], [])
+
+
+async def test_caller_is_answered_accepted_with_the_partition(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with logging_to(clock, broker) as stack:
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="60000")
+        await clock.settle()
+        assert answers(broker) == [("c1", "ok")]
+        [reply] = broker.queues[REPLIES].ready
+        assert reply.message.headers["x-code"] == 202
+        assert json.loads(reply.message.body)["accepted"] == {
+            "code": "ok", "message": "The log plant has the message, in partition 0.", "path": "", "log": "plant",
+            "partition": 0,
+        }  # fmt: skip
+        [stored] = broker.queues["pool-log-0"].ready
+        assert (stored.message.reply_to, stored.message.expiration) == (None, None)
+
+
+STEPS = {
+    "before the publish": Command("publish", "pool-log-0", done=False),
+    "after the publish": Command("publish", "pool-log-0", done=True),
+    "before the acknowledgement": Command("ack", "pool-orphan", done=False),
+    "after the acknowledgement": Command("ack", "pool-orphan", done=True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_leader_killed_around_each_step_loses_no_message(
+    clock: VirtualClock, broker: FakeBroker, step: str
+) -> None:
+    """A second copy has the same message id, and is marked."""
+    async with logging_to(clock, broker) as stack:
+
+        async def kill(command: Command) -> None:
+            if command == STEPS[step] and not stack.killed:
+                await stack.kill()
+
+        broker.hook = kill
+        await stack.publish("a", b"1", message_id="m1")
+        await clock.settle()
+        assert stack.killed
+    broker.hook = None
+    async with logging_to(clock, broker) as stack:
+        await clock.settle()
+        copies = [
+            (stored.message.message_id, stored.message.headers.get(DUPLICATE_HEADER))
+            for stored in broker.queues["pool-log-0"].ready
+        ]
+        written_twice = step in ("after the publish", "before the acknowledgement")
+        first = [("m1", None)] if step != "before the publish" else []
+        again = [("m1", True)] if written_twice or step == "before the publish" else []
+        assert (copies, stack.orphans()) == (first + again, [])
+
+
+async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with logging_to(clock, broker) as stack:
+        fail_writes(broker, NOT_CONFIRMED, arrives=True)
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
+        await clock.settle()
+        assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1"], [b"1"], [])
+        await clock.advance(LONG)
+        assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1", b"1"], [], [("c1", "ok")])
+        assert [headers_of(broker, place).get(DUPLICATE_HEADER) for place in (0, 1)] == [None, True]
+
+
+@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
+async def test_message_that_is_written_again_is_not_overtaken(
+    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
+) -> None:
+    async with logging_to(clock, broker) as stack:
+        fail_writes(broker, fault, fault)
+        await stack.publish("a", b"1")
+        await clock.settle()
+        for body in (b"2", b"3"):
+            await stack.publish("a", body)
+        await clock.advance(LONG)
+        assert (logged(broker), stack.orphans()) == ([b"1", b"2", b"3"], [])
+
+
+async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: VirtualClock, broker: FakeBroker) -> None:
+    lifecycle = LifecycleSettings(topology_interval=10.0)
+    async with logging_to(clock, broker, lifecycle=lifecycle) as stack:
+        broker.delete_queue("pool-log-0")
+        await stack.publish("a", b"1")
+        await clock.settle()
+        assert (stack.orphans(), "pool-log-0" in broker.queues) == ([b"1"], False)
+        await clock.advance(60.0)
+        assert (logged(broker), stack.orphans()) == ([b"1"], [])
+
+
+async def test_write_ends_at_the_callers_deadline_and_the_caller_is_answered(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with logging_to(clock, broker) as stack:
+        fail_writes(broker, *[RETURNED] * 100)
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="30000")
+        await clock.advance(60.0)
+        assert (answers(broker), stack.orphans(), logged(broker)) == ([("c1", "expired")], [], [])
+
+
+@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
+async def test_message_that_waits_for_another_is_answered_at_its_own_deadline(
+    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
+) -> None:
+    async with logging_to(clock, broker) as stack:
+        fail_writes(broker, *[fault] * 8)
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
+        await clock.settle()
+        await stack.publish("a", b"2", reply_to=REPLIES, correlation_id="c2", expiration="3000")
+        await stack.publish("a", b"3", reply_to=REPLIES, correlation_id="c3")
+        await clock.advance(10.0)
+        assert (answers(broker), stack.orphans()) == ([("c2", "expired")], [b"1", b"3"])
+        await clock.advance(LONG)
+        assert (logged(broker), stack.orphans()) == ([b"1", b"3"], [])
+
+
+async def test_message_that_is_written_again_is_answered_at_its_deadline(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with logging_to(clock, broker) as stack:
+        fail_writes(broker, *[NOT_CONFIRMED] * 100)
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="20000")
+        await clock.advance(30.0)
+        assert (answers(broker), stack.orphans()) == ([("c1", "expired")], [])
+
+
+async def test_log_that_does_not_confirm_holds_up_no_group_and_no_other_key(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """More messages than the prefetch wait for the log."""
+    async with logging_to(
+        clock, broker, hot=HOT, log="FROM /messages/* WHERE level = 'data' INTO " + LOG.split("INTO ")[1]
+    ) as stack:
+        fail_writes(broker, *[RETURNED] * 10_000)
+        for number in range(600):
+            await stack.publish("a", b"%d" % number, headers={"level": "data"})
+        await clock.advance(1.0)
+        await stack.publish("a", b"alert", headers={"level": "alert"})
+        await clock.advance(10.0)
+        assert waiting(stack, None) == [b"alert"]
+        assert len(stack.orphans()) == 600
+
+
+async def test_request_with_two_sinks_is_answered_by_the_first_and_is_in_both(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    for routes in ({"log": LOG, "hot": HOT}, {"hot": HOT, "log": LOG}):
+        async with logging_to(clock, broker, **routes) as stack:
+            before = len(answers(broker))
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
+            await clock.settle()
+            replies = [stored.message.reply_to for stored in broker.queues["pool-req-a"].ready]
+            if next(iter(routes)) == "log":
+                assert (len(answers(broker)) - before, replies[-1]) == (1, None)
+            else:
+                assert (len(answers(broker)) - before, replies[-1]) == (0, REPLIES)
+            assert stack.orphans() == []
+    assert logged(broker) == waiting(stack, None) == [b"1", b"1"]
+
+
+async def test_message_is_in_the_log_although_its_group_has_no_room(clock: VirtualClock, broker: FakeBroker) -> None:
+    lifecycle = LifecycleSettings(max_groups=1, max_waiting_groups=0, topology_interval=3600.0)
+    async with logging_to(clock, broker, lifecycle=lifecycle, hot=HOT, log=LOG) as stack:
+        for key, correlation_id in (("a", "c1"), ("b", "c2")):
+            await stack.publish(
+                key, key.encode(), reply_to=REPLIES, correlation_id=correlation_id, headers={"level": "alert"}
+            )
+            await clock.settle()
+        assert answers(broker) == [("c2", "capacity")]
+        assert (logged(broker), stack.orphans()) == ([b"a", b"b"], [])
+
+
+async def test_message_is_in_the_log_although_it_may_start_no_group(clock: VirtualClock, broker: FakeBroker) -> None:
+    modest: dict[str, object] = {"x-no-activate": True}
+    async with logging_to(clock, broker, hot=HOT, log=LOG) as stack:
+        for number, level in enumerate(("alert", "normal")):
+            name = f"c{number}"
+            await stack.publish(
+                "a", level.encode(), reply_to=REPLIES, correlation_id=name, headers={**modest, "level": level}
+            )
+            await clock.settle()
+        assert answers(broker) == [("c0", "not-running"), ("c1", "ok")]
+        assert (logged(broker), stack.orphans(), stack.running("a")) == ([b"alert", b"normal"], [], 0)
+        await stack.publish("a", b"starts", headers={"level": "alert"})
+        await stack.publish("a", b"up", headers={**modest, "level": "alert"})
+        await clock.settle()
+        assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
+
+
+async def test_message_is_in_the_log_although_a_policy_refuses_its_group(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    hot = "FROM /messages/* WHERE level = 'alert' INTO BrokeredEndpoint('/modules/b/inputs/alarm')"
+    async with logging_to(clock, broker, hot=hot, log=LOG) as stack:
+        no_age = load_policies(json.dumps({"policies": [{"match": "b", "MaxMessageAge": 0}]}))
+        await stack.term.routing.policies.change(no_age, author="me")
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
+        await clock.settle()
+        assert answers(broker) == [("c1", "expired")]
+        assert (logged(broker), stack.orphans()) == ([b"1"], [])
+
+
+async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with logging_to(clock, broker) as stack:
+        with pytest.raises(InvalidDocumentError, match="has the log 'plant'"):
+            await change(stack, log=LOG.replace("plant", "other"))
+
+
+async def test_kept_route_to_a_log_that_is_gone_refuses_its_requests(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with logging_to(clock, broker) as stack:
+        management = stack.management
+        await stack.kill()
+    renamed = managed().model_copy(update={"telemetry": TelemetrySettings(name="renamed", partitions=1)})
+    async with leading(clock, broker=broker, settings=renamed) as stack:
+        assert type(stack.management) is type(management)
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
+        await clock.settle()
+        assert (answers(broker), stack.orphans(), logged(broker)) == ([("c1", "rejected")], [], [])

@@ -1,0 +1,221 @@
+"""PoisonMessageDrop: copies of poison requests, sent once beside the inventory. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import structlog
+from managed_pool import managing
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.amqp import Connection, Delivery, Message
+from osrdyne.config.models import RequestSettings
+from osrdyne.ingress.policies.manifest import load_policies
+from osrdyne.ingress.policies.poison_drop import parse_poison_drop
+from osrdyne.processors.failures import poison_drop
+from osrdyne.processors.failures.poison_drop import PoisonDrops
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.context import make_context
+from osrdyne.testing.stack import Stack
+
+SECRET = "token=hidden"
+URL = f"https://example.org/hook?{SECRET}"
+PUBLIC = ["93.184.216.34"]
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    broker = broker_with_replies(clock)
+    broker.declare_queue("failed", {})
+    return broker
+
+
+async def poison(stack: Stack, drop: str, limit: int = 2) -> None:
+    """A request that kills each worker that takes it."""
+    policy = {"match": "a", "MaxDequeueRetries": limit, "PoisonMessageDrop": drop}
+    await stack.term.routing.policies.change(load_policies(json.dumps({"policies": [policy]})), author="me")
+    await stack.publish("a", b"poison", reply_to=REPLIES, correlation_id="c", headers={"authorization": "secret"})
+    await stack.clock.settle()
+    for _ in range(limit + 1):
+        delivery = await stack.take("a")
+        await delivery.channel.close()
+    await stack.clock.advance(5.0)
+
+
+async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker) as stack:
+        await poison(stack, "amqp:/queues/failed")
+        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+        (copy,) = broker.queues["failed"].ready
+        assert (copy.message.body, copy.message.reply_to) == (b"poison", None)
+        assert copy.message.headers["x-osrdyne-poison-deliveries"] == 3
+        assert "authorization" not in copy.message.headers
+
+
+@pytest.mark.parametrize("drop", ["amqp:/queues/missing", "amqp:/exchanges/missing", "amqp:/queues/pool-orphan"])
+async def test_copy_that_cannot_be_sent_ends_nothing(clock: VirtualClock, broker: FakeBroker, drop: str) -> None:
+    async with managing(clock, broker) as stack:
+        await poison(stack, drop)
+        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+        assert stack.metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": "failed"}) == 1.0
+        assert stack.orphans() == []
+
+
+# --- HTTP endpoints
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+@asynccontextmanager
+async def sending(
+    clock: VirtualClock, answer: Answer, *, addresses: Sequence[str] = PUBLIC, allowed: tuple[str, ...] = ()
+) -> AsyncIterator[PoisonDrops]:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return addresses
+
+    async def no_connection() -> Connection:
+        raise AssertionError("no AMQP is needed")
+
+    requests = RequestSettings(poison_drop_networks=allowed)
+    drops = PoisonDrops(
+        make_context(pool="pool", clock=clock, requests=requests),
+        drop_of=lambda key: parse_poison_drop(URL),
+        connect=no_connection,
+        resolve=resolve,
+        transport=httpx.MockTransport(answer),
+    )
+    running = asyncio.ensure_future(drops.run())
+    yield drops
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def delivery(broker: FakeBroker, body: bytes = b"body") -> Delivery:
+    properties = Message(content_type="text/plain", correlation_id="c").properties()
+    return Delivery(FakeChannel(broker), 1, "", "a", False, body, properties)
+
+
+def outcome(drops: PoisonDrops, name: str) -> float:
+    return drops._metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": name}) or 0.0
+
+
+async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, key: str = "a/é") -> None:
+    drops.submit(Key(key), delivery(broker), reason="delivery_limit", deliveries=3)
+    await clock.settle()
+
+
+async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(204)
+
+    async with sending(clock, answer) as drops:
+        await submit(clock, drops, broker)
+        (request,) = seen
+        assert str(request.url) == f"https://{PUBLIC[0]}/hook?{SECRET}"
+        assert (request.headers["host"], request.extensions["sni_hostname"]) == ("example.org", "example.org")
+        assert (request.content, request.headers["content-type"]) == (b"body", "text/plain")
+        assert request.headers["x-osrdyne-key"] == "a%2F%C3%A9"
+        assert outcome(drops, "sent") == 1.0
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
+    clock: VirtualClock, broker: FakeBroker, status: int
+) -> None:
+    calls = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal calls
+        calls += 1
+        return httpx.Response(status, headers={"location": "https://example.org/else"})
+
+    with structlog.testing.capture_logs() as logs:
+        async with sending(clock, answer) as drops:
+            await submit(clock, drops, broker)
+            await clock.advance(3600.0)
+            assert (calls, outcome(drops, "failed")) == (1, 1.0)
+    assert "hidden" not in str(logs)
+    assert "https://example.org:443" in str(logs)
+
+
+async def test_error_of_the_connection_shows_no_secret(clock: VirtualClock, broker: FakeBroker) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(f"no connection to {request.url}")
+
+    with structlog.testing.capture_logs() as logs:
+        async with sending(clock, answer) as drops:
+            await submit(clock, drops, broker)
+            assert outcome(drops, "failed") == 1.0
+    assert "hidden" not in str(logs)
+
+
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
+async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise AssertionError("nothing may be sent")
+
+    async with sending(clock, answer, addresses=addresses) as drops:
+        await submit(clock, drops, broker)
+        assert outcome(drops, "failed") == 1.0
+
+
+async def test_configured_network_is_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with sending(
+        clock, lambda request: httpx.Response(200), addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)
+    ) as drops:
+        await submit(clock, drops, broker)
+        assert outcome(drops, "sent") == 1.0
+
+
+async def test_copies_that_wait_are_bounded(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poison_drop, "MAX_WAITING", 3)
+    async with sending(clock, lambda request: httpx.Response(200)) as drops:
+        for _ in range(10):
+            drops.submit(Key("a"), delivery(broker), reason="poison", deliveries=1)
+        assert outcome(drops, "dropped") == 7.0
+        await clock.settle()
+        assert outcome(drops, "sent") == 3.0
+
+
+async def test_bytes_that_wait_are_bounded(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poison_drop, "MAX_WAITING_BYTES", 10)
+    async with sending(clock, lambda request: httpx.Response(200)) as drops:
+        drops.submit(Key("a"), delivery(broker, b"x" * 11), reason="poison", deliveries=1)
+        assert outcome(drops, "dropped") == 1.0
+
+
+async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock: VirtualClock, broker: FakeBroker) -> None:
+    connections: list[FakeConnection] = []
+    connect = connect_to(broker, connections)
+
+    async with managing(clock, broker) as stack:
+        drops = PoisonDrops(
+            make_context(pool="pool", clock=clock),
+            drop_of=lambda key: parse_poison_drop("amqp:/queues/failed"),
+            connect=lambda: connect(stack.connections[0].options),
+        )
+        running = asyncio.ensure_future(drops.run())
+        for _ in range(2):
+            await submit(clock, drops, broker)
+            connections[-1].cut()
+        running.cancel()
+    assert (len(connections), len(broker.bodies("failed"))) == (2, 2)

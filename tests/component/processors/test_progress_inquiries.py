@@ -1,0 +1,223 @@
+"""Inquiries about starting keys: a real leader on a broker and a driver in memory, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from managed_pool import ALERTS, REST, change, managed
+from replies import REPLIES
+
+from osrdyne.amqp import Message
+from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.errors import StartFailedError
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.messages import PROGRESS_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.progress import StartProgress, not_starting
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading, settings_for
+
+PARTS = {"process": 500, "jvm": 9_500}
+
+
+def one_at_a_time(**limits: object) -> Settings:
+    return settings_for(LifecycleSettings.model_validate({"settle_delay": 1.0, "max_concurrent_starts": 1} | limits))
+
+
+def managed_one_at_a_time() -> Settings:
+    return managed().model_copy(update={"lifecycle": one_at_a_time().lifecycle})
+
+
+async def inquire(stack: Stack, key: str, reply_to: str | None = REPLIES) -> None:
+    message = Message(reply_to=reply_to, correlation_id="7", persistent=False)
+    await FakeChannel(stack.broker).publish(message, exchange=stack.names.progress_exchange, routing_key=key)
+    await stack.clock.settle()
+
+
+async def ask(stack: Stack, key: str) -> StartProgress | None:
+    """Inquire; the start in the answer, None for a key that is not starting."""
+    await stack.clock.advance(1)  # the order of the starts is computed at most twice a second
+    await inquire(stack, key)
+    [stored] = list(stack.broker.queues[REPLIES].ready)
+    stack.broker.queues[REPLIES].ready.clear()
+    assert (stored.message.correlation_id, stored.message.headers[PROGRESS_HEADER]) == ("7", True)
+    return StartProgress.from_json(stored.message.body)
+
+
+async def positions(stack: Stack, *keys: str) -> list[int | None]:
+    return [None if start is None else start.position for start in [await ask(stack, key) for key in keys]]
+
+
+async def require(stack: Stack, *keys: str) -> None:
+    for key in keys:
+        await stack.publish(key, b"request")
+        await stack.clock.advance(0.1)
+
+
+async def becomes_ready(stack: Stack, key: str) -> None:
+    await stack.report(key, Event.READY, cold_start=PARTS)
+    await stack.clock.advance(0.1)
+
+
+async def test_keys_learn_their_position_in_the_order_of_arrival(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+        await require(stack, "a", "b", "c")
+        assert await ask(stack, "a") == StartProgress(0)
+        assert await ask(stack, "b") == StartProgress(1, None, "max_concurrent_starts")
+        assert await ask(stack, "c") == StartProgress(2, None, "max_concurrent_starts")
+        await becomes_ready(stack, "a")
+        assert await ask(stack, "a") is None
+        assert await positions(stack, "b", "c") == [0, 1]
+
+
+async def test_expected_time_is_that_of_the_latest_starts(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time(max_concurrent_starts=2)) as stack:
+        await require(stack, "first")
+        await clock.advance(20)
+        await becomes_ready(stack, "first")
+        await require(stack, "a", "b", "c", "d", "e")
+        etas = {}
+        for key in "abcde":
+            start = await ask(stack, key)
+            assert start is not None
+            etas[key] = (start.position, start.eta_s)
+        assert etas == {
+            "a": (0, pytest.approx(20, abs=6)),
+            "b": (0, pytest.approx(20, abs=6)),
+            "c": (1, pytest.approx(40, abs=6)),
+            "d": (2, pytest.approx(40, abs=6)),
+            "e": (3, pytest.approx(60, abs=6)),
+        }
+        # Later than the others: when it ends is unknown, and is not said.
+        await clock.advance(30)
+        assert await ask(stack, "a") == StartProgress(0)
+
+
+async def test_key_with_urgent_requests_starts_first_and_has_position_one(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker, settings=managed_one_at_a_time()) as stack:
+        await change(stack, alerts=ALERTS, rest=REST)
+        await require(stack, "first", "early", "late")
+        await stack.publish("urgent", headers={"level": "alert"})
+        await clock.advance(1)
+        assert await positions(stack, "urgent", "early", "late") == [1, 2, 3]
+        # A key that waits already moves forward with its first urgent request, among equals by its arrival.
+        await stack.publish("late", headers={"level": "alert"})
+        assert await positions(stack, "urgent", "early", "late") == [2, 3, 1]
+        for current, following in [("first", "late"), ("late", "urgent"), ("urgent", "early")]:
+            assert (stack.running(current), stack.running(following)) == (1, 0)
+            await becomes_ready(stack, current)
+            assert stack.running(following) == 1
+
+
+async def test_key_that_waits_for_a_group_to_end_learns_its_place(clock: VirtualClock, broker: FakeBroker) -> None:
+    settings = one_at_a_time(max_groups=1, max_waiting_groups=5)
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await require(stack, "a", "b", "c")
+        await becomes_ready(stack, "a")
+        assert [await ask(stack, key) for key in "abc"] == [
+            None, StartProgress(1, None, "max_groups"), StartProgress(2, None, "max_groups"),
+        ]  # fmt: skip
+
+
+async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as first:
+        await require(first, "a", "b")
+        await becomes_ready(first, "a")
+        assert (await ask(first, "b")) is not None
+        await inquire(first, "b")
+        await first.kill()
+        driver = first.driver
+    broker.queues[REPLIES].ready.clear()
+    async with leading(clock, broker=broker, driver=driver, settings=one_at_a_time()) as second:
+        await second.report("a", Event.READY, cold_start=PARTS, generation=[1, 1])
+        start = await ask(second, "b")
+        assert start is not None
+        assert start.position == 0
+        assert start.eta_s is not None
+        assert 0 <= start.eta_s <= 10
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
+async def test_leader_killed_while_it_answers_costs_no_more_than_one_answer(
+    clock: VirtualClock, broker: FakeBroker, answered: bool
+) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as first:
+        await require(first, "a")
+        killed = []
+
+        async def kill(command: Command) -> None:
+            if command == ("publish", REPLIES, answered) and not killed:
+                killed.append(command)
+                await first.kill()
+
+        broker.hook = kill
+        await inquire(first, "a")
+        driver = first.driver
+    assert len(killed) == 1
+    async with leading(clock, broker=broker, driver=driver, settings=one_at_a_time()) as second:
+        broker.queues[REPLIES].ready.clear()
+        start = await ask(second, "a")
+        assert start is not None
+        assert (start.position, broker.bodies(second.names.progress_queue)) == (0, [])
+
+
+async def test_worker_that_waits_for_executors_says_so(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+        await require(stack, "a")
+        await stack.report("a", Event.STARTED, waiting_for="executors")
+        assert await ask(stack, "a") == StartProgress(0, None, "executors")
+        await becomes_ready(stack, "a")
+        await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=1)
+        assert [worker.waiting_for for worker in stack.term.state.worker_reports.all()] == ["executors"]
+        await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=0)
+        assert [worker.waiting_for for worker in stack.term.state.worker_reports.all()] == [None]
+
+
+async def test_key_whose_start_failed_is_not_starting(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+        stack.driver.fail_next_start(StartFailedError("no such image"))
+        await require(stack, "a")
+        await clock.advance(1)
+        assert await ask(stack, "a") is None
+
+
+@pytest.mark.parametrize("key", ["never used", "", "infra=42\x00", "ü" * 127])
+async def test_any_key_is_answered(clock: VirtualClock, broker: FakeBroker, key: str) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await inquire(stack, key)
+        assert broker.bodies(REPLIES) == [not_starting()]
+
+
+@pytest.mark.parametrize(
+    ("key", "reply_to"),
+    [("\udcff", REPLIES), ("a", None), ("a", "pool-dl"), ("a", "pool-progress")],
+    ids=["not UTF-8", "no address", "a queue of the pool", "its own queue"],
+)
+async def test_inquiry_that_must_not_be_answered_is_dropped(
+    clock: VirtualClock, broker: FakeBroker, key: str, reply_to: str | None
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await inquire(stack, key, reply_to)
+        queues = (REPLIES, stack.names.progress_queue, stack.names.dead_letter_queue)
+        assert [broker.bodies(queue) for queue in queues] == [[], [], []]
+        assert not stack.task.done()
+
+
+async def test_thousands_of_inquiries_compute_the_order_once(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+        await require(stack, "a", "b")
+        loop = stack.term.workers.loop
+        computed, start_queue = [], loop.start_queue
+
+        def count() -> list[Key]:
+            computed.append(1)
+            return start_queue()
+
+        stack.term.processors.progress._forecast._start_queue = count
+        await clock.advance(1)
+        for _ in range(1_000):
+            await inquire(stack, "b")
+        assert (len(broker.bodies(REPLIES)), len(computed)) == (1_000, 1)

@@ -1,0 +1,243 @@
+"""The scheduler of ingests in virtual time: when it sends requests, and what failures and killed leaders change."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from tables_world import World, refusal
+
+from osrdyne.client.errors import PoolNotFoundError, RequestTimeoutError
+from osrdyne.client.reply import Reply
+from osrdyne.protocol.rates import EventRate
+from osrdyne.telemetry.schedule import IngestAnswer, TableRules
+from osrdyne.telemetry.scheduler import LONGEST_LOOK_INTERVAL, RETRY
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.loop import MemoryLoop
+
+COLD = TableRules("cold", "ingest", target_lag=60.0)
+LATE = 60.0 + LONGEST_LOOK_INTERVAL + 1.0
+LONGEST_PAUSE = RETRY.maximum * (1 + RETRY.jitter)
+
+
+def pauses_of(ats: list[float]) -> list[float]:
+    return [round(later - earlier, 6) for earlier, later in pairwise(ats)]
+
+
+@pytest.fixture
+def world(clock: VirtualClock) -> World:
+    return World(clock)
+
+
+async def test_request_follows_when_the_lag_has_passed_its_target(world: World, clock: VirtualClock) -> None:
+    async with world.scheduling(COLD):
+        await clock.advance(3600.0)
+        assert world.requests == []  # nothing to read
+        begun = clock.monotonic()
+        world.write(30)
+        await clock.advance(59.0)
+        assert world.requests == []
+        await clock.advance(LATE)
+        assert world.is_stored_once("cold")
+        [at] = world.at("cold/0")
+        assert 60.0 <= at - begun <= LATE
+        await clock.advance(3600.0)
+        assert len(world.requests) == 1
+
+
+async def test_interval_demands_an_ingest_before_the_target_lag(world: World, clock: VirtualClock) -> None:
+    async with world.scheduling(TableRules("cold", "ingest", target_lag=3600.0, interval=20.0)):
+        for _ in range(10):
+            world.write()
+            await clock.advance(60.0)
+            assert world.is_stored_once("cold")
+
+
+async def test_next_request_follows_at_once_while_the_stream_has_more(world: World, clock: VirtualClock) -> None:
+    world.write(450)
+    async with world.scheduling(COLD):
+        await clock.advance(LATE + 5 * world.duration)
+    assert world.is_stored_once("cold")
+    ats = world.at("cold/0")
+    assert pauses_of(ats) == [world.duration] * 4
+
+
+async def test_throttled_table_gets_its_next_request_when_it_takes_more(world: World, clock: VirtualClock) -> None:
+    world.write(450)
+    world.next_after, world.rate = 100.0, EventRate(720, 1024)
+    async with world.scheduling(COLD):
+        await clock.advance(LATE + 5 * 105.0)
+    ats = world.at("cold/0")
+    assert pauses_of(ats) == [105.0] * 4
+
+
+async def test_many_partitions_are_ingested_a_few_at_once_and_in_turn(clock: VirtualClock) -> None:
+    world = World(clock, partitions=256)
+    async with world.scheduling(COLD):
+        for partition in range(256):
+            world.write(250, partition=partition)
+        await clock.advance(LATE + 256 * 3 / 4 * world.duration + 60.0)
+        assert world.is_stored_once("cold")
+        assert world.most_busy == 4
+        # Now each gets a message every 10 seconds, and one request in a target lag is enough.
+        world.requests.clear()
+        for _ in range(60):
+            for partition in range(256):
+                world.write(partition=partition)
+            await clock.advance(10.0)
+    assert max(Counter(key for _, key in world.requests).values()) <= 11
+    assert len({key for _, key in world.requests}) == 256
+
+
+async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: World, clock: VirtualClock) -> None:
+    full = refusal("storage_error", 507, "The table /data/warm cannot be used: disk full. Free space.")
+    world.fault = lambda key: full if key.startswith("warm") else None
+    async with world.scheduling(COLD, TableRules("warm", "ingest")) as scheduler:
+        with capture_logs() as logs:
+            for _ in range(60):
+                world.write()
+                await clock.advance(60.0)
+        ats = world.at("warm/0")
+        pauses = pauses_of(ats)
+        assert pauses[0] < 30.0
+        assert 0.7 * RETRY.maximum < pauses[-1] <= LONGEST_PAUSE + LATE
+        assert len(world.written[0]) - world.positions["cold/0"] <= 2
+        warnings = [one for one in logs if one["log_level"] == "warning"]
+        assert {(one["event"], one["table"], one["code"]) for one in warnings} == {
+            ("ingest failed", "warm", "storage_error")
+        }
+        assert all("Free space." in one["error"] for one in warnings)
+        [shown] = [one for one in scheduler.status() if one.name == "warm"]
+        assert (shown.partitions[0].code, shown.partitions[0].failures) == ("storage_error", len(ats))
+        world.fault = lambda key: None
+        await clock.advance(LONGEST_PAUSE + 60 * world.duration)
+        assert world.is_stored_once("warm")
+        assert scheduler.status()[1].partitions[0].failures == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "remedy"),
+    [
+        (RequestTimeoutError("given up after 600 s", sent=True), "no_answer", "the daemon of the pool ingest runs"),
+        (PoolNotFoundError("There is no pool 'ingest'"), "no_pool", "Start the daemon of the pool ingest"),
+        (Reply(status="capacity"), "capacity", "Raise lifecycle.max_groups"),
+        (Reply(status="no-route"), "no-route", "Add a route for /ingest"),
+        (Reply(body=b"[]"), "invalid_answer", "must run osrdyne_worker.pipelines.ingest:app"),
+        (Reply(body=b'{"offsets": {}}'), "invalid_answer", "must run osrdyne_worker.pipelines.ingest:app"),
+    ],
+    ids=["no answer", "no pool", "capacity", "no route", "no object", "no offsets"],
+)
+async def test_failure_is_logged_with_its_code_and_remedy(
+    world: World, clock: VirtualClock, fault: Reply | Exception, code: str, remedy: str
+) -> None:
+    world.write()
+    world.fault = lambda key: fault
+    async with world.scheduling(COLD):
+        with capture_logs() as logs:
+            await clock.advance(LATE + world.duration)
+    first = next(one for one in logs if one["log_level"] == "warning")
+    assert (first["event"], first["code"], first["partition"]) == ("ingest failed", code, 0)
+    assert remedy in first["error"]
+    assert world.count("cold", "failed") >= 1
+
+
+async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(
+    world: World, clock: VirtualClock
+) -> None:
+    world.write()
+    faults: list[Exception | None] = [RuntimeError("defect")]
+    world.fault = lambda key: faults.pop() if faults else None
+    async with world.scheduling(COLD):
+        with capture_logs() as logs:
+            await clock.advance(LATE + LONGEST_LOOK_INTERVAL + 2 * world.duration)
+    assert [one["code"] for one in logs if one["log_level"] == "error"] == ["unexpected_error"]
+    assert world.is_stored_once("cold")
+
+
+async def test_conflict_is_no_failure(world: World, clock: VirtualClock) -> None:
+    world.write(450)
+    async with world.scheduling(COLD), world.scheduling(COLD):
+        with capture_logs() as logs:
+            await clock.advance(600.0)
+    assert world.is_stored_once("cold")
+    assert world.count("cold", "conflict") >= 1
+    assert world.count("cold", "failed") == 0
+    assert [one for one in logs if one["log_level"] != "info"] == []
+
+
+async def test_lag_that_cannot_be_measured_is_measured_again(world: World, clock: VirtualClock) -> None:
+    world.write()
+    world.is_measurable = False
+    async with world.scheduling(COLD):
+        with capture_logs() as logs:
+            await clock.advance(600.0)
+        assert {one["event"] for one in logs} == {"lag of a table not known"}
+        assert 8 <= len(logs) <= 30
+        world.is_measurable = True
+        await clock.advance(60.0 * 1.3 + 2 * world.duration)
+        assert world.is_stored_once("cold")
+
+
+async def test_position_of_a_table_is_kept_for_the_next_leader(world: World, clock: VirtualClock) -> None:
+    world.write(50)
+    async with world.scheduling(COLD):
+        await clock.advance(LATE + 2 * world.duration)
+    assert world.parameters.values["osrdyne-plant-telemetry-cold"]["offsets"] == {"0": 50}  # type: ignore[index]
+    async with world.scheduling(COLD):
+        await clock.advance(600.0)
+    assert len(world.requests) == 1
+
+
+@given(kills=st.lists(st.floats(0.0, 90.0), min_size=1, max_size=6), duration=st.sampled_from([0.0, 3.0, 40.0]))
+def test_leader_killed_at_any_moment_stores_each_message_once(kills: list[float], duration: float) -> None:
+    async def live() -> None:
+        clock = VirtualClock()
+        world = World(clock, partitions=2, duration=duration, batch=20)
+        for after in kills:
+            async with world.scheduling(COLD):
+                world.write(15)
+                world.write(5, partition=1)
+                await clock.advance(after)
+        async with world.scheduling(COLD):
+            await clock.advance(LATE + 60.0 + 10 * (duration + 1.0))
+        assert world.is_stored_once("cold")
+        assert world.count("cold", "failed") == 0
+
+    with closing(MemoryLoop()) as loop:
+        loop.run_until_complete(live())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        {"offsets": {"start": 0, "stop": 1}, "rows": 0, "invalid": 0},
+        {"offsets": {"start": 0, "stop": 1, "end": -1}, "rows": 0, "invalid": 0},
+        {"offsets": {"start": 0, "stop": 1, "end": 1}, "rows": True, "invalid": 0},
+        {"offsets": {"start": 0, "stop": 1, "end": 1}, "rows": 1, "invalid": 0, "next_after": float("nan")},
+    ],
+    ids=["null", "no end", "negative", "bool", "nan"],
+)
+def test_other_documents_are_no_answers(document: object) -> None:
+    with pytest.raises(ValueError, match=r"it has no offsets|not whole numbers|not a number of seconds"):
+        IngestAnswer.parse(document)
+
+
+async def test_copies_and_storage_of_the_answers_are_metrics(world: World, clock: VirtualClock) -> None:
+    storage = {"rows": 500, "bytes": 9_000, "purged": 40}
+    answer = {"offsets": {"start": 0, "stop": 5, "end": 9}, "rows": 5, "invalid": 0, "copies": 2, "storage": storage}
+    world.fault = lambda key: Reply(body=json.dumps(answer).encode()) if len(world.requests) < 4 else None
+    world.write(9)
+    async with world.scheduling(COLD):
+        await clock.advance(LATE + 10 * world.duration)
+    values = {
+        name: world.metrics.registry.get_sample_value(f"osrdyne_telemetry_{name}", {"table": "cold"})
+        for name in ("copies_total", "purged_rows_total", "table_rows", "table_bytes")
+    }
+    assert values == {"copies_total": 6, "purged_rows_total": 120, "table_rows": 500, "table_bytes": 9_000}

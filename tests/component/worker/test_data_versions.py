@@ -1,0 +1,572 @@
+"""Data versions: a request that needs later data waits for a reload, and the others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_worker_processor import PATIENCE, QUEUE, REPLIES, Bench, until
+
+from osrdyne.aio.clock import now_ms
+from osrdyne.aio.signals import WatchCell
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.activity import REQUESTS_FIELD
+from osrdyne.protocol.data_versions import MAX_DATA_VERSION
+from osrdyne.protocol.names import Key, QueueName
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker import App, Call, Context, DataChangedError, RequestError
+from osrdyne_worker.requests import data_versions
+from osrdyne_worker.requests.data_versions import CHECK_INTERVAL, FAILURE_PAUSE, DataVersions
+from osrdyne_worker.runtime.exit import ExitReason, Unrecoverable
+from osrdyne_worker.runtime.loading import Loader
+from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
+
+
+class Source:
+    """Data whose version only the publisher knows. `load` waits in its thread for `released`."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.loads: list[int | None] = []
+        self.unloaded: list[object] = []
+        self.released = threading.Event()
+        self.released.set()
+        self.error: Exception | None = None
+
+    def load(self, context: Context) -> int:
+        self.loads.append(context.data_version)
+        found = self.published
+        self.released.wait(600)
+        if self.error is not None:
+            raise self.error
+        return found
+
+
+class DataBench(Bench):
+    """The handler `/data` answers with the data; `/changed` raises `DataChangedError` until it has been reloaded."""
+
+    def __init__(self, *arguments: object, names_versions: bool = False) -> None:
+        self.source = Source()
+        self.names_versions = names_versions
+        self.newest: int | None = 0
+        self.checks = 0
+        self.may_check = threading.Event()
+        self.may_check.set()
+        self.tries = 0
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def make_app(self) -> App:
+        app, source = super().make_app(), self.source
+
+        @app.on_start
+        def start(context: Context) -> int:
+            return source.load(context)
+
+        @app.on_unload
+        def unload(context: Context) -> None:
+            source.unloaded.append(context.state)
+
+        if self.names_versions:
+
+            @app.newest_version
+            def newest(context: Context) -> int | None:
+                self.checks += 1
+                self.may_check.wait(600)
+                return self.newest
+
+        @app.handler("/data")
+        async def data(call: Call) -> int:
+            found: int = call.context.state
+            return found
+
+        @app.handler("/held")
+        async def held(call: Call) -> int:
+            self.running.set()
+            await self.go.wait()
+            found: int = call.context.state
+            return found
+
+        @app.handler("/changed")
+        async def changed(call: Call) -> int:
+            self.tries += 1
+            if call.context.state != source.published:
+                raise DataChangedError("The file is gone.")
+            return source.published
+
+        @app.batch_handler("/batch_changed", max_wait=0)
+        async def batch_changed(calls: list[Call]) -> list[int]:
+            self.tries += 1
+            if any(call.context.state != source.published for call in calls):
+                raise DataChangedError("The file is gone.")
+            return [source.published for _ in calls]
+
+        @app.batch_handler("/batch", max_wait=0)
+        async def batch(calls: list[Call]) -> list[int]:
+            return [call.context.state for call in calls]
+
+        self.app = app
+        return app
+
+    async def open(self) -> None:
+        await super().open()
+        await self.channel.cancel(self.consumer)
+        self.consumer = await self.channel.consume(QUEUE, prefetch=1000)
+        self.threads = ThreadPoolExecutor(4)
+        loader = Loader(self.app, Context(Key("k"), worker_id="w"), self.threads)
+        self.processor.data = DataVersions(loader.context, loader, self.runtime)
+        self.processor.data.loaded(await loader.start())
+
+    def answers(self) -> dict[str | None, tuple[str, str, object]]:
+        """Status, body and version of each reply, by correlation id."""
+        stored = [one.message for one in self.broker.look_up(REPLIES).ready]
+        return {
+            one.correlation_id: (status, one.body.decode(), one.headers.get("x-data-version"))
+            for one, status in zip(stored, self.statuses(), strict=True)
+        }
+
+    async def ask(self, path: str = "/data", name: str = "c", **headers: object) -> tuple[str, str, object]:
+        """The answer to one request, once no request is in the worker."""
+        await self.take(path, correlation_id=name, **headers)
+        await self.processor.until_idle()
+        return self.answers()[name]
+
+
+@pytest.fixture(params=[False])
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[DataBench]:
+    async with asyncio.TaskGroup() as group:
+        with ThreadPoolExecutor(4) as threads:
+            bench = DataBench(group, threads, RuntimeSettings(stuck_grace=3600.0), names_versions=request.param)
+            await bench.open()
+            yield bench
+            bench.go.set()
+            bench.source.released.set()
+            bench.may_check.set()
+            async with asyncio.timeout(PATIENCE):
+                await bench.processor.until_idle()
+            bench.threads.shutdown()
+    assert bench.reporter.in_flight == 0
+    assert bench.processor._slots.free == 1
+    assert bench.broker.look_up(QUEUE).messages == 0, "every request was acknowledged"
+
+
+named = pytest.mark.parametrize("bench", [True], indirect=True)
+
+
+async def test_request_waits_for_the_version_that_it_needs(bench: DataBench) -> None:
+    bench.source.published = 7
+    assert await bench.ask(**{"x-data-version": 3}) == ("ok", "7", 3)
+    assert bench.source.loads == [None, 3]
+
+
+async def test_version_that_is_there_needs_no_reload(bench: DataBench) -> None:
+    for version in (3, 3, 2, b"1", "0", 3):
+        assert (await bench.ask(**{"x-data-version": version}))[2] == 3
+    assert bench.source.loads == [None, 3]
+
+
+async def test_requests_without_a_later_version_are_answered_during_the_reload(bench: DataBench) -> None:
+    await bench.ask(**{"x-data-version": 1})
+    bench.source.released.clear()
+    bench.source.published = 2
+    await bench.take("/data", correlation_id="new", **{"x-data-version": 2})
+    await bench.take("/data", correlation_id="none")
+    await bench.take("/data", correlation_id="old", **{"x-data-version": 1})
+    await until(lambda: {"none", "old"} <= bench.answers().keys())
+    assert "new" not in bench.answers()
+    assert bench.answers()["none"] == bench.answers()["old"] == ("ok", "0", 1)
+    bench.source.released.set()
+    await bench.processor.until_idle()
+    assert bench.answers()["new"] == ("ok", "2", 2)
+
+
+async def test_waiting_requests_let_others_come_from_the_queue(bench: DataBench) -> None:
+    """With a prefetch of one, a request that waits for a reload would otherwise block its queue."""
+    queue = QueueName("shared")
+    bench.broker.declare_queue(queue, {})
+    bench.source.released.clear()
+    intake = asyncio.create_task(bench.intake(queue, WatchCell((queue,))).run())
+    for number in range(3):
+        await bench.publish("/data", queue=queue, correlation_id=f"new {number}", **{"x-data-version": 1})
+    for number in range(3):
+        await bench.publish("/data", queue=queue, correlation_id=f"any {number}")
+    await until(lambda: sorted(map(str, bench.answers())) == ["any 0", "any 1", "any 2"])
+    bench.source.released.set()
+    await until(lambda: len(bench.answers()) == 6)
+    assert bench.source.loads == [None, 1], "one reload for all"
+    for number in range(20):  # the prefetch is that of before: one request after the other
+        await bench.publish("/data", queue=queue, correlation_id=f"last {number}")
+    await until(lambda: len(bench.answers()) == 26)
+    await bench.processor.until_idle()
+    intake.cancel()
+    await asyncio.wait({intake})
+    assert bench.broker.look_up(queue).messages == 0
+
+
+async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench: DataBench) -> None:
+    bench.source.released.clear()
+    for version in (5, 3, 5):
+        await bench.take("/data", correlation_id=f"first {version}", **{"x-data-version": version})
+    await until(lambda: len(bench.source.loads) == 2)
+    for version in (9, 7, 4):  # 9 and 7 were published after the reload began, 4 before
+        bench.source.published = 9
+        await bench.take("/data", correlation_id=f"second {version}", **{"x-data-version": version})
+    bench.source.released.set()
+    await bench.processor.until_idle()
+    assert bench.source.loads == [None, 5, 9]
+    assert {name: body for name, (_, body, _) in bench.answers().items()} == {
+        "first 5": "0", "first 3": "0", "second 4": "0", "second 9": "9", "second 7": "9",
+    }  # fmt: skip
+
+
+async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stays(bench: DataBench) -> None:
+    assert await bench.ask(**{"x-data-version": 1}) == ("ok", "0", 1)
+    bench.source.error = ValueError("no such table")
+    bench.source.published = 2
+    status, body, _ = await bench.ask(name="new", **{"x-data-version": 2})
+    assert (status, "reload_failed" in body, "ValueError: no such table" in body) == ("error", True, True)
+    assert await bench.ask(name="old", **{"x-data-version": 1}) == ("ok", "0", 1)
+    bench.source.error = None
+    assert await bench.ask(name="again", **{"x-data-version": 2}) == ("ok", "2", 2)
+
+
+async def test_refusal_of_the_application_is_the_answer(bench: DataBench) -> None:
+    bench.source.error = RequestError("It is being written.", code=503, error_code="dataset_incomplete")
+    status, body, _ = await bench.ask(**{"x-data-version": 1})
+    assert (status, "dataset_incomplete" in body) == ("error", True)
+    bench.source.error = None
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "0x1", "１", " 1", -1, 1.5, True, 2**63, "9" * 20, [1], b"\xff"])
+async def test_malformed_version_is_an_error_that_names_the_header(bench: DataBench, value: Any) -> None:
+    status, body, _ = await bench.ask(**{"x-data-version": value})
+    assert (status, "invalid_data_version" in body, "x-data-version" in body) == ("error", True, True)
+    assert bench.source.loads == [None]
+
+
+async def test_largest_version_is_served(bench: DataBench) -> None:
+    assert (await bench.ask(**{"x-data-version": str(MAX_DATA_VERSION)}))[2] == MAX_DATA_VERSION
+
+
+async def test_cancel_and_deadline_hold_for_a_request_that_waits_for_a_reload(bench: DataBench) -> None:
+    bench.source.released.clear()
+    await bench.take("/data", correlation_id="cancelled", **{"x-data-version": 1})
+    await bench.take("/data", correlation_id="soon", **{"x-data-version": 1, "x-deadline": now_ms(bench.clock) + 300})
+    await bench.take("/data", correlation_id="stays", **{"x-data-version": 1})
+    await until(lambda: len(bench.source.loads) == 2)
+    bench.processor.cancel("cancelled", REPLIES)
+    await until(lambda: {"cancelled", "soon"} <= bench.answers().keys())
+    assert (bench.answers()["cancelled"][0], bench.answers()["soon"][0]) == ("cancelled", "expired")
+    bench.source.released.set()
+    await bench.processor.until_idle()
+    assert bench.answers()["stays"] == ("ok", "0", 1)
+    assert bench.source.loads == [None, 1]
+
+
+async def test_former_data_is_unloaded_after_its_last_request(bench: DataBench) -> None:
+    await bench.take("/held", correlation_id="held")
+    await bench.running.wait()
+    bench.source.published = 1
+    await bench.take("/data", correlation_id="new", **{"x-data-version": 1})
+    await until(lambda: bench.processor.data.version == 1)
+    assert bench.source.unloaded == []
+    bench.go.set()
+    await bench.processor.until_idle()
+    await until(lambda: bench.source.unloaded == [0])
+    assert bench.answers()["held"] == ("ok", "0", None), "it has kept the data that it began with"
+    assert bench.answers()["new"] == ("ok", "1", 1)
+
+
+async def test_requests_of_a_batch_wait_for_their_versions(bench: DataBench) -> None:
+    bench.source.published = 4
+    assert await bench.ask("/batch", **{"x-data-version": 2}) == ("ok", "4", 2)
+
+
+async def test_data_that_changed_below_a_handler_is_reloaded_once_and_the_handler_runs_again(bench: DataBench) -> None:
+    bench.source.published = 1
+    assert await bench.ask("/changed") == ("ok", "1", None)
+    assert (bench.tries, bench.source.loads) == (2, [None, None])
+    assert bench.broker.look_up(REPLIES).ready[0].message.headers["x-data-reloaded"] is True
+    await bench.ask("/changed", name="later")
+    assert "x-data-reloaded" not in bench.broker.look_up(REPLIES).ready[1].message.headers
+
+
+async def test_requests_of_a_batch_share_the_reload_of_changed_data(bench: DataBench) -> None:
+    bench.source.published = 1
+    for name in ("a", "b", "c"):
+        await bench.take("/batch_changed", correlation_id=name)
+    await bench.processor.until_idle()
+    assert bench.answers() == dict.fromkeys(("a", "b", "c"), ("ok", "1", None))
+    assert (bench.tries, bench.source.loads) == (2, [None, None])
+    assert all(one.message.headers["x-data-reloaded"] for one in bench.broker.look_up(REPLIES).ready)
+
+
+@pytest.mark.parametrize("path", ["/changed", "/batch_changed"])
+async def test_changed_data_that_cannot_be_loaded_is_the_error_of_the_reload(bench: DataBench, path: str) -> None:
+    bench.source.published = 1
+    bench.source.error = RequestError("It is being written.", code=503, error_code="dataset_incomplete")
+    status, body, _ = await bench.ask(path)
+    assert (status, "dataset_incomplete" in body, bench.tries) == ("error", True, 1)
+
+
+async def test_data_that_changes_again_is_an_error(bench: DataBench) -> None:
+    bench.source.published = -1
+    bench.source.load = lambda context: 0  # type: ignore[method-assign]
+    status, body, _ = await bench.ask("/changed")
+    assert (status, "data_changed" in body, bench.tries) == ("error", True, 2)
+
+
+async def test_requests_that_wait_for_a_reload_are_reported_as_running(bench: DataBench) -> None:
+    """If the reload ends the worker, the controller knows which requests have caused it."""
+    bench.source.released.clear()
+    await bench.take("/data", **{"x-data-version": 1})
+    await until(lambda: bench.processor.running_requests() != [])
+    drafts = list(bench.reporter._waiting)
+    bench.reporter.flush()
+    reported = list(bench.reporter._waiting)[len(drafts) :]
+    assert [one.details[REQUESTS_FIELD] for one in reported] == [bench.processor.running_requests()]  # type: ignore[union-attr]
+
+
+async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench: DataBench) -> None:
+    bench.source.released.clear()
+    await bench.take("/data", **{"x-data-version": 1})
+    await until(lambda: len(bench.source.loads) == 2)
+    bench.processor.requeue()
+    await bench.processor.until_idle()
+    assert bench.broker.look_up(QUEUE).messages == 1
+    bench.source.released.set()
+    await bench.take("/data", correlation_id="next")  # delivers the first one again
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
+    await bench.processor.until_idle()
+    assert len(bench.answers()) == 2
+
+
+@named
+async def test_named_version_is_checked_for_each_request_that_needs_one(bench: DataBench) -> None:
+    assert await bench.ask(name="a", **{"x-data-version": 0}) == ("ok", "0", 0)
+    bench.newest, bench.source.published = 5, 50
+    assert await bench.ask(name="b", **{"x-data-version": 2}) == ("ok", "50", 5)
+
+
+@named
+async def test_later_data_is_noticed_once_in_the_interval_without_a_version(bench: DataBench) -> None:
+    await bench.ask(name="first")
+    bench.newest, bench.source.published = 1, 10
+    assert await bench.ask(name="soon") == ("ok", "0", 0)
+    await bench.clock.advance(CHECK_INTERVAL)
+    assert await bench.ask(name="later") == ("ok", "10", 1)
+
+
+@named
+async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loaded(bench: DataBench) -> None:
+    await bench.ask(name="first")
+    bench.newest, bench.source.error = 1, ValueError("no such table")
+    await bench.clock.advance(CHECK_INTERVAL)
+    assert await bench.ask(name="a") == ("ok", "0", 0)
+    await bench.clock.advance(CHECK_INTERVAL)
+    assert await bench.ask(name="b") == ("ok", "0", 0)
+    assert bench.source.loads == [0, 1], "a reload that fails is not repeated for each request"
+    assert (await bench.ask(name="c", **{"x-data-version": 1}))[0] == "error"
+    bench.source.error = None
+    bench.source.published = 1
+    await bench.clock.advance(FAILURE_PAUSE + CHECK_INTERVAL)
+    assert await bench.ask(name="d") == ("ok", "1", 1)
+
+
+@named
+async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench: DataBench) -> None:
+    status, body, _ = await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
+    assert (status, "data_version_unavailable" in body, "newest version is 0" in body) == ("error", True, True)
+    assert bench.source.loads == [0], "no reload can help"
+    bench.newest, bench.source.published = 1, 10
+    assert await bench.ask(name="b", **{"x-data-version": 1}) == ("ok", "10", 1)
+
+
+@pytest.mark.parametrize("bench", [False], indirect=True)
+async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: DataBench) -> None:
+    """A number that is too large would otherwise hide all later versions."""
+    await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
+    bench.source.published = 1
+    assert (await bench.ask(name="stale", **{"x-data-version": 1}))[1] == "0"
+    await bench.processor.data.reload(forget=True)
+    assert bench.processor.data.version is None
+    bench.source.published = 2
+    assert await bench.ask(name="fresh", **{"x-data-version": 2}) == ("ok", "2", 2)
+
+
+async def test_reload_that_does_not_end_ends_the_worker() -> None:
+    exits: list[ExitReason] = []
+    clock = VirtualClock()
+    settings = RuntimeSettings(processing_timeout=0.05)
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    class Endless:
+        names_versions = False
+
+        async def newest_version(self) -> int | None:
+            return None
+
+        async def reload(self, version: int | None) -> Context:
+            begun.set()
+            await never.wait()
+            return Context(Key("k"))
+
+        async def unload(self, context: Context) -> None:
+            pass
+
+    async with asyncio.TaskGroup() as group:
+        data = DataVersions(
+            Context(Key("k")), Endless(), RuntimeContext(settings, clock, group.create_task, exits.append)
+        )
+        waiting = group.create_task(data.prepare(1))
+        await begun.wait()
+        await until(lambda: bool(exits))
+        assert isinstance(exits[0], Unrecoverable)
+        assert "did not end" in exits[0].reason
+        assert data.has(None), "others are served until then"
+        never.set()
+        await waiting
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.just(0)),
+            st.tuples(st.just("ask"), st.integers(0, 3)),
+            st.tuples(st.just("turn"), st.integers(1, 3)),
+            st.tuples(st.just("fail"), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+def test_no_answer_is_older_than_its_version(steps: list[tuple[str, int]]) -> None:
+    """A publisher publishes version n and then asks for it, in any order with reloads that succeed or fail."""
+
+    async def run() -> None:
+        published, fails = 0, False
+
+        class Published:
+            names_versions = False
+
+            async def newest_version(self) -> int | None:
+                return None
+
+            async def reload(self, version: int | None) -> Context:
+                found = published  # read at the beginning: what is published meanwhile may be missing
+                for _ in range(4):
+                    await asyncio.sleep(0)
+                if fails:
+                    raise ValueError("no data")
+                return Context(Key("k"), state=found, data_version=version)
+
+            async def unload(self, context: Context) -> None:
+                pass
+
+        async def ask(version: int) -> None:
+            try:
+                if not data.has(version):
+                    await data.prepare(version)
+            except ValueError:
+                return
+            assert data.context.state >= version
+
+        async with asyncio.TaskGroup() as group:
+            runtime = RuntimeContext(RuntimeSettings(), VirtualClock(), group.create_task, lambda reason: None)
+            data = DataVersions(Context(Key("k"), state=0), Published(), runtime)
+            for step, number in steps:
+                match step:
+                    case "publish":
+                        published += 1
+                    case "ask":
+                        group.create_task(ask(max(0, published - number)))
+                    case "turn":
+                        for _ in range(number):
+                            await asyncio.sleep(0)
+                    case _:
+                        fails = not fails
+
+    asyncio.run(run())
+
+
+def test_second_hook_of_a_kind_is_refused() -> None:
+    app = App()
+    for register in (app.on_reload, app.on_unload, app.newest_version):
+        register(lambda context: None)
+        with pytest.raises(ConfigurationError, match="already has"):
+            register(lambda context: None)
+
+
+async def test_on_reload_gets_the_state_in_use_and_replaces_on_start() -> None:
+    app, seen = App(), list[object]()
+    app.on_start(lambda context: "first")
+
+    @app.on_reload
+    async def reload(context: Context) -> str:
+        seen.append((context.state, context.data_version))
+        return "second"
+
+    with ThreadPoolExecutor(1) as threads:
+        loader = Loader(app, Context(Key("k")), threads)
+        await loader.start()
+        context = await loader.reload(3)
+    assert seen == [("first", 3)]
+    assert (context.state, context.data_version, loader.context) == ("second", 3, context)
+
+
+class RecordedGroups:
+    """A session factory that records the groups of loads. `shares_heap`: as that of a key of a pooled process."""
+
+    def __init__(self, *, shares_heap: bool) -> None:
+        self.shares_heap = shares_heap
+        self.loads: list[str] = []
+
+    def build(self, context: Context) -> str:
+        return "session"
+
+    def request_session(self, session: str) -> str:
+        return session
+
+    def run_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
+        raise AssertionError("a load is no request")
+
+    def load_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
+        self.loads.append(group_id)
+        return function()
+
+
+@pytest.mark.parametrize(
+    ("shares_heap", "groups"), [(True, ["w-start", "w-reload-1"]), (False, ["w-reload-1"])], ids=["pooled", "dedicated"]
+)
+async def test_loads_that_could_fill_the_heap_of_others_are_groups_of_their_own(
+    shares_heap: bool, groups: list[str]
+) -> None:
+    sessions = RecordedGroups(shares_heap=shares_heap)
+    app = App(sessions=cast(Any, sessions))
+    app.on_start(lambda context: "data")
+    with ThreadPoolExecutor(1) as threads:
+        loader = Loader(app, Context(Key("k"), worker_id="w"), threads)
+        assert (await loader.start()).state == "data"
+        await loader.reload(None)
+    assert sessions.loads == groups
+
+
+@named
+async def test_checks_that_hang_hold_one_thread(bench: DataBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file system that does not answer. Otherwise the threads of all handlers would hang in such checks."""
+    monkeypatch.setattr(data_versions, "CHECK_TIMEOUT", 0.05)
+    before = bench.checks
+    bench.may_check.clear()
+    for number in range(6):
+        await bench.clock.advance(CHECK_INTERVAL)
+        assert await bench.ask(name=f"any {number}") == ("ok", "0", 0)
+    assert (await bench.ask(name="needs 0", **{"x-data-version": 0}))[0] == "error"
+    assert bench.checks == before + 1
+    bench.newest = bench.source.published = 1
+    bench.may_check.set()
+    assert await bench.ask(name="last", **{"x-data-version": 1}) == ("ok", "1", 1)

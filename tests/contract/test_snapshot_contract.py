@@ -1,0 +1,164 @@
+"""Snapshots of one leader for the next, on the broker in memory and on RabbitMQ: the same suite for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Message
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.queues.snapshots import SnapshotQueue
+from osrdyne.broker.session import Connect, LeaderSession
+from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.errors import LeadershipLostError
+from osrdyne.testing.amqp import FakeConnection, connect_to
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.management import FakeManagement
+
+NAME = "test"
+
+
+@dataclass
+class Leader:
+    session: LeaderSession
+    snapshots: SnapshotQueue
+    management: ManagementClient
+    keeping: asyncio.Task[None]
+
+    async def queues(self) -> list[str]:
+        return [one.name for one in await self.management.list_queues(self.session.names.snapshot_queue_prefix(NAME))]
+
+
+@asynccontextmanager
+async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
+    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
+        _, token = await session.token.acquire()
+        await declare_topology(await session.channel(), pool_topology(settings.pool.id))
+        keeping = asyncio.create_task(session.run(token))
+        try:
+            yield Leader(session, session.snapshots(NAME, management), management, keeping)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+
+Lead = Callable[[], AbstractAsyncContextManager[Leader]]
+
+
+@pytest.fixture(params=["memory", "rabbitmq"])
+async def lead(request: pytest.FixtureRequest) -> AsyncIterator[Lead]:
+    """Begins a term; the one before must have ended."""
+    if request.param == "memory":
+        broker = FakeBroker(SystemClock())
+        yield lambda: leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker))
+        return
+    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
+    assert isinstance(broker_settings, BrokerSettings)
+    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
+    async with ManagementClient(broker_settings) as management:
+        yield lambda: leading(settings, amqp.connect, management)
+
+
+async def test_next_leader_reads_the_latest_snapshot(lead: Lead) -> None:
+    async with lead() as first:
+        assert await first.snapshots.read() is None
+        for content in (b"1", b"2", b"3"):
+            await first.snapshots.write(content)
+    for _ in range(2):  # a leader that saves nothing leaves it where it is
+        async with lead() as later:
+            assert await later.snapshots.read() == b"3"
+
+
+async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead: Lead) -> None:
+    async with lead() as first:
+        await first.snapshots.write(b"1")
+    async with lead() as second:
+        await second.snapshots.write(b"2")
+        assert await second.queues() == [second.session.names.snapshot_queue(NAME, second.session.token.term)]
+    async with lead() as third:
+        assert await third.snapshots.read() == b"2"
+
+
+async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead: Lead) -> None:
+    async with lead() as first:
+        await first.snapshots.write(b"1")
+        # The token goes with this connection; the one for publishing stays.
+        await first.session.control.close()
+        async with lead() as second:
+            assert await second.snapshots.read() == b"1"
+            await second.snapshots.write(b"2")
+            with pytest.raises(LeadershipLostError):
+                await first.snapshots.write(b"late")
+        async with lead() as third:
+            assert await third.snapshots.read() == b"2"
+
+
+async def test_deleted_snapshot_queue_is_declared_again(lead: Lead) -> None:
+    async with lead() as first:
+        await first.snapshots.write(b"1")
+        names, term = first.session.names, first.session.token.term
+        await (await first.session.publishing.channel()).delete_queue(names.snapshot_queue(NAME, term))
+        await first.snapshots.write(b"2")
+    async with lead() as second:
+        assert await second.snapshots.read() == b"2"
+
+
+async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
+    async with lead() as first:
+        await first.snapshots.write(b"1")
+        forged = Message(body=b"forged")
+        queue = first.session.names.snapshot_queue(NAME, first.session.token.term)
+        await (await first.session.publishing.channel(confirms=True)).publish(forged, exchange="", routing_key=queue)
+    async with lead() as second:
+        assert await second.snapshots.read() is None
+
+
+@dataclass
+class Countdown:
+    """Kills the leader at the command after `left` others."""
+
+    left: int
+    broker: FakeBroker
+    connections: list[FakeConnection]
+
+    async def __call__(self, command: Command) -> None:
+        self.left -= 1
+        if self.left < 0:
+            self.broker.hook = None
+            for connection in self.connections:
+                connection.cut()
+
+
+async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_one() -> None:
+    steps = 0
+    while True:
+        broker = FakeBroker(SystemClock())
+        settings, management = Settings(pool=PoolSettings(id="p")), FakeManagement(broker)
+        async with leading(settings, connect_to(broker), management) as first:
+            await first.snapshots.write(b"old")
+        connections: list[FakeConnection] = []
+        finished = False
+        async with leading(settings, connect_to(broker, connections), management) as second:
+            countdown = Countdown(steps, broker, connections)
+            broker.hook = countdown
+            writing = asyncio.create_task(second.snapshots.write(b"new"))
+            await asyncio.wait({writing, second.keeping}, return_when=asyncio.FIRST_COMPLETED)
+            finished = countdown.left >= 0
+            broker.hook = None
+            writing.cancel()
+            await asyncio.wait({writing})
+            assert not finished or writing.exception() is None
+        async with leading(settings, connect_to(broker), management) as third:
+            assert await third.snapshots.read() in ([b"new"] if finished else [b"old", b"new"]), steps
+        if finished:
+            assert steps > 8
+            return
+        steps += 1

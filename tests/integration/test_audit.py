@@ -1,0 +1,109 @@
+"""Records of changes with whole daemons and a real broker: what is kept, what is dropped, and how it is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from daemon_in_process import PATIENCE, echo_settings, running_daemon
+from typer.testing import CliRunner
+
+from osrdyne.aio.tasks import off_loop
+from osrdyne.amqp import Channel, Message
+from osrdyne.auth.grants import Role, grants_of
+from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.cli.main import command_line
+from osrdyne.config.models import ApiSettings, AuditSettings, BrokerSettings, DriverSettings, Settings
+from osrdyne.protocol.names import PoolNames
+
+KEPT = 100
+
+
+@pytest.fixture
+def secret() -> str:
+    return generate_token()
+
+
+@pytest.fixture
+def settings(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, secret: str) -> Settings:
+    file = tmp_path / "tokens.json"
+    token = Token("alice", grants_of(Role.ADMIN), digest_of(secret), datetime.now(UTC), None)
+    file.write_text(render_tokens([token]))
+    return echo_settings(broker_settings, pool_id, tmp_path).model_copy(
+        update={
+            "driver": DriverSettings(name="noop"),
+            "audit": AuditSettings(max_changes=KEPT, required=True),
+            "api": ApiSettings(port=0, tokens_file=str(file)),
+        }
+    )
+
+
+@asynccontextmanager
+async def api_of(settings: Settings, secret: str) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
+    async with (
+        running_daemon(settings) as daemon,
+        httpx.AsyncClient(
+            base_url=daemon.api.url, headers=headers, trust_env=False, verify=False, timeout=PATIENCE
+        ) as api,
+    ):
+        yield api
+
+
+async def test_records_outlive_daemons_within_their_bounds(
+    settings: Settings,
+    secret: str,
+    pool_id: str,
+    channel: Channel,
+    management: ManagementClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = PoolNames(pool_id)
+    async with api_of(settings, secret) as api:
+        answer = await api.put("/v1/profiles?author=x", json={"profiles": [{"match": "a", "concurrency": 2}]})
+        assert answer.status_code == 200
+        assert (await api.post("/v1/groups/a/pin")).status_code == 202
+        assert (await api.post("/v1/groups/a/stop")).status_code == 409
+        forged = (await api.get("/v1/audit")).json()["entries"][0] | {"principal": "mallory"}
+        # As a worker could, which may answer to any queue.
+        await channel.publish(Message(json.dumps(forged).encode()), exchange="", routing_key=names.audit_queue)
+        policy = await management.get_policy(names.audit_policy)
+        assert policy is not None
+        assert policy.definition == {"max-length": 2 * KEPT, "message-ttl": 30 * 86_400_000}
+
+    async with api_of(settings, secret) as api:
+        audit = (await api.get("/v1/audit")).json()
+        shown = [(one["principal"], one["action"], one["target"], one["outcome"]) for one in audit["entries"]]
+        assert shown == [
+            ("alice", "groups.stop", "a", "refused"),
+            ("alice", "groups.pin", "a", "done"),
+            ("alice", "profiles.put", None, "done"),
+        ]
+        assert audit["entries"][2]["digest_after"] is not None
+        assert audit["total"] == 3
+
+        monkeypatch.setenv("OSRDYNE_API_TOKEN", secret)
+        for name, output in (("json", json.loads), ("csv", lambda text: list(csv.DictReader(io.StringIO(text))))):
+            arguments = ["audit", "--api", str(api.base_url), "--who", "alice", "--action", "groups", "-o", name]
+            result = await off_loop(10**6, CliRunner().invoke, command_line("audit"), arguments)
+            assert result.exit_code == 0, result.output
+            assert [one["action"] for one in output(result.stdout)] == ["groups.stop", "groups.pin"]
+
+        for number in range(KEPT + 10):
+            assert (await api.post(f"/v1/groups/{number}/reload")).status_code == 404
+
+    async with api_of(settings, secret) as api:
+        audit = (await api.get(f"/v1/audit?limit={2 * KEPT}")).json()
+        targets = [one["target"] for one in audit["entries"]]
+        assert targets[:10] == [str(number) for number in range(KEPT + 9, KEPT - 1, -1)]
+        assert KEPT - 5 <= audit["total"] <= KEPT
+        assert "a" not in targets
+        assert all(one["outcome"] == "refused" for one in audit["entries"][:-1])

@@ -1,0 +1,204 @@
+"""Tokens of requests with a whole daemon, real workers and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from daemon_in_process import PATIENCE, ROOT, echo_settings, running_daemon, until
+from joserfc import jwt
+from joserfc.jwk import OctKey, RSAKey
+
+from osrdyne import amqp
+from osrdyne.api.token_file import TokenFile
+from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope
+from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import user_prefix
+from osrdyne.client import AsyncClient, ForbiddenError, RequestError, UnauthorizedError
+from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings, PoolSettings
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.errors import BrokerNotFoundError
+from osrdyne.protocol.names import Key, PoolNames
+
+APP = "tests.integration.principal_app:app"
+ISSUER, AUDIENCE = "https://issuer.example", "osrdyne"
+OWN, FOREIGN = RSAKey.generate_key(2048), RSAKey.generate_key(2048)
+ADMIN = generate_token()
+TABLE = "tpch/lineitem"
+
+
+def signed(key: RSAKey | OctKey = OWN, algorithm: str = "RS256", **changes: Any) -> str:
+    sound = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": int(time.time()) + 600, "Send": "tpch/{table}"}
+    return jwt.encode({"alg": algorithm}, sound | changes, key, algorithms=[algorithm])
+
+
+@asynccontextmanager
+async def guarding(
+    broker: BrokerSettings,
+    pool_id: str,
+    directory: Path,
+    driver: DriverSettings,
+    authorization: str = "RequiredToSend",
+) -> AsyncIterator[Daemon]:
+    """A daemon that knows an issuer and one API token, and demands grants for the keys `tpch/…`. Its workers receive
+    requests for the token `workers`, which does not exist yet."""
+    public, tokens = directory / "issuer.pem", directory / "tokens.json"
+    public.write_bytes(OWN.as_pem(private=False))
+    admin = Token("admin", dict.fromkeys(Grant, ALL_KEYS), digest_of(ADMIN), datetime.now(UTC))
+    tokens.write_text(render_tokens([admin]))
+    issuer = JwtSettings(algorithm="RS256", key_file=str(public), issuer=ISSUER, audience=AUDIENCE)
+    base = echo_settings(broker, pool_id, directory)
+    settings = base.model_copy(
+        update={
+            "pool": PoolSettings(id=pool_id, kind="managed"),
+            "driver": driver,
+            "worker": base.worker.model_copy(update={"app": APP, "principal": "workers"}),
+            "api": ApiSettings(port=0, tokens_file=str(tokens), jwt=issuer),
+        }
+    )
+    async with running_daemon(settings) as daemon:
+        async with api_of(daemon) as api:
+            policies = {"policies": [{"match": "tpch/{table}", "Authorization": authorization}]}
+            (await api.put("/v1/policies", json=policies, params={"author": "test"})).raise_for_status()
+        yield daemon
+
+
+def api_of(daemon: Daemon) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {ADMIN}", "content-type": "application/json"}
+    url = f"http://127.0.0.1:{daemon.api.port}"
+    return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=PATIENCE, headers=headers)
+
+
+def worker_driver(broker: BrokerSettings, pool_id: str, directory: Path) -> DriverSettings:
+    command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
+    options = echo_settings(broker, pool_id, directory).driver.options
+    return DriverSettings(name="subprocess", options={**options, "command": command, "cwd": str(ROOT)})
+
+
+async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused: dict[str, tuple[str | None, type[RequestError]]] = {
+        "none": (None, UnauthorizedError),
+        "expired": (signed(exp=int(time.time()) - 120), UnauthorizedError),
+        "wrong algorithm": (signed(OctKey.generate_key(256), "HS256"), UnauthorizedError),
+        "wrong signature": (signed(FOREIGN), UnauthorizedError),
+        "unknown": (generate_token(), UnauthorizedError),
+        "other keys": (signed(Send="spark/{table}"), ForbiddenError),
+        "no right to send": (signed(Send=False), ForbiddenError),
+    }
+    right, given = signed(), [token for token, _ in refused.values() if token is not None]
+    uri = broker_settings.uri.get_secret_value()
+    async with guarding(
+        broker_settings, pool_id, tmp_path, worker_driver(broker_settings, pool_id, tmp_path)
+    ) as daemon:
+        for name, (token, kind) in refused.items():
+            async with AsyncClient(uri, pool_id, token=token, default_timeout=PATIENCE) as client:
+                with pytest.raises(kind) as error:
+                    await client.call(TABLE, "/whoami")
+                assert token is None or token not in f"{error.value} {error.value.reply}", name
+        async with api_of(daemon) as api:
+            assert (await api.get("/v1/groups")).json()["groups"] == []
+        tokens = iter([right, ADMIN])
+        async with AsyncClient(uri, pool_id, token=lambda: next(tokens), default_timeout=PATIENCE) as client:
+            forged = {"x-osrdyne-principal": "root"}
+            seen = [(await client.call(TABLE, "/whoami", headers=forged)).json() for _ in range(2)]
+    assert [one["principal"] for one in seen] == ["alice", "admin"]
+    assert "authorization" not in seen[0]["headers"]
+    written = "".join(capfd.readouterr()) + "".join(
+        file.read_text(errors="replace") for file in (tmp_path / "logs").rglob("*") if file.is_file()
+    )
+    assert "request refused" in written
+    assert [token for token in (*given, right, ADMIN) if token in written] == []
+
+
+async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, connection: amqp.Connection
+) -> None:
+    names, right = PoolNames(pool_id), signed()
+    async with guarding(broker_settings, pool_id, tmp_path, DriverSettings(name="noop")) as daemon:
+        uri = broker_settings.uri.get_secret_value()
+        async with AsyncClient(uri, pool_id, token=right, default_timeout=PATIENCE) as client:
+            assert right not in repr(client)
+            await client.cast(TABLE, "/whoami", b"body")
+            channel = await connection.channel()
+
+            async def waits() -> int:
+                probe = await connection.channel()
+                try:
+                    found = await probe.declare_queue(names.request_queue(Key(TABLE)), passive=True)
+                except BrokerNotFoundError:  # closes the channel
+                    return 0
+                await probe.close()
+                return found.ready
+
+            await until(waits, "the request in the queue of its key")
+            consumer = await channel.consume(names.request_queue(Key(TABLE)), prefetch=1)
+            delivery = await consumer.get()
+            assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
+            assert right not in str(dict(delivery.headers))
+            async with api_of(daemon) as api:
+
+                async def poison() -> Any:
+                    return (await api.get("/v1/poison")).json()["entries"]
+
+                async def fail() -> None:
+                    await delivery.reject()
+                    while True:
+                        await (await consumer.get()).reject()
+
+                failing = asyncio.create_task(fail())
+                [entry] = await until(poison, "a poison entry")
+                failing.cancel()
+                await asyncio.wait({failing})
+                assert right not in str(entry)
+                # It reaches the queue again without a token, and with its principal.
+                answer = await api.post("/v1/poison/replay", params={"id": entry["id"]})
+                assert answer.json()["done"] == [entry["id"]], answer.text
+            delivery = await consumer.get()
+            assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
+            assert right not in str(dict(delivery.headers))
+            await delivery.ack()
+
+
+async def test_workers_run_only_while_their_principal_may_listen(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, management: ManagementClient
+) -> None:
+    scoped = broker_settings.model_copy(update={"scoped_credentials": True})
+    uri, prefix = broker_settings.uri.get_secret_value(), user_prefix(pool_id, management.vhost)
+    driver, tokens = worker_driver(scoped, pool_id, tmp_path), TokenFile(str(tmp_path / "tokens.json"))
+    workers = Token("workers", {Grant.LISTEN: KeyScope("tpch/{table}")}, "0" * 64, datetime.now(UTC))
+    async with (
+        guarding(scoped, pool_id, tmp_path, driver, "Required"),
+        AsyncClient(uri, pool_id, token=ADMIN, default_timeout=PATIENCE) as client,
+    ):
+
+        async def is_answered() -> bool:
+            try:
+                return (await client.call(TABLE, "/whoami")).json()["principal"] == "admin"
+            except ForbiddenError:
+                return False
+
+        with pytest.raises(ForbiddenError, match="demands the grant listen of the workers; workers: the token is not"):
+            await client.call(TABLE, "/whoami")
+        assert await management.list_users(prefix) == []
+        tokens.change(lambda found: (*found, workers))
+        await until(is_answered, "a worker answers")
+        assert len(await management.list_users(prefix)) == 1
+        tokens.change(lambda found: tuple(token for token in found if token.name != "workers"))
+
+        async def has_ended() -> bool:
+            return await management.list_users(prefix) == []
+
+        await until(has_ended, "the worker has ended, and its user is deleted")
+        with pytest.raises(ForbiddenError):
+            await client.call(TABLE, "/whoami")

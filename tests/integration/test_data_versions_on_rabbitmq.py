@@ -1,0 +1,182 @@
+"""Data versions through real worker processes and a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pooled_stage import pooled_stage
+from worker_process import PATIENCE, Stage, stage
+
+from osrdyne.client import AsyncClient
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.protocol.activity import reloads_of
+from osrdyne.protocol.control import Command
+from osrdyne.protocol.messages import Response
+
+APP = "tests.integration.changing_app:app"
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker.amqp_uri, pool_id) as result:
+        yield result
+
+
+class Directory:
+    """The data of one key."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+        self.path = path
+        self.publish("0")
+
+    def publish(self, text: str) -> None:
+        unfinished = self.path / "unfinished"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self.path / "data")
+
+    def reloads(self) -> list[str]:
+        file = self.path / "reloads"
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
+
+    async def until_reloading(self, times: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(self.reloads()) < times:
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path / "k")
+
+
+def version(number: int) -> dict[str, object]:
+    return {"headers": {"x-data-version": number}}
+
+
+async def test_requests_are_served_with_the_former_data_until_the_version_is_loaded(
+    pool: Stage, directory: Directory
+) -> None:
+    await pool.start(app=APP, config={"directory": str(directory.path)})
+    (directory.path / "hold").touch()
+    directory.publish("1")
+    waiting = [await pool.caller.send("/data", **version(1)) for _ in range(5)]
+    await directory.until_reloading()
+    for _ in range(3):
+        assert (await pool.caller.call("/data")).body == b"0"
+    (directory.path / "hold").unlink()
+    for response in [await pool.caller.answer(one) for one in waiting]:
+        assert (response.body, response.headers["x-data-version"]) == (b"1", 1)
+    assert (await pool.caller.call("/data")).body == b"1"
+    assert directory.reloads() == ["1"]
+
+
+async def test_failed_reload_is_answered_and_the_former_data_stays(pool: Stage, directory: Directory) -> None:
+    await pool.start(app=APP, config={"directory": str(directory.path)})
+    (directory.path / "fail").touch()
+    directory.publish("1")
+    response = await pool.caller.call("/data", **version(1))
+    assert response.status == "error"
+    assert b"reload_failed" in response.body
+    assert b"ValueError: the data is broken" in response.body
+    assert (await pool.caller.call("/data")).body == b"0"
+    (directory.path / "fail").unlink()
+    assert (await pool.caller.call("/data", **version(1))).body == b"1"
+
+
+async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, directory: Directory) -> None:
+    first = await pool.start(app=APP, config={"directory": str(directory.path)})
+    for name in ("hold", "die"):
+        (directory.path / name).touch()
+    directory.publish("1")
+    asked = [await pool.caller.send("/data", **version(1)) for _ in range(3)]
+    await directory.until_reloading()
+    (directory.path / "hold").unlink()
+    assert await first.wait() == 9
+    (directory.path / "die").unlink()
+    asked.append(await pool.caller.send("/data"))
+    await pool.start(app=APP, config={"directory": str(directory.path)}, ready=False)
+    responses: list[Response] = [await pool.caller.answer(one) for one in asked]
+    assert [response.body for response in responses] == [b"1"] * 4
+
+
+async def test_each_key_of_a_pooled_process_has_its_own_version(
+    broker: EmbeddedBroker, pool_id: str, tmp_path: Path
+) -> None:
+    async with pooled_stage(broker.amqp_uri, pool_id) as pooled:
+        process = await pooled.start(APP)
+        directories = {key: Directory(tmp_path / key) for key in ("a", "b")}
+        for key, one in directories.items():
+            await pooled.assign(process, key, config={"directory": str(one.path)})
+            one.publish(f"1 of {key}")
+        assert (await pooled.call("a", "/data", **version(1))).body == b"1 of a"
+        other = await pooled.call("b", "/data")
+        assert (other.body, other.headers.get("x-data-version")) == (b"0", None)
+        assert directories["b"].reloads() == []
+        (directories["b"].path / "hold").touch()  # a reload of one key keeps no other from its own
+        held = await pooled.send("b", "/data", **version(1))
+        await directories["b"].until_reloading()
+        directories["a"].publish("2 of a")
+        assert (await pooled.call("a", "/data", **version(2))).body == b"2 of a"
+        (directories["b"].path / "hold").unlink()
+        assert (await pooled.stage.caller.answer(held)).body == b"1 of b"
+
+
+async def test_client_names_the_version(pool: Stage, directory: Directory) -> None:
+    await pool.start(app=APP, config={"directory": str(directory.path)})
+    directory.publish("1")
+    async with AsyncClient(pool.uri, pool.names.pool) as client:
+        reply = await client.call(pool.key, "/data", data_version=4)
+        assert (reply.body, reply.headers["x-data-version"]) == (b"1", 4)
+        with pytest.raises(ValueError, match="whole number"):
+            await client.call(pool.key, "/data", data_version=-1)
+
+
+async def test_identical_requests_of_the_queue_share_a_run(pool: Stage, directory: Directory) -> None:
+    await pool.start(app=APP, config={"directory": str(directory.path)})
+    (directory.path / "hold").touch()
+    asked = [await pool.caller.send("/shared", b"same") for _ in range(20)]
+    async with asyncio.timeout(PATIENCE):
+        while await pool.ready_requests():
+            await asyncio.sleep(0.05)
+    (directory.path / "hold").unlink()
+    assert [(await pool.caller.answer(one)).body for one in asked] == [b"1"] * 20
+    assert (await pool.caller.call("/shared", b"same")).body == b"2"
+
+
+async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
+    first = await pool.start(app=APP, config={"directory": str(directory.path)})
+    for name in ("hold", "die"):
+        (directory.path / name).touch()
+    asked = [await pool.caller.send("/shared", b"same") for _ in range(5)]
+    async with asyncio.timeout(PATIENCE):
+        while await pool.ready_requests():
+            await asyncio.sleep(0.05)
+    (directory.path / "hold").unlink()
+    assert await first.wait() == 9
+    (directory.path / "die").unlink()
+    await pool.start(app=APP, config={"directory": str(directory.path)}, ready=False)
+    responses = [await pool.caller.answer(one) for one in asked]
+    assert [response.status for response in responses] == ["ok"] * 5
+
+
+async def test_repeated_command_reloads_once_and_reports_again(pool: Stage, directory: Directory) -> None:
+    worker = await pool.start(app=APP, config={"directory": str(directory.path)})
+
+    async def reload(reload_id: str, *, reports: int) -> object:
+        await pool.send_control(Command.RELOAD, id=reload_id)
+        report = await pool.until(worker, lambda one: reload_id in reloads_of(one), times=reports)
+        return reloads_of(report)[reload_id]
+
+    directory.publish("1")
+    assert await reload("first", reports=1) is None
+    assert await reload("first", reports=2) is None
+    assert (await pool.caller.call("/data")).body == b"1"
+    assert directory.reloads() == ["None"]
+    (directory.path / "fail").touch()
+    assert str(await reload("second", reports=1)).startswith("ValueError: the data is broken (changing_app.py, ")
+    await pool.send_control(Command.RELOAD, id=7)  # malformed
+    assert (await pool.caller.call("/data")).body == b"1"

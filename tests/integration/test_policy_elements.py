@@ -1,0 +1,308 @@
+"""Elements of queue policies on a real broker: what each does, and its bounds. One daemon; the test plays the worker.
+
+MaxQueueLength, EnqueueTimeout and Overflow are in test_queue_policies.py, ExpirationInstant in test_created_queues.py,
+Authorization in test_authorization_of_requests.py; Discoverability and TransportProtection
+concern the HTTP API alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+
+from osrdyne import amqp
+from osrdyne.amqp import Message
+from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings, ScalingSettings
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.errors import BrokerNotFoundError
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.statuses import decode_text
+from tests.conftest import delete_all
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KIB = 2**10
+CAPACITY = 256 * KIB
+RETRIES = 2
+OUTSIDE = {
+    "MaxMessageSize": 1,
+    "EnqueueTimeout": "5m",
+    "MaxConcurrentReaders": 0,
+    "MaxDequeueRetries": 0,
+    "MaxMessageAge": "8d",
+    "MaxQueueLength": 0,
+}
+
+
+@dataclass
+class Pool:
+    """A daemon that leads, its clients, and an endpoint that refuses every copy."""
+
+    daemon: Daemon
+    names: PoolNames
+    connection: amqp.Connection
+    api: httpx.AsyncClient
+    management: httpx.AsyncClient
+    drops: str
+    posted: list[bytes] = field(default_factory=list)
+
+    async def ask(self, key: str, body: bytes = b"x", **properties: Any) -> Asked:
+        channel = await self.connection.channel(confirms=True)
+        replies = f"answers-{secrets.token_hex(6)}"
+        await channel.declare_queue(replies, exclusive=True)
+        message = Message(body=body, reply_to=replies, correlation_id="c", **properties)
+        await channel.publish(message, exchange=self.names.requests_exchange, routing_key=key, mandatory=True)
+        return Asked(channel, await channel.consume(replies, no_ack=True))
+
+    @asynccontextmanager
+    async def worker(self, key: str) -> AsyncIterator[amqp.Consumer]:
+        """A worker of the key that dies at the end: what it has not acknowledged returns, as a failed delivery."""
+        name = self.names.request_queue(Key(key))
+
+        async def consume() -> tuple[amqp.Channel, amqp.Consumer] | None:
+            channel = await self.connection.channel()
+            try:
+                return channel, await channel.consume(name, prefetch=1)
+            except BrokerNotFoundError:  # closes the channel
+                return None
+
+        channel, consumer = await until(consume, f"the queue {name}")
+        yield consumer
+        await channel.close()
+
+    async def serve(self, key: str) -> bytes:
+        """Receive one request, and be done with it."""
+        async with self.worker(key) as consumer, asyncio.timeout(PATIENCE):
+            delivery = await consumer.get()
+            await delivery.ack()
+            return delivery.body
+
+    async def effective(self, key: str) -> dict[str, tuple[object, str]]:
+        answer = await self.api.get("/v1/policies/effective", params={"key": key})
+        return {name: (one["value"], one["origin"]) for name, one in answer.json()["elements"].items()}
+
+    async def poison(self, key: str, body: bytes) -> int:
+        """Fail every delivery of a request until it is answered; the number of deliveries."""
+        asked = await self.ask(key, body)
+        deliveries = 0
+        answer = asyncio.ensure_future(asked.status())
+        while not answer.done():
+            async with self.worker(key) as consumer:
+                taking = asyncio.ensure_future(consumer.get())
+                await asyncio.wait({answer, taking}, return_when=asyncio.FIRST_COMPLETED)
+                deliveries += taking.done()
+                taking.cancel()
+                await asyncio.wait({taking})
+        assert await answer == "delivery_limit"
+        return deliveries
+
+
+@dataclass
+class Asked:
+    """A request whose answer may be waited for."""
+
+    channel: amqp.Channel
+    answers: amqp.Consumer
+
+    async def status(self) -> str | None:
+        async with asyncio.timeout(PATIENCE):
+            answer = await self.answers.get()
+        await self.channel.close()
+        return decode_text(answer.headers["x-status"])
+
+
+@asynccontextmanager
+async def refusing_endpoint(posted: list[bytes]) -> AsyncIterator[int]:
+    """An HTTP endpoint that keeps the bodies that it gets, and answers 503."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length:"))
+        posted.append(await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 503 Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(
+    broker: Any, broker_settings: BrokerSettings, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pool]:
+    id, posted = f"t{secrets.token_hex(6)}", list[bytes]()
+    settings = echo_settings(broker_settings, id, tmp_path_factory.mktemp("elements"))
+    settings = settings.model_copy(
+        update={
+            "pool": PoolSettings(id=id, kind="managed"),
+            "driver": DriverSettings(name="noop"),
+            "requests": RequestSettings(max_length_bytes=CAPACITY, poison_drop_networks=("127.0.0.0/8",)),
+        }
+    )
+    options = amqp.ConnectionOptions(
+        uri=broker.amqp_uri, name="osrdyne test", connect_timeout=PATIENCE, rpc_timeout=PATIENCE
+    )
+    connection = await amqp.connect(options)
+    http: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": PATIENCE}
+    async with (
+        refusing_endpoint(posted) as port,
+        httpx.AsyncClient(base_url=broker.management_uri, **http) as management,
+        running_daemon(settings) as daemon,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", **http) as api,
+    ):
+        made = Pool(daemon, PoolNames(id), connection, api, management, f"drops-{id}", posted)
+        await (await connection.channel()).declare_queue(made.drops, exclusive=True)
+        policies = [
+            {"match": "size", "MaxMessageSize": "8KiB"},
+            {"match": "never", "MaxMessageAge": 0},
+            {"match": "short", "MaxMessageAge": "1s"},
+            {"match": "retries", "MaxDequeueRetries": RETRIES, "PoisonMessageDrop": f"amqp:/queues/{made.drops}"},
+            {
+                "match": "endpoint",
+                "MaxDequeueRetries": RETRIES,
+                "PoisonMessageDrop": f"http://127.0.0.1:{port}/poison",
+            },
+            {"match": "outside", **OUTSIDE},
+        ]
+        answer = await api.put("/v1/policies", json={"policies": policies}, params={"author": "test"})
+        assert answer.status_code == 200, answer.text
+        yield made
+    await connection.close()
+    with httpx.Client(base_url=broker.management_uri, **http) as client:
+        for kind in ("queues", "exchanges", "policies", "global-parameters"):
+            await asyncio.to_thread(delete_all, client, kind, id)
+
+
+async def test_values_beyond_the_bounds_are_moved_to_the_nearest_one(pool: Pool) -> None:
+    found = await pool.effective("outside")
+    assert {name: found[name] for name in OUTSIDE} == {
+        "MaxMessageSize": (8 * KIB, "clamped"),
+        "EnqueueTimeout": (60, "clamped"),
+        "MaxConcurrentReaders": (1, "clamped"),
+        "MaxDequeueRetries": (1, "clamped"),
+        "MaxMessageAge": (7 * 86400, "clamped"),
+        "MaxQueueLength": (1, "clamped"),
+    }
+    # One request of 8 KiB; and the limit of the pool, where length and size allow more.
+    assert found["MaxQueueCapacity"] == (8 * KIB, "computed")
+    assert (await pool.effective("size"))["MaxQueueCapacity"] == (CAPACITY, "computed")
+
+
+async def test_wrong_values_are_refused_with_their_places(pool: Pool) -> None:
+    before = (await pool.api.get("/v1/policies")).json()
+    wrong = {"match": "size", "MaxMessageSize": "many", "MaxReaders": 3}
+    answer = await pool.api.put("/v1/policies", json={"policies": [wrong]}, params={"author": "test"})
+    assert answer.status_code == 422
+    assert {"policies.0.MaxMessageSize", "policies.0.MaxReaders"} <= {one["path"] for one in answer.json()["problems"]}
+    assert (await pool.api.get("/v1/policies")).json() == before
+
+
+async def test_request_beyond_max_message_size_reaches_no_queue(pool: Pool) -> None:
+    # Body and headers count.
+    small = await pool.ask("size", b"x" * 6 * KIB)
+    for body, headers in ((b"x" * (8 * KIB + 1), {}), (b"x" * 6 * KIB, {"note": "x" * 2 * KIB})):
+        assert await (await pool.ask("size", body, headers=headers)).status() == "too-large"
+    assert len(await pool.serve("size")) == 6 * KIB
+    assert small.answers.waiting() == 0
+
+
+async def test_request_expires_at_max_message_age(pool: Pool) -> None:
+    assert await (await pool.ask("never")).status() == "expired"
+    # In its queue, by RabbitMQ: the client itself gives it an hour.
+    assert await (await pool.ask("short", expiration="3600000")).status() == "expired"
+
+
+async def test_queue_holds_no_more_bytes_than_its_capacity(pool: Pool) -> None:
+    body = b"x" * 32 * KIB
+    asked = [await pool.ask("capacity", body) for _ in range(2 * CAPACITY // len(body))]
+
+    async def has_full() -> bool:
+        return any(one.answers.waiting() for one in asked)
+
+    await until(has_full, "RabbitMQ refuses a request")
+    (refused, *_) = [one for one in asked if one.answers.waiting()]
+    assert await refused.status() == "maxlen"
+    assert sum(one.answers.waiting() for one in asked) <= len(asked) // 2 + 1
+    assert len(await pool.serve("capacity")) == len(body)
+
+
+async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(pool: Pool) -> None:
+    # The first one may be quicker than the leader is with the limit of a new queue; from then on it is exact.
+    assert await pool.poison("retries", b"first") <= RequestSettings().delivery_limit + 1
+    assert await pool.poison("retries", b"second") == RETRIES + 1
+    assert await pool.poison("other", b"third") == RequestSettings().delivery_limit + 1
+    copies = await (await pool.connection.channel()).consume(pool.drops)
+    found = []
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(2):
+            copy = await copies.get()
+            found.append((copy.body, copy.headers["x-osrdyne-poison-deliveries"], copy.properties.reply_to))
+            await copy.ack()
+    assert (found[0][0], found[1]) == (b"first", (b"second", RETRIES + 1, None))
+    inventory = (await pool.api.get("/v1/poison")).json()["entries"]
+    assert {one["key"] for one in inventory} >= {"retries", "other"}
+    assert copies.waiting() == 0
+
+
+async def test_copy_that_an_endpoint_refuses_is_not_sent_again(pool: Pool) -> None:
+    await pool.poison("endpoint", b"poison")
+    await pool.poison("endpoint", b"after it")
+
+    async def both() -> bool:
+        return len(pool.posted) >= 2
+
+    await until(both, "both copies are posted")
+    assert pool.posted == [b"poison", b"after it"]
+
+
+async def test_group_has_no_more_workers_than_max_concurrent_readers(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, pool: Pool
+) -> None:
+    base = echo_settings(broker_settings, pool_id, tmp_path)
+    scaling = ScalingSettings.model_validate({"min": 3, "max": 3})
+    settings = base.model_copy(
+        update={
+            "pool": PoolSettings(id=pool_id, kind="managed"),
+            "worker": base.worker.model_copy(update={"scaling": scaling}),
+        }
+    )
+    names, most = PoolNames(pool_id), 0
+
+    async def consumers(key: str) -> int:
+        channel = await pool.connection.channel()
+        try:
+            return (await channel.declare_queue(names.request_queue(Key(key)), passive=True)).consumers
+        except BrokerNotFoundError:  # closes the channel
+            return 0
+        finally:
+            await channel.close()
+
+    async with running_daemon(settings) as daemon:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False
+        ) as api:
+            document = {"policies": [{"match": "narrow", "MaxConcurrentReaders": 2}]}
+            (await api.put("/v1/policies", json=document, params={"author": "test"})).raise_for_status()
+        publishing = await pool.connection.channel(confirms=True)
+        for key in ("narrow", "wide"):
+            await publishing.publish(Message(), exchange=names.requests_exchange, routing_key=key, mandatory=True)
+
+        async def all_read() -> bool:
+            nonlocal most
+            most = max(most, await consumers("narrow"))
+            return most >= 2 and await consumers("wide") == 3
+
+        await until(all_read, "the workers of both keys read")
+        most = max(most, await consumers("narrow"))
+    assert most == 2

@@ -1,0 +1,272 @@
+"""Streamed answers through a real worker process and real RabbitMQ: credit, lost workers, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from worker_process import PATIENCE, Stage, WorkerProcess, stage
+
+from osrdyne import amqp
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import Permissions
+from osrdyne.client import (
+    ARROW_TYPE,
+    AsyncClient,
+    Client,
+    RequestExpiredError,
+    RequestFailedError,
+    RequestRefusedError,
+    StreamInterruptedError,
+)
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.errors import InvalidMessageError
+from osrdyne.protocol.control import Command
+from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
+from osrdyne.protocol.uri import with_user
+from osrdyne.testing.amqp import delete_exchange
+
+APP = "tests.integration.streaming_app:app"
+ROWS_OF_A_PART = PART_BYTES // 16 - 1000
+"""Two columns of 8 bytes: a batch of these rows is a part of nearly the largest size."""
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker.amqp_uri, pool_id) as result:
+        await result.channel.declare_exchange(result.names.credit_exchange, "direct")
+        await result.channel.declare_exchange(result.names.cancel_exchange, "fanout")
+        await result.channel.declare_queue(result.names.cancel_queue)
+        await result.channel.bind_queue(result.names.cancel_queue, result.names.cancel_exchange)
+        yield result
+
+
+@pytest.fixture
+async def client(pool: Stage) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE) as result:
+        yield result
+
+
+async def start(pool: Stage, **runtime: object) -> WorkerProcess:
+    return await pool.start(app=APP, runtime=runtime)
+
+
+async def numbers(batches: Any) -> list[int]:
+    return [number async for batch in batches for number in batch["number"].to_pylist()]
+
+
+async def state(client: AsyncClient) -> dict[str, int]:
+    found: dict[str, int] = (await client.call("k", "/state")).json()
+    return found
+
+
+async def until_state(client: AsyncClient, **wanted: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not wanted.items() <= (await state(client)).items():
+            await asyncio.sleep(0.05)
+
+
+async def until_queue_is_empty(pool: Stage) -> None:
+    """A worker that was killed may leave requests whose acknowledgement RabbitMQ did not read."""
+    async with asyncio.timeout(PATIENCE):
+        while await pool.ready_requests():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("path", ["/rows", "/table"])
+async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, client: AsyncClient, path: str) -> None:
+    await start(pool)
+    body = {"batches": 8, "rows": ROWS_OF_A_PART}
+    assert await numbers(client.call_batches("k", path, body)) == list(range(8 * ROWS_OF_A_PART))
+    plain = await client.call("k", path, body, accept=ARROW_TYPE)
+    assert plain.arrow().num_rows == 10_000, "the default limit of an answer in one message"
+    await until_queue_is_empty(pool)
+
+
+async def test_small_and_empty_and_limited_results(pool: Stage, client: AsyncClient) -> None:
+    await start(pool)
+    assert await numbers(client.call_batches("k", "/rows", {"batches": 1, "rows": 3})) == [0, 1, 2]
+    empty = [batch async for batch in client.call_batches("k", "/table", {"batches": 0})]
+    assert [(batch.num_rows, batch.schema.names) for batch in empty] == [(0, ["number", "worker"])]
+    assert len(await numbers(client.call_batches("k", "/limited", {"batches": 5}))) == 1500
+    with pytest.raises(InvalidMessageError, match="no table"):
+        await numbers(client.call_batches("k", "/json"))
+
+
+async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Stage, client: AsyncClient) -> None:
+    """One slot: the stream that waits for credit gives it back, and needs it again later."""
+    await start(pool, concurrency=1)
+    batches = client.call_batches("k", "/rows", {"batches": 40})
+    async with aclosing(batches):
+        await anext(batches)
+        await until_state(client, yielded=DEFAULT_CREDIT)  # answered beside the open stream
+        assert await numbers(client.call_batches("k", "/rows", {"batches": 10})) == list(range(10_000))
+        assert (await state(client))["yielded"] == DEFAULT_CREDIT + 10
+        assert await numbers(batches) == list(range(1000, 40_000))
+    await until_state(client, open=0)
+
+
+async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: AsyncClient) -> None:
+    await start(pool)
+    batches = client.call_batches("k", "/rows", {"batches": 10, "fail_after": 6})
+    found = [(await anext(batches)).num_rows for _ in range(6)]
+    with pytest.raises(RequestFailedError, match="failed after 6 batches") as caught:
+        await anext(batches)
+    assert (caught.value.code, found) == (503, [1000] * 6)
+
+
+async def test_killed_worker_before_the_first_row_is_not_noticed(
+    pool: Stage, client: AsyncClient, tmp_path: Path
+) -> None:
+    """Not acknowledged: RabbitMQ delivers the request to the next worker, whose stream is the answer."""
+    first = await start(pool, concurrency=2)
+    gate = tmp_path / "gate"
+    batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate)})
+    asking = asyncio.create_task(anext(batches))
+    await until_state(client, open=1)
+    first.signal(signal.SIGKILL)
+    await first.wait()
+    gate.touch()
+    second = await start(pool)
+    async with asyncio.timeout(PATIENCE):
+        one = await asking
+    assert set(one["worker"].to_pylist()) == {second.pid}
+    assert await numbers(batches) == list(range(1000, 20_000))
+    await until_queue_is_empty(pool)
+
+
+async def test_killed_worker_after_the_first_row_ends_the_call(
+    pool: Stage, client: AsyncClient, tmp_path: Path
+) -> None:
+    """The rows of a second run may come in another order: the caller has to start over."""
+    first = await start(pool)
+    gate = tmp_path / "gate"
+    batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate), "gate_at": 2})
+    for _ in range(2):
+        await anext(batches)
+    first.signal(signal.SIGKILL)
+    await first.wait()
+    gate.touch()
+    await start(pool)
+    with pytest.raises(StreamInterruptedError, match="began anew"):
+        await anext(batches)
+    async with asyncio.timeout(PATIENCE):  # and it is cancelled, so that the second worker need not finish it
+        while (cancel := await pool.channel.get(pool.names.cancel_queue)) is None:
+            await asyncio.sleep(0.02)
+    await pool.send_control(
+        Command.CANCEL, correlation_id=cancel.properties.correlation_id, reply_to=cancel.properties.reply_to
+    )
+    await until_state(client, open=0)
+    await until_queue_is_empty(pool)
+
+
+async def test_client_that_goes_away_frees_the_worker(pool: Stage, client: AsyncClient) -> None:
+    await start(pool, concurrency=1)
+    other = AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE)
+    await other.__aenter__()
+    batches = other.call_batches("k", "/rows", {"batches": 1000})
+    await anext(batches)
+    await until_state(client, open=1, yielded=DEFAULT_CREDIT)
+    await other.close()  # the cancel is not passed on: there is no controller
+    await until_state(client, open=0, yielded=DEFAULT_CREDIT)
+    await until_queue_is_empty(pool)
+    await batches.aclose()
+
+
+async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient) -> None:
+    await start(pool, concurrency=2)
+    batches = client.call_batches("k", "/rows", {"batches": 1000}, correlation_id="c")
+    await anext(batches)
+    await client.cancel("c")
+    cancel = None
+    while cancel is None:
+        cancel = await pool.channel.get(pool.names.cancel_queue)
+    await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=cancel.properties.reply_to)
+    await until_state(client, open=0)
+    await batches.aclose()
+
+    short = client.call_batches("k", "/rows", {"batches": 1000, "seconds": 0.1}, timeout=3, answer_slack=PATIENCE)
+    with pytest.raises(RequestExpiredError):
+        await numbers(short)
+    await until_state(client, open=0)
+
+
+async def test_pool_without_a_credit_exchange_answers_in_one_message(pool: Stage, client: AsyncClient) -> None:
+    await delete_exchange(pool.channel, pool.names.credit_exchange)
+    await start(pool)
+    assert await numbers(client.call_batches("k", "/table", {"batches": 3})) == list(range(3000))
+
+
+async def test_user_who_may_not_grant_credit_gets_the_remedy(
+    pool: Stage, client: AsyncClient, management: ManagementClient
+) -> None:
+    await start(pool)
+    user = f"client-of-{pool.names.pool}"
+    await management.put_user(user, password="secret")
+    names = Permissions(configure="^$", write=f"^{pool.names.pool}-(req|cancel)-xchg$", read="^$")
+    await management.put_permissions(user, names)
+    try:
+        uri = with_user(pool.uri, user, "secret")
+        async with AsyncClient(uri, pool.names.pool, default_timeout=PATIENCE) as restricted:
+            with pytest.raises(RequestRefusedError, match=f"{pool.names.credit_exchange}.*create-client-users"):
+                await numbers(restricted.call_batches("k", "/rows", {"batches": 10}))
+            assert (await restricted.call("k", "/json")).ok, "the connection of the other calls is untouched"
+    finally:
+        await management.delete_user(user)
+
+
+async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncClient) -> None:
+    worker = await start(pool)
+    batches = client.call_batches("k", "/rows", {"batches": 40})
+    async with aclosing(batches):
+        await anext(batches)
+        await until_state(client, yielded=DEFAULT_CREDIT)
+        for headers in ({"x-stream-id": "0" * 32, "x-stream-credit": 40}, {"x-stream-credit": 40}, {}):
+            await pool.channel.publish(
+                amqp.Message(headers=headers),
+                exchange=pool.names.credit_exchange,
+                routing_key=worker.environment.worker_id,
+            )
+        await pool.channel.publish(  # as a control message it counts for nothing either
+            amqp.Message(b'{"command": "drain", "generation": [1, 1]}'),
+            exchange=pool.names.credit_exchange,
+            routing_key=worker.environment.worker_id,
+        )
+        assert (await state(client))["yielded"] == DEFAULT_CREDIT
+        assert await numbers(batches) == list(range(1000, 40_000))
+
+
+def test_blocking_client_reads_a_stream(broker: EmbeddedBroker, pool_id: str) -> None:
+    body = {"batches": 12}
+
+    async def serve(ready: asyncio.Event, done: asyncio.Event) -> None:
+        async with stage(broker.amqp_uri, pool_id) as pool:
+            await pool.channel.declare_exchange(pool.names.credit_exchange, "direct")
+            await start(pool)
+            ready.set()
+            await done.wait()
+
+    async def main() -> None:
+        ready, done = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serve(ready, done))
+            await ready.wait()
+            try:
+                await asyncio.to_thread(read)
+            finally:
+                done.set()
+
+    def read() -> None:
+        with Client(broker.amqp_uri, pool_id, default_timeout=PATIENCE) as client:
+            found = [number for batch in client.call_batches("k", "/rows", body) for number in batch["number"]]
+            assert [number.as_py() for number in found] == list(range(12_000))
+            whole = pa.ipc.open_stream(b"".join(client.call_parts("k", "/rows", body))).read_all()
+            assert whole.num_rows == 12_000
+
+    asyncio.run(main())

@@ -1,0 +1,528 @@
+"""JWTs and trusted proxies at the HTTP API: what counts, and every way in which a token may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from joserfc import jwt
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+
+from osrdyne.api.access import access_of
+from osrdyne.api.app import create_app
+from osrdyne.api.authenticators import Authenticators
+from osrdyne.api.jwt import MAX_KEY_AGE, MAX_TOKEN, REFRESH_INTERVAL, JwtVerifier
+from osrdyne.api.token_file import TokenFile
+from osrdyne.auth.claims import principal_of_claims
+from osrdyne.auth.decision import Refusal
+from osrdyne.auth.grants import ALL_KEYS, Grant, Principal, Role, grants_of, parse_scope
+from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
+from osrdyne.config.models import ApiSettings, JwtSettings
+from osrdyne.errors import ConfigurationError
+from osrdyne.metrics import Metrics
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.inspector import FakeInspector
+
+ISSUER, AUDIENCE = "https://issuer.example", "osrdyne"
+ROLES = {"viewer": "viewer", "team": "operator", "bodies": "bodies"}
+RSA, OTHER = RSAKey.generate_key(2048, {"kid": "one"}), RSAKey.generate_key(2048, {"kid": "one"})
+EC, OKP, SECRET = ECKey.generate_key("P-256"), OKPKey.generate_key("Ed25519"), OctKey.generate_key(256)
+
+
+def claims(clock: VirtualClock, **changes: Any) -> dict[str, Any]:
+    sound = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": int(clock.time()) + 300, "role": "viewer"}
+    return {name: value for name, value in (sound | changes).items() if value is not None}
+
+
+def signed(content: dict[str, Any], key: Key = RSA, algorithm: str = "RS256", **header: Any) -> str:
+    return jwt.encode({"alg": algorithm, **header}, content, key, algorithms=[algorithm])
+
+
+def part(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+
+def settings_of(file: Path, algorithm: str = "RS256", **changes: Any) -> JwtSettings:
+    sound = {"key_file": str(file), "issuer": ISSUER, "audience": AUDIENCE, "roles": ROLES}
+    return JwtSettings.model_validate({"algorithm": algorithm, **sound, **changes})
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def public_key(tmp_path: Path) -> Path:
+    file = tmp_path / "issuer.pem"
+    file.write_bytes(RSA.as_pem(private=False))
+    return file
+
+
+@pytest.fixture
+def verifier(public_key: Path, clock: VirtualClock) -> JwtVerifier:
+    return JwtVerifier(settings_of(public_key), clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "content"),
+    [
+        ("HS256", SECRET, SECRET.get_op_key("sign")),
+        ("RS256", RSA, RSA.as_pem(private=False)),
+        ("ES256", EC, EC.as_pem(private=False)),
+        ("EdDSA", OKP, OKP.as_pem(private=False)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_token_of_each_algorithm_counts_only_where_that_one_is_configured(
+    algorithm: str, key: Key, content: bytes, clock: VirtualClock, tmp_path: Path, public_key: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(base64.b64encode(content) if algorithm == "HS256" else content)
+    if algorithm == "HS256":
+        key = OctKey.import_key(file.read_bytes())
+    name = "Ed25519" if algorithm == "EdDSA" else algorithm
+    token = signed(claims(clock), key, name)
+    found = await JwtVerifier(settings_of(file, algorithm), clock=clock).verify(token)
+    assert isinstance(found, Principal)
+    assert (found.name, found.role) == ("alice", Role.VIEWER)
+    for other in {"HS256", "RS256", "ES256", "EdDSA"} - {algorithm}:
+        with pytest.raises(ConfigurationError, match="not a key for"):
+            JwtVerifier(settings_of(public_key if algorithm == "HS256" else file, other), clock=clock) if not (
+                algorithm == "HS256" and other == "RS256"
+            ) else JwtVerifier(settings_of(file, other), clock=clock)
+    if algorithm != "RS256":
+        assert await JwtVerifier(settings_of(public_key), clock=clock).verify(token) is Refusal.SIGNATURE
+
+
+def forged_tokens(clock: VirtualClock) -> dict[str, str]:
+    sound = claims(clock)
+    header, content = part({"alg": "none", "typ": "JWT"}), part(sound)
+    as_secret = f"{part({'alg': 'HS256'})}.{content}"
+    public = RSA.as_pem(private=False)
+    mac = base64.urlsafe_b64encode(hmac.new(public, as_secret.encode(), hashlib.sha256).digest()).rstrip(b"=").decode()
+    own_key = signed(sound, OTHER, jwk=OTHER.as_dict(private=False))
+    start, middle, end = signed(sound).split(".")
+    return {
+        "none": f"{header}.{content}.",
+        "NONE": f"{part({'alg': 'NoNe'})}.{content}.",
+        "hs256 with the public key": f"{as_secret}.{mac}",
+        "key in the header": own_key,
+        "another key": signed(sound, OTHER),
+        "changed claims": f"{start}.{part(sound | {'role': 'team'})}.{end}",
+        "no signature": f"{start}.{middle}.",
+        "two parts": f"{start}.{middle}",
+        "algorithm of another size": signed(sound, RSA, "RS512"),
+        "critical header": f"{part({'alg': 'RS256', 'crit': ['x'], 'x': 1})}.{middle}.{end}",
+        "list as claims": f"{start}.{part([1])}.{end}",
+        "deep": f"{base64.urlsafe_b64encode(b'[' * 3000).decode()}.{middle}.{end}",
+        "empty": "",
+        "dots": "..",
+    }
+
+
+async def test_forged_token_is_refused_by_its_signature(verifier: JwtVerifier, clock: VirtualClock) -> None:
+    for name, token in forged_tokens(clock).items():
+        assert await verifier.verify(token) is Refusal.SIGNATURE, name
+    assert await verifier.verify(signed(claims(clock, more="x" * MAX_TOKEN))) is Refusal.MALFORMED
+    assert await verifier.verify("ä.b.c") is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"exp": -61}, Refusal.EXPIRED),
+        ({"exp": None}, Refusal.CLAIMS),
+        ({"exp": "x"}, Refusal.CLAIMS),
+        ({"nbf": 70}, Refusal.CLAIMS),
+        ({"iss": "https://other.example"}, Refusal.CLAIMS),
+        ({"iss": None}, Refusal.CLAIMS),
+        ({"aud": "other"}, Refusal.CLAIMS),
+        ({"aud": None}, Refusal.CLAIMS),
+        ({"sub": None}, Refusal.CLAIMS),
+        ({"sub": "a\nb"}, Refusal.CLAIMS),
+        ({"sub": 7}, Refusal.CLAIMS),
+        ({"Send": "{(:"}, Refusal.CLAIMS),
+        ({"Manage": 1}, Refusal.CLAIMS),
+    ],
+    ids=str,
+)
+async def test_token_with_a_wrong_claim_is_refused(
+    verifier: JwtVerifier, clock: VirtualClock, changes: dict[str, Any], refusal: Refusal
+) -> None:
+    now = int(clock.time())
+    changes = {
+        name: now + value if name in {"exp", "nbf"} and isinstance(value, int) else value
+        for name, value in changes.items()
+    }
+    assert await verifier.verify(signed(claims(clock, **changes))) is refusal
+
+
+async def test_only_what_was_verified_before_is_known_without_a_thread(
+    verifier: JwtVerifier, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, forged = signed(claims(clock, exp=int(clock.time()) + 10)), signed(claims(clock), OTHER)
+    assert (verifier.known(token), verifier.known(forged)) == (None, None)
+    assert verifier.known("x" * (MAX_TOKEN + 1)) is Refusal.MALFORMED
+    authenticators = Authenticators(jwt=verifier, clock=clock)
+    assert isinstance(await authenticators.identify(token), Principal)
+    assert await authenticators.identify(forged) is Refusal.SIGNATURE
+    monkeypatch.setattr(verifier, "_decode", None)  # from here on nothing may be decoded
+    assert isinstance(authenticators.known(token), Principal)
+    assert authenticators.known(forged) is None
+    assert authenticators.known("osr_" + "A" * 43) is Refusal.MALFORMED
+    await clock.advance(71)
+    assert authenticators.known(token) is Refusal.EXPIRED
+    assert Authenticators().known(token) is Refusal.NO_KEYS
+
+
+async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: VirtualClock) -> None:
+    file, text = tmp_path / "tokens.json", generate_token()
+    created = datetime.fromtimestamp(clock.time(), UTC)
+    token = Token("bob", grants_of(None, [Grant.SEND]), digest_of(text), created, created + timedelta(seconds=10))
+    file.write_text(render_tokens([token]))
+    authenticators = Authenticators(tokens=TokenFile(str(file)), clock=clock)
+    assert authenticators.known(text) is None
+    assert isinstance(await authenticators.identify(text), Principal)
+    assert isinstance(authenticators.known(text), Principal)
+    assert authenticators.known(generate_token()) is Refusal.UNKNOWN
+    await clock.advance(10)
+    assert authenticators.known(text) is Refusal.EXPIRED
+    file.unlink()
+    assert (authenticators.known(text), await authenticators.identify(text)) == (None, Refusal.UNKNOWN)
+
+
+async def test_token_that_was_verified_before_expires_after_the_skew(
+    verifier: JwtVerifier, clock: VirtualClock
+) -> None:
+    token = signed(claims(clock, exp=int(clock.time()) + 10, aud=["other", AUDIENCE]))
+    assert isinstance(await verifier.verify(token), Principal)
+    await clock.advance(69)
+    assert isinstance(await verifier.verify(token), Principal)
+    await clock.advance(3)
+    assert await verifier.verify(token) is Refusal.EXPIRED
+
+
+@given(
+    st.text(max_size=300) | st.lists(st.sampled_from(["eyJ", ".", "A", "=", "-", '{"'])).map("".join),
+    st.integers(0, 400),
+)
+def test_text_that_the_issuer_has_not_signed_is_never_a_principal(text: str, at: int) -> None:
+    found = KNOWN._decode(text)
+    assert isinstance(found, Refusal)
+    token = SOUND[:at] + text + SOUND[at + len(text) :]
+    changed = KNOWN._decode(token)
+    assert isinstance(changed, Refusal) or changed == jwt.decode(SOUND, RSA).claims
+
+
+def test_claims_become_grants() -> None:
+    def grants(**given: object) -> object:
+        found = principal_of_claims({"sub": "a", **given}, role_claim="groups", roles=ROLES)
+        return None if found is None else found.grants
+
+    assert grants(groups="team") == grants_of(Role.OPERATOR)
+    assert grants(groups=["team", "bodies", "unknown", 7, None]) == grants_of(Role.OPERATOR, [Grant.BODIES])
+    assert grants(groups="admin") == {}  # not a value of `roles`
+    assert grants(Send=True, Listen=False) == {Grant.SEND: ALL_KEYS}
+    assert grants(Send="tpch/{table}") == {Grant.SEND: parse_scope("tpch/{table}")}
+    assert grants(Manage="a") == grants_of(Role.ADMIN, keys=parse_scope("a"))
+    assert grants(groups="viewer", Manage="a") == {
+        Grant.VIEW: ALL_KEYS, Grant.OPERATE: parse_scope("a"), Grant.ADMIN: parse_scope("a"),
+    }  # fmt: skip
+
+
+@dataclass
+class Issuer:
+    """Serves a JWKS."""
+
+    keys: list[Key] = field(default_factory=lambda: [RSA])
+    status: int = 200
+    asked: int = 0
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    pack: Callable[[bytes], bytes] = bytes
+
+
+@contextmanager
+def issuing() -> Iterator[Issuer]:
+    issuer = Issuer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            issuer.asked += 1
+            self.send_response(issuer.status)
+            for name, value in issuer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            content = json.dumps({"keys": [key.as_dict(private=False) for key in issuer.keys]})
+            self.wfile.write(issuer.pack(content.encode()))
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is logged."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    issuer.url = f"http://127.0.0.1:{server.server_port}/keys"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield issuer
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock: VirtualClock) -> None:
+    with issuing() as issuer:
+        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
+        verifier = JwtVerifier(settings, clock=clock)
+        new = RSAKey.generate_key(2048, {"kid": "two"})
+        old_token, new_token = signed(claims(clock), kid="one"), signed(claims(clock), new, kid="two")
+        assert isinstance(await verifier.verify(old_token), Principal)
+        for _ in range(5):
+            assert await verifier.verify(new_token) is Refusal.UNKNOWN_KEY
+        assert issuer.asked == 1
+        issuer.keys = [RSA, new]
+        await clock.advance(REFRESH_INTERVAL)
+        issuer.status = 500  # the known keys stay
+        assert await verifier.verify(new_token) is Refusal.KEYS_UNAVAILABLE
+        assert isinstance(await verifier.verify(old_token), Principal)
+        issuer.status = 200
+        await clock.advance(REFRESH_INTERVAL)
+        assert isinstance(await verifier.verify(new_token), Principal)
+        assert issuer.asked == 3
+        issuer.keys = [new]  # the old key is withdrawn
+        await clock.advance(MAX_KEY_AGE - 400)
+        assert isinstance(await verifier.verify(signed(claims(clock), kid="one")), Principal)
+        await clock.advance(401)
+        assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.UNKNOWN_KEY
+
+
+async def test_issuer_that_sends_its_keys_slowly_is_given_up(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osrdyne.api.jwt.FETCH_TIMEOUT", 1.0)
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Each part comes within the time that a single read may take."""
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with closing(writer), suppress(OSError):
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
+    verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=url), clock=clock)
+    try:
+        async with asyncio.timeout(60):
+            assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.KEYS_UNAVAILABLE
+    finally:
+        server.close()
+
+
+async def test_compressed_or_redirected_keys_are_not_read(clock: VirtualClock) -> None:
+    with issuing() as issuer, issuing() as other:
+        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
+        for issuer.status, issuer.headers, issuer.pack in (
+            (200, {"content-encoding": "gzip"}, gzip.compress),
+            (302, {"location": other.url}, bytes),
+        ):
+            verifier = JwtVerifier(settings, clock=clock)
+            assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.KEYS_UNAVAILABLE
+        assert (issuer.asked, other.asked) == (2, 0)
+
+
+async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualClock, tmp_path: Path) -> None:
+    own = EC.as_dict(private=False, kid="own")
+    broken = [{"crv": "brainpoolP256r1"}, {"x": "!"}, {"x": own["y"]}, {"y": None}, {"use": "enc"}, {"kid": ["own"]}]
+    file = tmp_path / "keys"
+    file.write_text(json.dumps({"keys": [*(own | {"kid": f"k{n}"} | one for n, one in enumerate(broken)), own]}))
+    verifier = JwtVerifier(settings_of(file, "ES256", key_file=None, jwks_file=str(file)), clock=clock)
+    assert isinstance(await verifier.verify(signed(claims(clock), EC, "ES256", kid="own")), Principal)
+    for number in range(len(broken)):
+        found = await verifier.verify(signed(claims(clock), EC, "ES256", kid=f"k{number}"))
+        assert found is Refusal.UNKNOWN_KEY, broken[number]
+
+
+async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_remembered(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with issuing() as issuer:
+        verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=issuer.url), clock=clock)
+        token = signed(claims(clock, exp=int(clock.time()) + 9_000), kid="one")
+        assert await verifier.verify(signed(claims(clock), OTHER, kid="one")) is Refusal.SIGNATURE  # reads the keys
+        verified, go_on, decode = threading.Event(), threading.Event(), JwtVerifier._decode
+
+        def decode_slowly(self: JwtVerifier, text: str) -> object:
+            found = decode(self, text)
+            verified.set()
+            assert go_on.wait(60)
+            return found
+
+        with monkeypatch.context() as slow:
+            slow.setattr(JwtVerifier, "_decode", decode_slowly)
+            verifying = asyncio.create_task(verifier.verify(token))
+            assert await asyncio.to_thread(verified.wait, 60)
+        issuer.keys = [RSAKey.generate_key(2048, {"kid": "two"})]
+        await clock.advance(MAX_KEY_AGE + 1)
+        assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.UNKNOWN_KEY
+        go_on.set()
+        assert isinstance(await verifying, Principal)
+        assert await verifier.verify(token) is Refusal.UNKNOWN_KEY
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "none"}, "algorithm"),
+        ({"algorithm": None}, "set algorithm to turn JWTs on"),
+        ({"key_file": None}, "set one of key_file"),
+        ({"jwks_file": "a"}, "set one of key_file"),
+        ({"issuer": None}, "set issuer and audience"),
+        ({"algorithm": "HS256", "key_file": None, "jwks_url": "https://a.example"}, "HS256 has a secret"),
+        *(
+            ({"key_file": None, "jwks_url": url}, "jwks_url")
+            for url in (
+                "http://a.example",
+                "http://localhost:x@a.example/",
+                "http://localhost@a.example/",
+                "http://localhost:x/",
+                "https://user:secret@a.example/",
+                "http://localhost\\@a.example/",
+                "http://127.0.0.1.a.example/",
+                "https:///keys",
+                "https://",
+                "file:///etc/keys",
+                "https://a.example/\tkeys",
+                "https://a.example/ keys",
+                "//a.example",
+                "",
+                "http://localhost.a.example/",
+                "https://a.ex\u0430mple/",
+                "http://[::1/",
+                "http://0x7f.1/",
+            )
+        ),
+    ],
+)
+def test_settings_of_jwts_that_are_not_safe_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings_of(Path("key"), **changes)
+
+
+@pytest.mark.parametrize("content", ["", "short", '{"keys": []}', "[]", "{", '{"keys": [{"kty": "RSA"}]}'])
+def test_keys_that_cannot_be_used_stop_the_start(content: str, clock: VirtualClock, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    for algorithm in ("HS256", "RS256", "ES256", "EdDSA"):
+        for changes in ({}, {"key_file": None, "jwks_file": str(file)}):
+            if algorithm == "HS256" and len(content) >= 32 and not changes:
+                continue
+            with pytest.raises(ConfigurationError, match=r"api\.jwt"):
+                JwtVerifier(settings_of(file, algorithm, **changes), clock=clock)
+
+
+def api(settings: ApiSettings, clock: VirtualClock, *, peer: str = "192.0.2.7") -> httpx.AsyncClient:
+    access, _ = access_of(settings, clock=clock)
+    app = create_app(FakeInspector(), Metrics(), version="1", access=access)
+    transport = httpx.ASGITransport(app, client=(peer, 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://api", headers={"content-type": "application/json"})
+
+
+async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_token(
+    public_key: Path, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with api(ApiSettings(jwt=settings_of(public_key)), clock) as client:
+
+        async def ask(token: str, method: str = "GET", path: str = "/v1/groups") -> httpx.Response:
+            return await client.request(method, path, headers={"authorization": f"Bearer {token}"})
+
+        assert (await ask(signed(claims(clock)))).status_code == 200
+        answer = await ask(signed(claims(clock)), "POST", "/v1/group/start?key=k")
+        assert (answer.status_code, answer.json()["grant"]) == (403, "operate")
+        assert (await ask(signed(claims(clock, role="team")), "POST", "/v1/group/start?key=k")).status_code == 202
+        limited = signed(claims(clock, role=None, Manage="a/{b}"))
+        assert (await ask(limited, "POST", "/v1/group/start?key=a/1")).status_code == 202
+        assert (await ask(limited, "POST", "/v1/group/start?key=b/1")).status_code == 403
+        for name, token in forged_tokens(clock).items():
+            answer = await ask(token)
+            assert answer.status_code == 401, name
+            assert answer.json()["code"] == "invalid-token"
+            assert not token or token == ".." or token not in answer.text
+        assert (await ask("osr_" + "A" * 43)).status_code == 401
+        assert (await client.get("/v1/groups")).json()["code"] == "token-required"
+    assert "eyJ" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "status"),
+    [
+        ("10.0.0.9", [("x-user", "alice"), ("x-roles", "viewer, bodies")], 200),
+        ("::ffff:10.0.0.9", [("x-user", "alice"), ("x-roles", "viewer")], 200),
+        ("10.0.0.9", [("x-user", "alice")], 403),
+        ("10.0.0.9", [("x-user", "alice"), ("x-roles", "root")], 401),
+        ("10.0.0.9", [("x-user", "alice"), ("x-user", "bob"), ("x-roles", "viewer")], 401),
+        ("10.0.0.9", [("x-user", "alice"), ("x-roles", "viewer"), ("x-roles", "admin")], 401),
+        ("10.0.0.9", [("x-user", ""), ("x-roles", "viewer")], 401),
+        ("10.0.0.9", [("x-roles", "viewer")], 401),
+        ("10.0.0.9", [("authorization", "Basic x"), ("x-user", "alice"), ("x-roles", "viewer")], 401),
+        ("10.0.1.9", [("x-user", "alice"), ("x-roles", "viewer")], 401),
+        ("127.0.0.1", [("x-user", "alice"), ("x-roles", "viewer"), ("x-forwarded-for", "10.0.0.9")], 401),
+    ],
+    ids=str,
+)
+async def test_proxy_identifies_users_only_from_its_own_address(
+    clock: VirtualClock, peer: str, headers: list[tuple[str, str]], status: int
+) -> None:
+    settings = ApiSettings(trusted_proxies=("10.0.0.0/24",), proxy_user_header="X-User", proxy_role_header="X-Roles")
+    async with api(settings, clock, peer=peer) as client:
+        assert (await client.get("/v1/groups", headers=headers)).status_code == status
+
+
+@pytest.mark.parametrize(
+    "url", ["https://a.example", "https://a.example:8/k?x=1", "http://localhost:8/k", "http://[::1]/"]
+)
+def test_url_of_keys_may_be_https_or_on_loopback(url: str) -> None:
+    assert settings_of(Path("unused"), key_file=None, jwks_url=url).jwks_url == url
+
+
+def test_address_of_a_proxy_is_checked() -> None:
+    with pytest.raises(ValueError, match="is not an IP address or network"):
+        ApiSettings(trusted_proxies=("proxy.example",))
+    for network in ("0.0.0.0/0", "::/0", "0.0.0.0/1", "128.0.0.0/1", "2000::/3", "::ffff:0:0/0"):
+        with pytest.raises(ValueError, match=r"List the addresses of the proxies|is not an IP address"):
+            ApiSettings(trusted_proxies=(network,))
+    assert ApiSettings(trusted_proxies=("10.0.0.0/8", "fc00::/7", "::1")).identifies
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_issuer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A verifier for the test that hypothesis repeats."""
+    global KNOWN, SOUND
+    file = tmp_path_factory.mktemp("issuer") / "key.pem"
+    file.write_bytes(RSA.as_pem(private=False))
+    KNOWN = JwtVerifier(settings_of(file), clock=VirtualClock())
+    SOUND = signed({"sub": "alice", "exp": int(time.time())})
+
+
+KNOWN: JwtVerifier
+SOUND: str

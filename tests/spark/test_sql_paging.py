@@ -1,0 +1,271 @@
+"""Results of the SQL pipeline that are read page by page, on a real Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from osrdyne.protocol.data_versions import DATA_VERSION_HEADER
+from osrdyne.protocol.messages import ARROW_TYPE, Request
+from osrdyne_worker import Call, RequestError
+from osrdyne_worker.app.errors import CallCancelledError
+from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.sql import SqlRequest
+
+MakeCall = Callable[..., Call]
+EXPIRY = 1000.0
+KEY = "tpch/sf=0.001"
+
+
+@pytest.fixture
+def make(make_call: MakeCall, tpch_config: dict[str, Any], tmp_path: Path) -> Callable[..., Call]:
+    def build(key: str = "tpch/sf=0.001", *, accept: str | None = None, **paging: Any) -> Call:
+        options = {"directory": str(tmp_path), "expiry": EXPIRY, **paging}
+        return make_call({**tpch_config, "paging": options, "max_row_limit": 20_000}, key, accept=accept)
+
+    return build
+
+
+@pytest.fixture
+def call(make: Callable[..., Call]) -> Call:
+    return make()
+
+
+def ask(call: Call, **body: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(pipeline.sql(call, SqlRequest(**body)).body)
+    return document
+
+
+def refusal(call: Call, **body: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        pipeline.sql(call, SqlRequest(**body))
+    return caught.value
+
+
+def read_all(call: Call, page: dict[str, Any], **more: Any) -> list[list[Any]]:
+    rows = page["rows"]
+    while page["cursor"] is not None:
+        page = ask(call, cursor=page["cursor"], **more)
+        rows += page["rows"]
+    return rows
+
+
+QUERY = "select l_orderkey, l_linenumber, l_tax, l_shipdate, l_comment from lineitem order by 1 desc, 2"
+
+
+def test_pages_together_are_the_result_in_its_order(call: Call, tmp_path: Path) -> None:
+    whole = ask(call, query=QUERY, limit=20_000)
+    page = ask(call, query=QUERY, page_size=1000)
+    assert (page["row_count"], page["truncated"], page["total_rows"]) == (1000, False, whole["row_count"])
+    assert page["columns"] == whole["columns"]
+    assert read_all(call, page, page_size=777) == whole["rows"]
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+
+
+def test_page_can_be_read_again_and_in_another_size(call: Call) -> None:
+    first = ask(call, query=QUERY, page_size=10)
+    second = ask(call, cursor=first["cursor"], page_size=10)
+    assert ask(call, cursor=first["cursor"], page_size=10) == second
+    assert ask(call, cursor=first["cursor"], page_size=3)["rows"] == second["rows"][:3]
+
+
+def test_page_names_the_version_of_its_rows_and_not_of_the_data_in_use(call: Call) -> None:
+    def with_version(version: int | None, **headers: object) -> Call:
+        context = replace(call.context, data_version=version)
+        return Call(context, Request(key=KEY, body=b"", headers=headers))
+
+    for version in (7, None):
+        first = pipeline.sql(with_version(version), SqlRequest(query=QUERY, page_size=10))
+        assert first.headers[DATA_VERSION_HEADER] == version
+        cursor = json.loads(first.body)["cursor"]
+        # The data has been loaded again since.
+        later = pipeline.sql(with_version(9), SqlRequest(cursor=cursor))
+        assert later.headers[DATA_VERSION_HEADER] == version
+        error = refusal(with_version(9, **{DATA_VERSION_HEADER: 8}), cursor=cursor)
+        assert (error.code, error.error_code) == (410, "cursor_expired")
+        if version is not None:
+            pipeline.sql(with_version(9, **{DATA_VERSION_HEADER: version}), SqlRequest(cursor=cursor))
+
+
+def test_query_runs_once_for_all_pages(call: Call) -> None:
+    page = ask(call, query="select uuid() as id, n_name from nation", page_size=20)
+    again = ask(call, cursor=page["cursor"])
+    assert again == ask(call, cursor=page["cursor"])
+    assert len({row[0] for row in page["rows"] + again["rows"]}) == 25
+
+
+def test_result_that_fits_in_one_page_is_not_stored(call: Call, tmp_path: Path) -> None:
+    page = ask(call, query="select n_name from nation", page_size=25)
+    assert (page["row_count"], page["cursor"], page["total_rows"]) == (25, None, 25)
+    empty = ask(call, query="select n_name from nation where false", page_size=25)
+    assert (empty["rows"], empty["cursor"], empty["columns"]) == ([], None, [{"name": "n_name", "type": "string"}])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "truncated"), [(24, True), (25, False), (10, True)])
+def test_limit_holds_for_all_pages_together(call: Call, limit: int, truncated: bool) -> None:
+    page = ask(call, query="select n_name from nation order by 1", page_size=10, limit=limit)
+    assert page["total_rows"] == limit
+    last = page
+    while last["cursor"] is not None:
+        assert not last["truncated"]
+        last = ask(call, cursor=last["cursor"], page_size=10)
+    assert last["truncated"] == truncated
+    assert len(read_all(call, page, page_size=10)) == limit
+
+
+def test_values_without_an_arrow_type_are_exact_in_pages(call: Call) -> None:
+    query = "select id, make_ym_interval(cast(id as int)) as span, timestamp_seconds(id) as at from range(0, 5, 1, 3)"
+    whole = ask(call, query=query)
+    page = ask(call, query=query, page_size=2)
+    assert page["columns"] == whole["columns"]
+    assert read_all(call, page, page_size=2) == whole["rows"]
+
+
+def test_arrow_page_has_its_cursor_in_the_schema_and_a_header(make: Callable[..., Call]) -> None:
+    call = make(accept=ARROW_TYPE)
+    reply = pipeline.sql(call, SqlRequest(query="select n_name from nation", page_size=20))
+    table = pa.ipc.open_stream(reply.body).read_all()
+    assert table.schema.metadata[b"total_rows"] == b"25"
+    cursor = table.schema.metadata[b"cursor"].decode()
+    assert reply.headers["x-cursor"] == cursor
+    reply = pipeline.sql(call, SqlRequest(cursor=cursor))
+    table = pa.ipc.open_stream(reply.body).read_all()
+    assert (table.num_rows, b"cursor" in table.schema.metadata) == (5, False)
+    assert "x-cursor" not in reply.headers
+
+
+def test_another_worker_of_the_key_serves_the_next_page(make: Callable[..., Call]) -> None:
+    page = ask(make(), query=QUERY, page_size=5)
+    assert ask(make(), cursor=page["cursor"], page_size=5)["row_count"] == 5
+
+
+def test_cursor_of_another_key_is_expired(make: Callable[..., Call], tpch: Path) -> None:
+    cursor = ask(make(), query=QUERY, page_size=5)["cursor"]
+    (tpch / "sf=other").exists() or (tpch / "sf=other").symlink_to(tpch / "sf=0.001")
+    assert refusal(make("tpch/sf=other"), cursor=cursor).error_code == "cursor_expired"
+
+
+def test_expired_cursor_names_the_remedy(call: Call, tmp_path: Path) -> None:
+    page = ask(call, query=QUERY, page_size=5)
+    [file] = tmp_path.iterdir()
+    before = time.time() - EXPIRY
+    os.utime(file, times=(before - 1, before - 1))
+    error = refusal(call, cursor=page["cursor"])
+    assert (error.code, error.error_code) == (410, "cursor_expired")
+    assert "Send the query again with page_size" in error.message
+    # The next result makes room.
+    ask(call, query=QUERY, page_size=5)
+    assert not file.exists()
+
+
+def test_request_for_a_page_delays_its_expiry(call: Call, tmp_path: Path) -> None:
+    page = ask(call, query=QUERY, page_size=5)
+    [file] = tmp_path.iterdir()
+    old = time.time() - EXPIRY / 2
+    os.utime(file, times=(old, old))
+    last = ask(call, cursor=page["cursor"], page_size=5)
+    assert file.stat().st_mtime > old + 1
+    # The last page can be requested again for a short time only.
+    ask(call, cursor=last["cursor"])
+    assert file.stat().st_mtime < old + 1
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "../../etc/passwd.0", "a" * 22 + ".-1", "a" * 22, "é" * 22 + ".0"])
+def test_text_that_is_no_cursor_is_refused(call: Call, cursor: str) -> None:
+    error = refusal(call, cursor=cursor)
+    assert (error.code, error.error_code) == (400, "invalid_cursor")
+
+
+def test_invented_cursor_finds_nothing(call: Call) -> None:
+    assert refusal(call, cursor="a" * 22 + ".0").error_code == "cursor_expired"
+
+
+def test_cursor_with_a_query_is_refused(call: Call) -> None:
+    error = refusal(call, cursor="a" * 22 + ".0", query="select 1")
+    assert (error.code, error.error_code) == (400, "invalid_request")
+    assert refusal(call).message == "Field query is missing."
+    assert refusal(call, query=QUERY, page_size=20_001).error_code == "limit_too_large"
+
+
+def test_result_above_the_limit_leaves_nothing(make: Callable[..., Call], tmp_path: Path) -> None:
+    call = make(max_bytes=100_000)
+    computed = refusal(call, query=QUERY, page_size=10)
+    assert (computed.code, computed.error_code) == (413, "answer_too_large")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_result_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
+    make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = make(max_bytes=100_000)
+    monkeypatch.setattr("osrdyne_worker.pipelines.paging.arrow_batches", None)  # nothing can be computed
+    error = refusal(call, query="select * from lineitem order by l_shipdate", page_size=10)
+    assert error.error_code == "answer_too_large"
+    assert "would have about" in error.message
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["select * from lineitem where l_orderkey = 1", "select count(*) from lineitem", "select 1 from lineitem limit 5"],
+)
+def test_query_that_may_return_less_than_it_reads_is_not_refused_by_estimate(
+    make: Callable[..., Call], query: str
+) -> None:
+    assert ask(make(max_bytes=100_000), query=query, page_size=10)["row_count"] >= 1
+
+
+def test_full_directory_refuses_further_results_until_some_expire(make: Callable[..., Call], tmp_path: Path) -> None:
+    call = make(max_total_bytes=1000)
+    page = ask(call, query=QUERY, page_size=5)
+    error = refusal(call, query=QUERY, page_size=5)
+    assert (error.code, error.error_code) == (503, "paging_full")
+    assert ask(call, cursor=page["cursor"])["row_count"] > 5
+    [file] = tmp_path.iterdir()
+    os.utime(file, times=(0, 0))
+    assert ask(call, query=QUERY, page_size=5)["cursor"] is not None
+
+
+def test_result_of_a_killed_worker_is_removed_and_never_served(call: Call, tmp_path: Path) -> None:
+    """A worker that dies while it writes leaves an unfinished file."""
+    finished = ask(call, query=QUERY, page_size=5)["cursor"]
+    [file] = tmp_path.iterdir()
+    unfinished = file.rename(file.with_suffix(".unfinished"))
+    assert refusal(call, cursor=finished).error_code == "cursor_expired"
+    os.utime(unfinished, times=(0, 0))
+    ask(call, query=QUERY, page_size=5)
+    assert not unfinished.exists()
+
+
+def test_cancelled_query_leaves_no_file(make: Callable[..., Call], tmp_path: Path) -> None:
+    call = make()
+    call.cancel()
+    with pytest.raises(CallCancelledError):
+        pipeline.sql(call, SqlRequest(query=QUERY, page_size=5))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refused_query_is_refused_in_pages_too(call: Call, tmp_path: Path) -> None:
+    assert refusal(call, query="drop view nation", page_size=5).error_code == "statement_not_allowed"
+    assert refusal(call, query="select 1 / (n_nationkey - 24) from nation", page_size=5).error_code == "DIVIDE_BY_ZERO"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_that_another_user_may_write_is_not_used(
+    make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    call = make(directory=None)
+    assert ask(call, query=QUERY, page_size=5)["cursor"] is not None
+    [directory] = tmp_path.iterdir()
+    directory.chmod(0o777)
+    error = refusal(call, query=QUERY, page_size=5)
+    assert (error.code, error.error_code) == (500, "paging_unavailable")

@@ -1,0 +1,90 @@
+"""`osrdyne audit`: times of its options, pages, and cells of its CSV."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from osrdyne.auth.audit import AuditQuery, AuditRecord, page_of, parse_cursor
+from osrdyne.cli import audit as command
+from osrdyne.cli.main import command_line
+from osrdyne.errors import ConfigurationError
+
+MOMENT = datetime(2026, 11, 22, 10, tzinfo=UTC).timestamp()
+
+
+class Daemon:
+    """Answers as the API does, and notes what it was asked."""
+
+    def __init__(self, number: int, target: str = "a") -> None:
+        self.records = [
+            AuditRecord(
+                request_id=f"{one:032x}",
+                at_ms=int(MOMENT * 1000) + one,
+                principal="alice",
+                method="token",
+                role="admin",
+                action="groups.stop",
+                target=target,
+            )
+            for one in range(number)
+        ]
+        self.asked: list[dict[str, Any]] = []
+
+    def get(self, path: str, /, *, before: str | None, limit: int, **filters: object) -> dict[str, Any]:
+        assert path == "/v1/audit"
+        self.asked.append({"limit": limit, **filters})
+        page = page_of(self.records, AuditQuery(limit=limit, before=None if before is None else parse_cursor(before)))
+        names = [name for name in command.FIELDS if name != "at"]
+        entries = [{"at": one.at_ms / 1000, **{name: getattr(one, name) for name in names}} for one in page.records]
+        return {"entries": entries, "next": page.following}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, daemon: Daemon, *arguments: str) -> str:
+    monkeypatch.setattr(command, "remote", lambda *_: daemon)
+    result = CliRunner().invoke(command_line("audit"), ["audit", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-22T10:00:00Z", "2026-11-22T10:00", "2026-11-22T11:00:00+01:00", "2026-11-22 10:00:00"]
+)
+def test_time_of_an_option_is_a_date(text: str) -> None:
+    assert command._moment(text, option="--since") == MOMENT
+
+
+def test_time_of_an_option_is_an_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: MOMENT)
+    assert command._moment("2h", option="--since") == MOMENT - 7200
+
+
+@pytest.mark.parametrize("text", ["soon", "", "2026-13-01", "5 parsecs"])
+def test_other_texts_are_no_times(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--since"):
+        command._moment(text, option="--since")
+
+
+def test_pages_are_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = Daemon(2_500)
+    lines = run(monkeypatch, daemon, "--limit", "2100", "--who", "alice", "-o", "csv").splitlines()
+    assert [asked["limit"] for asked in daemon.asked] == [1_000, 1_000, 100]
+    assert {asked["principal"] for asked in daemon.asked} == {"alice"}
+    assert len(lines) == 2_101
+    assert len(set(lines)) == 2_101
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1"])
+def test_csv_holds_no_formula(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    assert f",'{text}," in run(monkeypatch, Daemon(1, text), "-o", "csv")
+
+
+def test_table_shows_who_did_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = run(monkeypatch, Daemon(1, "a\x1b[2J"))
+    for shown in ("2026-11-22 10:00:00Z", "alice", "admin", "groups.stop", "a\\x1b[2J", "unknown"):
+        assert shown in text
+    assert run(monkeypatch, Daemon(0)).strip() == "No change is recorded."

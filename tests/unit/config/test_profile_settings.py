@@ -1,0 +1,134 @@
+"""Profiles: patterns of keys in linear time, effective settings, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pydantic import ValidationError
+
+from osrdyne.config.display import shown_settings
+from osrdyne.config.loading import LoadedSettings, load_settings
+from osrdyne.config.models import Settings
+from osrdyne.config.profiles import MAX_PROFILES, Profile, profile_of
+from osrdyne.errors import ConfigurationError
+
+BIG = {"match": "tpch/sf={scale:[0-9]{2,}}", "memory": "8GiB", "spark_conf": {"spark.ui.enabled": False}}
+
+
+def settings_of(*profiles: dict[str, object], **worker: object) -> Settings:
+    return Settings.model_validate({"worker": {"profiles": profiles, **worker}})
+
+
+def test_first_profile_that_matches_counts_and_other_keys_have_the_settings_of_the_pool() -> None:
+    settings = settings_of(BIG, {"match": "tpch/{rest}", "concurrency": 4})
+    found = [profile_of(settings.worker.profiles, key) for key in ("tpch/sf=10", "tpch/sf=1", "tpch/a/b", "x")]
+    assert found == [*settings.worker.profiles, None, None]
+    assert settings.with_profile(None) is settings
+
+
+def test_profile_changes_what_it_gives_and_nothing_else() -> None:
+    settings = settings_of(
+        {**BIG, "footprint": "small", "unbind_delay": "1m", "stop_delay": "20s"},
+        spark_conf={"spark.ui.enabled": True, "spark.a": "b"},
+        concurrency=3,
+    )
+    effective = settings.with_profile(settings.worker.profiles[0])
+    assert effective.worker.concurrency == 3
+    assert (effective.lifecycle.unbind_delay, effective.lifecycle.stop_delay) == (60.0, 20.0)
+    assert effective.lifecycle.max_groups == settings.lifecycle.max_groups
+    conf = effective.worker.effective_spark_conf()
+    assert (conf["spark.driver.memory"], conf["spark.ui.enabled"], conf["spark.a"]) == ("8192m", "false", "b")
+    assert conf["spark.sql.shuffle.partitions"] == "1"
+
+
+def test_profile_of_delays_only_leaves_the_configuration_of_workers_as_it_is() -> None:
+    settings = settings_of({"match": "a", "stop_delay": "1h"})
+    assert settings.with_profile(settings.worker.profiles[0]).worker_config() == settings.worker_config()
+
+
+def test_memory_yields_to_a_setting_of_spark() -> None:
+    worker = settings_of(memory="1GiB", spark_conf={"spark.driver.memory": "2g"}).worker
+    assert worker.effective_spark_conf() == {"spark.driver.memory": "2g"}
+    assert settings_of(memory="1GiB", footprint="small").worker.effective_spark_conf()["spark.driver.memory"] == "1024m"
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ({"match": "a{b"}, r"the { at character 2 is not closed"),
+        ({"match": "{a:(?=b)}"}, r"the expression of 'a' is not valid: .*\(expressions are those of RE2\)"),
+        ({"match": "{a:(b)}"}, r"has groups"),
+        ({"match": "a", "spark_master": "nowhere"}, r"'nowhere' is no Spark master"),
+        ({"match": "a", "memory": "100MiB"}, r"greater than or equal to 471859200"),
+        ({"match": "a", "colour": "red"}, r"Extra inputs"),
+        ({"match": "a", "cores": 2}, r"worker\.profiles\.0\.cores: only workers on a cluster have cores: write"),
+        ({"match": "a", "spark_master": "sc://h:1", "memory": "1GiB"}, r"worker\.profiles\.0\.memory: .* remove it"),
+        ({"match": "a", "stop_delay": "1s"}, r"worker\.profiles\.0\.stop_delay: .* raise it"),
+        (
+            {"match": "a", "spark_master": "k8s://https://h:1"},
+            r"worker\.profiles\.0\.spark_master: .* set spark\.kubernetes\.container\.image in spark_conf",
+        ),
+    ],
+)
+def test_wrong_profiles_are_refused_with_their_place(profile: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        settings_of(profile)
+
+
+def test_second_profile_of_one_pattern_and_too_many_profiles_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"worker\.profiles\.1\.match: an earlier profile has the pattern 'a'"):
+        settings_of({"match": "a"}, {"match": "a"})
+    with pytest.raises(ValidationError, match=f"at most {MAX_PROFILES}"):
+        settings_of(*({"match": f"a{number}"} for number in range(MAX_PROFILES + 1)))
+
+
+def test_pattern_takes_linear_time_whatever_the_key() -> None:
+    """Python's `re` needs about 2 to the power of 40 steps for this key."""
+    began = time.process_time()
+    assert not Profile(match="{a:(?:x+x+)+y}").matches("x" * 40)
+    assert time.process_time() - began < 60
+
+
+def test_keys_are_data() -> None:
+    assert Profile(match="a.b|{x}").matches("a.b|\0\n\u00e9")
+    assert not Profile(match="a.b").matches("aXb")
+    assert not Profile(match="{x}").matches("..")
+    assert not Profile(match="{x}").matches("\ud800")  # no text
+
+
+def test_document_of_a_profile_loads_to_the_same_profile() -> None:
+    profile = settings_of({**BIG, "stop_delay": "1m", "cores": 2, "spark_master": "spark://h:7077"}).worker.profiles[0]
+    assert Profile.model_validate(profile.document()) == profile
+
+
+def test_check_config_hides_the_spark_settings_of_profiles() -> None:
+    loaded = LoadedSettings(settings_of({**BIG, "spark_conf": {"spark.secret": "hidden"}}), load_settings().origins)
+    [shown] = [one.value for one in shown_settings(loaded) if one.path == ("worker", "profiles")]
+    assert shown == [{"match": BIG["match"], "memory": 8 * 2**30, "spark_conf": {"spark.secret": "***"}}]
+
+
+def test_profiles_of_a_configuration_are_refused_without_their_values(tmp_path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text("worker:\n  profiles:\n    - match: a\n      spark_conf: [hidden]\n")
+    with pytest.raises(ConfigurationError, match=r"worker\.profiles\.0\.spark_conf \(file .*:\d\)") as failure:
+        load_settings(file=str(file), environment={})
+    assert "hidden" not in str(failure.value)
+
+
+def test_spares_need_pooled_workers_and_processes() -> None:
+    with pytest.raises(ValidationError, match=r"worker\.profiles\.0\.spares: .* add placement: pooled"):
+        settings_of({"match": "a", "spares": 1})
+    settings = settings_of({"match": "a", "placement": "pooled", "spares": 3}, pooled={"spares": 1})
+    assert settings.with_profile(settings.worker.profiles[0]).worker.pooled.spares == 3
+    assert settings.worker.pooled.spares == 1
+
+
+def test_spares_of_different_settings_must_fit_into_the_processes() -> None:
+    profiles = ({"match": "a", "concurrency": 2, "spares": 2}, {"match": "b", "concurrency": 3, "spares": 0})
+    with pytest.raises(ValidationError, match=r"worker\.profiles: .* 3 different settings need up to 4 processes"):
+        settings_of(*profiles, placement="pooled", pooled={"max_processes": 3})
+    settings_of(*profiles, placement="pooled", pooled={"max_processes": 4})
+    # These share the processes of the pool.
+    same = ({"match": "a", "stop_delay": "1m"}, {"match": "b", "stop_delay": "2m"})
+    settings_of(*same, placement="pooled", pooled={"max_processes": 1})

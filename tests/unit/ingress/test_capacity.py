@@ -1,0 +1,156 @@
+"""Plans of capacity: the worked examples of the operators' document, and an oracle that takes message by message."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from osrdyne.config.models import PriceSettings
+from osrdyne.ingress.quotas.capacity import Hub, Load, Phase, Plan, Store, plan
+from osrdyne.ingress.quotas.question import CapacityQuestion, answer
+from osrdyne.ingress.quotas.tiers import HUB_TIERS, STORE_TIERS, HubTier, StoreTier
+
+S1, S2 = Hub(HUB_TIERS["iot-hub-s1"], 1), Hub(HUB_TIERS["iot-hub-s2"], 1)
+STORE = Store(STORE_TIERS["store-s1"], 1)
+
+
+def steady(messages: int, events: str = "1") -> Plan:
+    return plan(Load.steady(Phase(Fraction(0), Fraction(messages), Fraction(events))), S1, STORE)
+
+
+def quota(found: Plan) -> Any:
+    return found.meters[0]
+
+
+class TestWorkedExamples:
+    def test_277_messages_of_two_and_a_half_events_a_minute_fit(self) -> None:
+        found = steady(277, "2.5")
+        assert (found.accepted * Fraction("2.5"), quota(found).gives_out) == (997_200, None)
+        assert (found.fits, found.queue and found.queue.worst_events) == (True, 0)
+
+    def test_720_messages_a_minute_stop_after_nine_and_a_quarter_hours(self) -> None:
+        found = steady(720)
+        assert (found.accepted, quota(found).excess) == (400_000, 1_036_800 - 400_000)
+        assert quota(found).gives_out * 720 == 400_000
+        assert (round(float(quota(found).gives_out) / 60, 2), found.fits) == (9.26, False)
+
+    def test_200_messages_of_four_events_fall_behind_by_80_a_minute(self) -> None:
+        found = steady(200, "4")
+        assert found.queue is not None
+        assert (found.queue.growth, found.queue.drained, found.fits) == (80, None, False)
+        assert round(100 * found.meters[2].utilisation) == 111
+
+    def test_six_times_the_rate_for_30_minutes_drains_150_minutes_later(self) -> None:
+        found = plan(Load((Phase(Fraction(30), Fraction(4_320)),)), S2, STORE)
+        assert found.queue is not None
+        assert (found.queue.worst_events, found.queue.drained) == (108_000, 30 + 150)
+        assert found.queue.queued == 180
+
+    def test_the_graph_drains_after_70_minutes_for_the_events_that_it_can_have_stored(self) -> None:
+        found = plan(Load((Phase(Fraction(30), Fraction(72_000, 30)),)), S2, STORE)
+        assert found.queue is not None
+        assert (found.accepted, found.queue.drained) == (72_000, 30 + 70)
+
+
+def simulate(messages: list[Fraction], events: int, hub: Hub, store: Store) -> tuple[int, Fraction | None, Fraction]:
+    """Message by message: how many are accepted, when the first is refused, and when the last event is served."""
+    used, day, accepted, refused, free = 0, -1, 0, None, Fraction(0)
+    for at in messages:
+        if at // 1440 != day:
+            used, day = 0, at // 1440
+        if used == hub.quota:
+            refused = at if refused is None else refused
+            continue
+        used, accepted = used + 1, accepted + 1
+        free = max(free, at) + Fraction(events, store.rate)
+    return accepted, refused, free
+
+
+@given(
+    quota=st.integers(1, 60),
+    rate=st.integers(1, 6),
+    events=st.integers(1, 4),
+    start=st.integers(0, 1439),
+    spans=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 8)), min_size=1, max_size=4),
+)
+def test_plans_agree_with_every_message(
+    quota: int, rate: int, events: int, start: int, spans: list[tuple[int, int]]
+) -> None:
+    hub = Hub(HubTier("small", quota, 4096, 1, 1, 1), 1)
+    store = Store(StoreTier("small", rate, 1), 1)
+    load = Load(
+        tuple(Phase(Fraction(minutes), Fraction(messages), Fraction(events)) for minutes, messages in spans),
+        Fraction(start),
+    )
+    arrivals, at = [], Fraction(start)
+    for minutes, messages in spans:
+        # In the middle of their turns, so that none arrives at midnight.
+        arrivals += [at + Fraction(2 * place + 1, 2 * messages) for place in range(minutes * messages)]
+        at += minutes
+    accepted, refused, served = simulate(arrivals, events, hub, store)
+    found = plan(load, hub, store)
+    assert (found.accepted, found.meters[0].excess) == (accepted, len(arrivals) - accepted)
+    assert (found.meters[0].gives_out is None) == (refused is None)
+    assert found.queue is not None
+    assert found.queue.drained is not None
+    if found.queue.drained > at - start:
+        # What is left when the load ends is served within the time of one message.
+        assert abs(found.queue.drained + start - served) <= Fraction(events, rate) + 1
+
+
+def ask(**question: Any) -> dict[str, Any]:
+    return answer(CapacityQuestion.model_validate(question), PriceSettings().by_tier())
+
+
+def test_more_units_than_a_tier_has_lead_to_the_next_tier() -> None:
+    found = ask(load=[{"rate": "200000000/day"}], hub="iot-hub-s1", hub_units=200, store="store-s1")
+    assert (found["fits"], found["cheapest"]) == (False, None)
+    found = ask(load=[{"rate": "90000000/day"}], hub="iot-hub-s1", hub_units=200)
+    assert found["cheapest"] == {
+        "hub": "iot-hub-s3", "hub_units": 1, "store": None, "store_units": None, "price": 2500.0,
+    }  # fmt: skip
+
+
+def test_large_messages_and_events_count_in_blocks() -> None:
+    found = ask(load=[{"rate": "1/min", "message_size": "10KiB", "event_size": "2.6KiB"}], store="store-s1")
+    assert [meter["demand"] for meter in found["meters"]] == [3 * 1440, pytest.approx(1 / 60), 3]
+
+
+def test_another_edition_of_the_store_is_a_new_store() -> None:
+    found = ask(load=[{"rate": "7200/min"}], hub="iot-hub-s2", hub_units=2, store="store-s1", store_units=10)
+    assert (found["fits"], found["cheapest"]["store"], len(found["notes"])) == (True, "store-s2", 1)
+
+
+def test_a_queue_that_outlasts_the_day_is_counted_from_the_second_day() -> None:
+    spike = [{"duration": "6h", "rate": "2000/min"}]
+    found = ask(load=spike, start="20h", repeats=True, hub="iot-hub-s2", store="store-s1")
+    assert (found["queue"]["drained"] is not None, found["queue"]["worst_events"]) == (True, 6 * 60 * 1280)
+
+
+def test_the_send_rate_gives_out_at_once() -> None:
+    found = ask(load=[{"rate": "150/s", "duration": "1m"}])
+    assert (found["meters"][1]["gives_out"], found["meters"][1]["excess"], found["accepted"]) == (0, 3000, 6000)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"load": []},
+        {"load": [{"rate": "1/week"}]},
+        {"load": [{"rate": -1}]},
+        {"load": [{"rate": float("nan")}]},
+        {"load": [{"rate": 1}, {"rate": 2}]},
+        {"load": [{"rate": 1, "duration": "25h"}], "repeats": True},
+        {"load": [{"rate": 1}], "hub": "iot-hub-free", "hub_units": 2},
+        {"load": [{"rate": 1}], "hubs": 1},
+    ],
+    ids=["no load", "unit", "negative", "nan", "two without duration", "long day", "units", "unknown member"],
+)
+def test_wrong_questions_are_refused(question: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CapacityQuestion.model_validate(question)

@@ -1,0 +1,123 @@
+"""The order of the checks at the ingress: the first that decides ends it, and `explain` sees the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from osrdyne.ingress.acceptance import TtlLimits, accept
+from osrdyne.ingress.checks import (
+    DELIVERY_CHECKS,
+    KEY_CHECK,
+    REQUEST_CHECKS,
+    DeliveryCheck,
+    IngressChecks,
+    Refusal,
+    RequestCheck,
+    age_check,
+)
+from osrdyne.ingress.explain import explain
+from osrdyne.ingress.requests import Arrival, sample_arrival
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.statuses import Status
+
+LIMITS = TtlLimits(600.0, 604800.0)
+
+
+def sample(key: str = "a") -> Arrival:
+    return sample_arrival(key, "/sql", headers={}, body=None, app_id=None, timeout=None, now=1000.0)
+
+
+def request_check(name: str, log: list[str], *, refuses: bool = False) -> RequestCheck:
+    refusal = Refusal(Status.CAPACITY, name, retry_after_ms=1500) if refuses else None
+    return RequestCheck(
+        name,
+        lambda arrival, now_ms: (log.append(name), refusal)[1],
+        passed=lambda arrival: log.append(f"{name} passed"),
+        describe=lambda arrival: f"{name} passes",
+    )
+
+
+def delivery_check(decide: Callable[[], Refusal | None], log: list[str]) -> DeliveryCheck:
+    return DeliveryCheck(
+        "circuit",
+        lambda arrival, routed, now_ms: decide(),
+        passed=lambda arrival, routed: log.append("passed"),
+        describe=lambda arrival, routed: f"the circuit of {routed.key} is closed",
+        refused=lambda arrival, routed: log.append("refused"),
+    )
+
+
+def test_checks_are_applied_in_the_order_of_the_module_whatever_the_order_given() -> None:
+    log: list[str] = []
+    checks = IngressChecks([request_check(name, log) for name in reversed(REQUEST_CHECKS)])
+    assert checks.refuse_request(sample(), now_ms=0) is None
+    assert log == [*REQUEST_CHECKS, *(f"{name} passed" for name in REQUEST_CHECKS)]
+
+
+@pytest.mark.parametrize("refusing", REQUEST_CHECKS)
+def test_first_refusal_ends_the_order_and_nothing_is_counted(refusing: str) -> None:
+    log: list[str] = []
+    checks = IngressChecks([request_check(name, log, refuses=name == refusing) for name in REQUEST_CHECKS])
+    refusal = checks.refuse_request(sample(), now_ms=0)
+    assert refusal is not None
+    assert (refusal.detail, refusal.retry_after) == (refusing, 1.5)
+    assert log == [*REQUEST_CHECKS[: REQUEST_CHECKS.index(refusing) + 1]]
+
+
+def test_check_that_refuses_a_delivery_learns_it_unless_it_is_only_explained() -> None:
+    log: list[str] = []
+    refusal = Refusal(Status.CIRCUIT_OPEN, "open")
+    checks = IngressChecks((), [delivery_check(lambda: refusal, log)])
+    arrival = sample()
+    (routed,) = accept(arrival, None, limits=LIMITS)
+    assert checks.explain_delivery(arrival, routed, now_ms=0)[0].refusal is refusal
+    assert log == []
+    assert checks.refuse_delivery(arrival, routed, now_ms=0) is refusal
+    assert log == ["refused"]
+
+
+def test_check_without_a_place_in_the_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        IngressChecks([request_check("policy", [])])
+    assert set(DELIVERY_CHECKS).isdisjoint(REQUEST_CHECKS)
+
+
+def test_key_and_age_are_checked() -> None:
+    checks = IngressChecks([age_check(skew_ms=0), KEY_CHECK])
+    late = sample_arrival("a", "", headers={}, body=None, app_id=None, timeout=1.0, now=1000.0)
+    refused = checks.refuse_request(late, now_ms=1_001_001)
+    assert checks.refuse_request(late, now_ms=1_001_000) is None
+    assert refused is not None
+    assert refused.status is Status.EXPIRED
+
+
+def test_explanation_shows_what_each_check_says_and_counts_nothing() -> None:
+    log: list[str] = []
+    checks = IngressChecks([request_check("size", log)], [delivery_check(lambda: None, log)])
+    explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
+    steps = {step.name: step.text for step in explanation.steps}
+    assert (steps["size"], steps["circuit"]) == ("size passes", "the circuit of a is closed")
+    assert (log, explanation.refused, len(explanation.passages)) == (["size"], None, 1)
+
+
+@pytest.mark.parametrize("stage", ["request", "delivery"])
+def test_explanation_ends_with_the_refusal_of_a_check(stage: str) -> None:
+    log: list[str] = []
+    refusal = Refusal(Status.CAPACITY, "no room")
+    if stage == "request":
+        checks = IngressChecks([request_check("quota", log, refuses=True), request_check("size", log)])
+    else:
+        checks = IngressChecks([], [delivery_check(lambda: refusal, log)])
+    explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
+    assert (explanation.refused, explanation.passages) == (Status.CAPACITY, ())
+    assert explanation.steps[-1].name == "refusal"
+
+
+def test_delivery_that_passes_is_counted_once() -> None:
+    log: list[str] = []
+    checks = IngressChecks([], [delivery_check(lambda: None, log)])
+    [routed] = accept(sample(), None, limits=LIMITS)
+    assert checks.refuse_delivery(sample(), routed, now_ms=0) is None
+    assert log == ["passed"]

@@ -1,0 +1,146 @@
+"""The document of the circuit breaker: keys, defaults, bounds and refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.ingress.circuits.configuration import (
+    DEFAULTS,
+    LARGEST_SAMPLE_COUNT,
+    LONGEST_AGE_MS,
+    LONGEST_INTERVAL_MS,
+    CircuitConfiguration,
+    CircuitScope,
+    OnOpen,
+    TimedStep,
+    load_circuits,
+    load_circuits_json,
+)
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+
+# The defaults of Gateleen's table, and the two keys that it does not have.
+DOCUMENT = {
+    "circuitCheckEnabled": False,
+    "statisticsUpdateEnabled": False,
+    "errorThresholdPercentage": 90,
+    "entriesMaxAgeMS": 86400000,
+    "minQueueSampleCount": 100,
+    "maxQueueSampleCount": 5000,
+    "openToHalfOpen": {"enabled": False, "interval": 120000},
+    "unlockQueues": {"enabled": False, "interval": 10000},
+    "unlockSampleQueues": {"enabled": False, "interval": 120000},
+    "onOpen": "hold",
+    "circuitScope": "route",
+}
+WORKING = CircuitConfiguration(
+    checks=True,
+    updates_statistics=True,
+    open_to_half_open=TimedStep(enabled=True, interval_ms=1000),
+    probe=TimedStep(enabled=True, interval_ms=1000),
+)
+STEPS = st.builds(TimedStep, enabled=st.booleans(), interval_ms=st.integers(100, LONGEST_INTERVAL_MS))
+
+
+def problems(document: object) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidDocumentError) as caught:
+        load_circuits(json.dumps(document))
+    return [(problem.path, problem.message) for problem in caught.value.problems]
+
+
+def test_keys_and_defaults() -> None:
+    assert load_circuits("{}") == CircuitConfiguration()
+    assert DEFAULTS.document() == DOCUMENT
+
+
+def test_yaml_is_read_too() -> None:
+    text = "circuitCheckEnabled: true\nonOpen: reject\nopenToHalfOpen: {enabled: true}\n"
+    expected = CircuitConfiguration(
+        checks=True, on_open=OnOpen.REJECT, open_to_half_open=TimedStep(enabled=True, interval_ms=120_000)
+    )
+    assert load_circuits(text) == expected
+
+
+@given(
+    st.builds(
+        CircuitConfiguration,
+        checks=st.booleans(),
+        updates_statistics=st.booleans(),
+        error_threshold=st.integers(1, 100),
+        max_age_ms=st.integers(1000, LONGEST_AGE_MS),
+        min_samples=st.integers(1, 50),
+        max_samples=st.integers(50, LARGEST_SAMPLE_COUNT),
+        open_to_half_open=STEPS,
+        unlock=STEPS,
+        probe=STEPS,
+        on_open=st.sampled_from(OnOpen),
+        scope=st.sampled_from(CircuitScope),
+    )
+)
+def test_stored_document_is_the_same_configuration(configuration: CircuitConfiguration) -> None:
+    assert load_circuits_json(json.dumps(configuration.document())) == configuration
+
+
+@pytest.mark.parametrize(
+    ("given_keys", "path"),
+    [
+        ({"circuitCheck": True}, "circuitCheck"),
+        ({"openToHalfOpen": {"enable": True}}, "openToHalfOpen.enable"),
+        ({"openToHalfOpen": True}, "openToHalfOpen"),
+        ({"circuitCheckEnabled": "true"}, "circuitCheckEnabled"),
+        ({"statisticsUpdateEnabled": None}, "statisticsUpdateEnabled"),
+        ({"errorThresholdPercentage": 0}, "errorThresholdPercentage"),
+        ({"errorThresholdPercentage": 101}, "errorThresholdPercentage"),
+        ({"errorThresholdPercentage": 90.5}, "errorThresholdPercentage"),
+        ({"entriesMaxAgeMS": 999}, "entriesMaxAgeMS"),
+        ({"entriesMaxAgeMS": LONGEST_AGE_MS + 1}, "entriesMaxAgeMS"),
+        ({"minQueueSampleCount": 0}, "minQueueSampleCount"),
+        ({"maxQueueSampleCount": LARGEST_SAMPLE_COUNT + 1}, "maxQueueSampleCount"),
+        ({"maxQueueSampleCount": True}, "maxQueueSampleCount"),
+        ({"unlockQueues": {"interval": 99}}, "unlockQueues.interval"),
+        ({"unlockSampleQueues": {"interval": LONGEST_INTERVAL_MS + 1}}, "unlockSampleQueues.interval"),
+        ({"unlockSampleQueues": {"interval": None}}, "unlockSampleQueues.interval"),
+        ({"onOpen": "drop"}, "onOpen"),
+        ({"circuitScope": None}, "circuitScope"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_path(given_keys: dict[str, Any], path: str) -> None:
+    assert [found for found, _ in problems(given_keys)] == [path]
+
+
+def test_every_error_is_reported() -> None:
+    found = problems({"onOpen": 1, "errorThresholdPercentage": -1, "unlockQueues": {"enabled": 1, "interval": 1}})
+    assert {path for path, _ in found} == {
+        "onOpen", "errorThresholdPercentage", "unlockQueues.enabled", "unlockQueues.interval"
+    }  # fmt: skip
+
+
+def test_circuit_that_could_not_open_if_all_requests_fail_is_refused() -> None:
+    [(path, message)] = problems({"minQueueSampleCount": 10, "maxQueueSampleCount": 9})
+    assert path == "minQueueSampleCount"
+    assert "would never open" in message
+    load_circuits('{"minQueueSampleCount": 10, "maxQueueSampleCount": 10}')
+
+
+def test_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidDocumentError, match="given twice"):
+        load_circuits('{"onOpen": "hold", "onOpen": "reject"}')
+
+
+@pytest.mark.parametrize(
+    ("configuration", "path"),
+    [
+        (WORKING, None),
+        (DEFAULTS, None),
+        (replace(WORKING, open_to_half_open=DEFAULTS.open_to_half_open), "openToHalfOpen.enabled"),
+        (replace(WORKING, probe=DEFAULTS.probe), "unlockSampleQueues.enabled"),
+        (replace(WORKING, updates_statistics=False), "statisticsUpdateEnabled"),
+    ],
+)
+def test_what_never_opens_or_never_recovers_is_warned_of(configuration: CircuitConfiguration, path: str | None) -> None:
+    assert [warning.path for warning in configuration.warnings] == ([] if path is None else [path])

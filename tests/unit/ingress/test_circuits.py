@@ -1,0 +1,394 @@
+"""The circuit breaker: when it opens, what it lets through, how it recovers, and what a new leader knows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from osrdyne.ingress.circuits import breaker as breaker_module
+from osrdyne.ingress.circuits.breaker import (
+    CircuitBreaker,
+    Effect,
+    PauseGroup,
+    ResumeGroup,
+    SendProbe,
+    Transition,
+    Verdict,
+)
+from osrdyne.ingress.circuits.configuration import CircuitConfiguration, CircuitScope, OnOpen, TimedStep
+from osrdyne.ingress.circuits.samples import succeeded
+from osrdyne.ingress.circuits.state import CircuitId, CircuitState, state_from_json
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.protocol.names import Key
+
+NOW = 1_700_000_000_000
+ROUTE = CircuitId("r")
+CONFIGURATION = CircuitConfiguration(
+    checks=True,
+    updates_statistics=True,
+    error_threshold=50,
+    min_samples=4,
+    max_samples=10,
+    open_to_half_open=TimedStep(enabled=True, interval_ms=1_000),
+    unlock=TimedStep(enabled=True, interval_ms=200),
+    probe=TimedStep(enabled=True, interval_ms=500),
+)
+
+
+def fail(breaker: CircuitBreaker, number: int, key: str = "k", *, now: int = NOW) -> tuple[Effect, ...]:
+    return breaker.record("r", Key(key), f"request {number}", success=False, now_ms=now)
+
+
+def opened(configuration: CircuitConfiguration = CONFIGURATION, keys: str = "abcd") -> CircuitBreaker:
+    """Open since `NOW`, the groups paused in the order of `keys`."""
+    breaker = CircuitBreaker(configuration)
+    for number, key in enumerate(keys):
+        fail(breaker, number, key)
+    assert breaker.state_of(ROUTE) is CircuitState.OPEN
+    return breaker
+
+
+def half_open(configuration: CircuitConfiguration = CONFIGURATION, keys: str = "abcd") -> CircuitBreaker:
+    """Half open since a second after `NOW`; the first group was asked for a probe."""
+    breaker = opened(configuration, keys)
+    assert breaker.advance(now_ms=NOW + 1_000)[1:] == (SendProbe(ROUTE, Key(keys[0])),)
+    return breaker
+
+
+def resumed(effects: tuple[Effect, ...]) -> list[str]:
+    return [effect.key for effect in effects if isinstance(effect, ResumeGroup)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        ("ok", None, True),
+        ("ok", 204, True),
+        ("ok", 300, False),
+        ("error", 409, True),
+        ("error", None, False),
+        ("error", 503, False),
+        ("retried", 200, False),
+        ("delivery_limit", None, False),
+        ("start-failed", None, False),
+        ("poison", None, False),
+        ("unknown", None, False),
+        ("expired", 504, None),
+        ("cancelled", None, None),
+        ("abandoned", None, None),
+        ("reply-to-refused", None, None),
+        ("capacity", None, None),
+        ("no-route", None, None),
+    ],
+)
+def test_outcome_counts_by_its_code(status: str, code: int | None, expected: bool | None) -> None:
+    assert succeeded(status, code) is expected
+
+
+class TestOpening:
+    def test_circuit_opens_at_the_exact_sample(self) -> None:
+        breaker = CircuitBreaker(CONFIGURATION)
+        for number in range(3):
+            assert fail(breaker, number) == ()
+        assert fail(breaker, 3) == (
+            Transition(ROUTE, CircuitState.CLOSED, CircuitState.OPEN, "100 % of 4 requests failed"),
+            PauseGroup(Key("k")),
+        )
+
+    def test_ratio_is_rounded_down(self) -> None:
+        breaker = CircuitBreaker(replace(CONFIGURATION, error_threshold=67, min_samples=3))
+        breaker.record("r", Key("k"), "good", success=True, now_ms=NOW)
+        fail(breaker, 1)
+        assert fail(breaker, 2) == ()  # 66.7 %
+        assert fail(breaker, 3) != ()
+
+    def test_request_counts_once_by_its_last_outcome(self) -> None:
+        breaker = CircuitBreaker(CONFIGURATION)
+        for _ in range(10):
+            fail(breaker, 1)
+        breaker.record("r", Key("k"), "request 1", success=True, now_ms=NOW)
+        samples = breaker.state.circuits[ROUTE].samples
+        assert (samples.count, samples.fail_ratio) == (1, 0)
+
+    def test_old_samples_do_not_count(self) -> None:
+        breaker = CircuitBreaker(replace(CONFIGURATION, max_age_ms=1_000))
+        for number in range(3):
+            fail(breaker, number)
+        assert fail(breaker, 3, now=NOW + 1_000) == ()
+        assert breaker.state.circuits[ROUTE].samples.count == 1
+
+    def test_each_side_keeps_its_latest_samples(self) -> None:
+        breaker = CircuitBreaker(replace(CONFIGURATION, checks=False, max_samples=2))
+        for number in range(5):
+            fail(breaker, number)
+            breaker.record("r", Key("k"), f"good {number}", success=True, now_ms=NOW)
+        samples = breaker.state.circuits[ROUTE].samples
+        assert (list(samples.failures), list(samples.successes)) == (
+            ["request 3", "request 4"],
+            ["good 3", "good 4"],
+        )
+
+    def test_groups_of_all_samples_are_paused_in_the_order_of_time(self) -> None:
+        breaker = opened(keys="cbad")
+        assert list(breaker.state.paused) == ["c", "b", "a", "d"]
+
+    def test_routes_and_requests_of_no_route_have_circuits_of_their_own(self) -> None:
+        breaker = opened()
+        assert breaker.state_of(CircuitId(None)) is breaker.state_of(CircuitId("other")) is CircuitState.CLOSED
+        assert breaker.admit("other", Key("x"), now_ms=NOW).verdict is Verdict.FORWARD
+
+    def test_scope_of_a_group_opens_only_for_that_group(self) -> None:
+        breaker = CircuitBreaker(replace(CONFIGURATION, scope=CircuitScope.GROUP))
+        for number in range(4):
+            fail(breaker, number, "bad")
+            breaker.record("r", Key("good"), f"good {number}", success=True, now_ms=NOW)
+        assert breaker.paused_groups() == {"bad"}
+        assert breaker.admit("r", Key("good"), now_ms=NOW).verdict is Verdict.FORWARD
+
+    @pytest.mark.parametrize("off", ["checks", "updates_statistics"])
+    def test_nothing_opens_while_it_is_turned_off(self, off: str) -> None:
+        breaker = CircuitBreaker(replace(CONFIGURATION, **{off: False}))  # type: ignore[arg-type]
+        for number in range(10):
+            assert fail(breaker, number) == ()
+
+    def test_closed_circuits_are_forgotten_before_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
+        breaker = opened()
+        for route in ("second", "third"):
+            breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
+        assert [circuit_id.route for circuit_id in breaker.state.circuits] == ["r", "third"]
+
+    def test_many_circuits_keep_fewer_samples_but_enough_to_open(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(breaker_module, "MAX_SAMPLES", 20)
+        breaker = CircuitBreaker(replace(CONFIGURATION, checks=False))
+        for number in range(10):
+            fail(breaker, number)
+        for route in ("s", "t", "u", "v"):
+            breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
+        fail(breaker, 10)
+        # Four, so that the circuit can still open, although its share is two of each side.
+        expected = [f"request {number}" for number in range(7, 11)]
+        assert list(breaker.state.circuits[ROUTE].samples.failures) == expected
+
+
+class TestOpen:
+    def test_new_requests_are_held_and_their_groups_paused(self) -> None:
+        breaker = opened()
+        admission = breaker.admit("r", Key("new"), now_ms=NOW)
+        assert (admission.verdict, admission.effects) == (Verdict.HOLD, (PauseGroup(Key("new")),))
+
+    def test_new_requests_are_rejected_until_it_is_half_open(self) -> None:
+        breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT))
+        admission = breaker.admit("r", Key("a"), now_ms=NOW + 300)
+        assert (admission.verdict, admission.retry_after_ms) == (Verdict.REJECT, 700)
+
+    def test_without_half_open_only_a_person_knows_when(self) -> None:
+        off = TimedStep(enabled=False, interval_ms=1_000)
+        breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT, open_to_half_open=off))
+        assert breaker.admit("r", Key("a"), now_ms=NOW).retry_after_ms is None
+        assert breaker.next_step_ms() is None
+
+    def test_outcomes_of_requests_that_were_running_do_not_count(self) -> None:
+        breaker = opened()
+        breaker.record("r", Key("a"), "late", success=True, now_ms=NOW)
+        assert breaker.state.circuits[ROUTE].samples.count == 4
+
+
+class TestHalfOpen:
+    def test_one_request_of_the_first_group_is_the_probe(self) -> None:
+        breaker = half_open()
+        assert breaker.probe_sent(ROUTE, "probe")
+        assert not breaker.probe_sent(ROUTE, "another")
+        assert breaker.admit("r", Key("b"), now_ms=NOW + 1_001).effects == ()
+        assert breaker.advance(now_ms=NOW + 1_499) == ()
+
+    def test_success_of_the_probe_closes_it_and_clears_the_samples(self) -> None:
+        breaker = half_open()
+        breaker.probe_sent(ROUTE, "probe")
+        effects = breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_100)
+        assert effects[0] == Transition(ROUTE, CircuitState.HALF_OPEN, CircuitState.CLOSED, "the probe succeeded")
+        assert breaker.state.circuits[ROUTE].samples.count == 0
+
+    def test_groups_are_resumed_one_by_one_in_the_order_in_which_they_were_paused(self) -> None:
+        breaker = half_open()
+        breaker.probe_sent(ROUTE, "probe")
+        found = resumed(breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 2_000))
+        for now in (2_199, 2_200, 2_399, 2_400, 2_600, 2_800):
+            found += [f"at {now}", *resumed(breaker.advance(now_ms=NOW + now))]
+        assert found == [
+            "a", "at 2199", "at 2200", "b", "at 2399", "at 2400", "c", "at 2600", "d", "at 2800"
+        ]  # fmt: skip
+
+    def test_late_step_does_not_resume_several_groups_at_once(self) -> None:
+        breaker = opened()
+        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == ["a"]
+        assert resumed(breaker.advance(now_ms=NOW + 60_000)) == ["b"]
+
+    def test_all_groups_are_resumed_at_once_if_unlock_queues_is_off(self) -> None:
+        breaker = opened(replace(CONFIGURATION, unlock=TimedStep(enabled=False, interval_ms=200)))
+        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == ["a", "b", "c", "d"]
+
+    def test_failure_of_the_probe_opens_it_again_and_the_next_group_probes_next(self) -> None:
+        breaker = half_open()
+        breaker.probe_sent(ROUTE, "probe")
+        breaker.record("r", Key("a"), "probe", success=False, now_ms=NOW + 1_100)
+        assert breaker.state_of(ROUTE) is CircuitState.OPEN
+        assert breaker.advance(now_ms=NOW + 2_099) == ()
+        assert breaker.advance(now_ms=NOW + 2_100)[1:] == (SendProbe(ROUTE, Key("b")),)
+
+    @pytest.mark.parametrize("sent", [True, False])
+    def test_lost_report_does_not_keep_it_half_open(self, *, sent: bool) -> None:
+        breaker = half_open()
+        if sent:
+            breaker.probe_sent(ROUTE, "probe")
+        assert breaker.next_step_ms() == NOW + 1_500
+        [transition] = breaker.advance(now_ms=NOW + 1_500)
+        assert transition == Transition(
+            ROUTE, CircuitState.HALF_OPEN, CircuitState.OPEN, "the probe had no outcome in time"
+        )
+        assert breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_600) == ()
+
+    def test_outcome_of_another_request_decides_nothing(self) -> None:
+        breaker = half_open()
+        breaker.probe_sent(ROUTE, "probe")
+        assert breaker.record("r", Key("a"), "earlier", success=True, now_ms=NOW + 1_100) == ()
+        assert breaker.state_of(ROUTE) is CircuitState.HALF_OPEN
+
+    def test_group_without_a_request_leaves_the_probe_to_the_next(self) -> None:
+        breaker = half_open(keys="aabb")
+        assert breaker.probe_missing(ROUTE, now_ms=NOW + 1_000) == (SendProbe(ROUTE, Key("b")),)
+        assert breaker.probe_missing(ROUTE, now_ms=NOW + 1_000) == ()
+        assert breaker.paused_groups() == {"a", "b"}
+        assert breaker.next_step_ms() is None
+        assert breaker.admit("r", Key("a"), now_ms=NOW + 9_000).effects == (SendProbe(ROUTE, Key("a")),)
+
+    def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe(self) -> None:
+        breaker = half_open(replace(CONFIGURATION, on_open=OnOpen.REJECT), keys="aaaa")
+        breaker.probe_missing(ROUTE, now_ms=NOW + 1_000)
+        admission = breaker.admit("r", Key("b"), now_ms=NOW + 1_000)
+        assert (admission.verdict, admission.effects) == (
+            Verdict.HOLD,
+            (PauseGroup(Key("b")), SendProbe(ROUTE, Key("b"))),
+        )
+        rejected = breaker.admit("r", Key("b"), now_ms=NOW + 1_200)
+        assert (rejected.verdict, rejected.retry_after_ms) == (Verdict.REJECT, 300)
+
+    def test_probes_may_be_turned_on_later(self) -> None:
+        off = replace(CONFIGURATION, probe=TimedStep(enabled=False, interval_ms=500))
+        breaker = opened(off)
+        assert len(breaker.advance(now_ms=NOW + 1_000)) == 1
+        assert breaker.next_step_ms() is None
+        breaker.configure(CONFIGURATION, now_ms=NOW + 2_000)
+        assert breaker.next_step_ms() is not None
+        assert breaker.advance(now_ms=NOW + 2_000) == (SendProbe(ROUTE, Key("a")),)
+
+
+class TestChanges:
+    def test_closing_by_hand_is_as_after_a_probe(self) -> None:
+        breaker = opened()
+        [transition, *_] = breaker.close([ROUTE, CircuitId("unknown")], now_ms=NOW)
+        assert transition == Transition(ROUTE, CircuitState.OPEN, CircuitState.CLOSED, "closed by hand")
+        assert breaker.close([ROUTE], now_ms=NOW) == ()
+
+    def test_group_of_two_circuits_stays_paused_until_both_are_closed(self) -> None:
+        breaker = opened(replace(CONFIGURATION, unlock=TimedStep(enabled=False, interval_ms=200)), keys="aaaa")
+        for number in range(4):
+            breaker.record(None, Key("a"), f"{number}", success=False, now_ms=NOW)
+        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == []
+        assert breaker.paused_groups() == {"a"}
+        assert resumed(breaker.close([CircuitId(None)], now_ms=NOW)) == ["a"]
+
+    def test_group_that_is_held_again_before_it_was_resumed_stays_paused(self) -> None:
+        breaker = opened(keys="aabb")
+        breaker.close([ROUTE], now_ms=NOW)  # resumes a
+        for number in range(4):
+            breaker.record(None, Key("b"), f"{number}", success=False, now_ms=NOW + 1)
+        assert breaker.advance(now_ms=NOW + 300) == ()
+        assert breaker.paused_groups() == {"b"}
+
+    @pytest.mark.parametrize(
+        "configuration",
+        [replace(CONFIGURATION, checks=False), replace(CONFIGURATION, scope=CircuitScope.GROUP)],
+        ids=["checks", "scope"],
+    )
+    def test_change_of_the_configuration_releases_all_groups(self, configuration: CircuitConfiguration) -> None:
+        breaker = opened()
+        found = resumed(breaker.configure(configuration, now_ms=NOW))
+        for now in range(200, 1_000, 200):
+            found += resumed(breaker.advance(now_ms=NOW + now))
+        assert (found, breaker.paused_groups()) == (["a", "b", "c", "d"], frozenset())
+
+    def test_removed_route_releases_its_groups(self) -> None:
+        breaker = opened()
+        assert resumed(breaker.keep_routes({"other"}, now_ms=NOW)) == ["a"]
+        assert not breaker.state.circuits
+
+    def test_clock_that_is_set_back_a_day_stops_nothing(self) -> None:
+        breaker = opened()
+        earlier = NOW - 86_400_000
+        assert breaker.advance(now_ms=earlier) == ()
+        assert breaker.advance(now_ms=earlier + 1_000)[1:] == (SendProbe(ROUTE, Key("a")),)
+        assert breaker.advance(now_ms=earlier + 1_500) != ()
+
+
+class TestRestart:
+    @pytest.mark.parametrize("make", [opened, half_open])
+    def test_new_leader_goes_on_in_every_state(self, make: Any) -> None:
+        breaker = make()
+        breaker.probe_sent(ROUTE, "probe")
+        stored = json.dumps(breaker.state.to_json())
+        again = CircuitBreaker(CONFIGURATION, state_from_json(json.loads(stored)))
+        assert json.dumps(again.state.to_json()) == stored
+        assert again.paused_groups() == set("abcd")
+        for one in (breaker, again):
+            one.advance(now_ms=NOW + 1_200)
+            one.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_250)
+        assert again.state == breaker.state
+
+    def test_group_that_was_to_be_resumed_is_resumed(self) -> None:
+        breaker = opened()
+        breaker.close([ROUTE], now_ms=NOW)
+        again = CircuitBreaker(CONFIGURATION, state_from_json(breaker.state.to_json()))
+        assert again.next_step_ms() == NOW + 200
+        assert resumed(again.advance(now_ms=NOW + 200)) == ["b"]
+
+    def test_configuration_that_was_changed_before_the_crash_counts(self) -> None:
+        state = state_from_json(opened().state.to_json())
+        again = CircuitBreaker(replace(CONFIGURATION, checks=False, max_samples=1), state)
+        assert again.paused_groups() == set("abcd")  # resumed by the next steps
+        assert resumed(again.advance(now_ms=NOW)) == ["a"]
+
+    @pytest.mark.parametrize(
+        ("change", "path"),
+        [
+            ({"version": 2}, "version"),
+            ({"now": -1}, "now"),
+            ({"paused": ["a"]}, "paused"),
+            ({"paused": ["a", "a"]}, "paused"),
+            ({"circuits": {}}, "circuits"),
+            ({"state": "ajar"}, "circuits[0].state"),
+            ({"state": "closed"}, "circuits[0].held"),
+            ({"route": 1}, "circuits[0].route"),
+            ({"keys": ["\ud800"]}, "circuits[0].keys[0]"),
+            ({"failures": [["request", 9, 0]]}, "circuits[0].failures[0]"),
+            ({"failures": [["one", 0, 2], ["two", 0, 1]]}, "circuits[0].failures"),
+            ({"successes": [["request 0", 0, 0]]}, "circuits[0].failures"),
+            ({"candidates": ["z"]}, "circuits[0].candidates"),
+            ({"probe": {"key": "a", "since": 0, "request": None}}, "circuits[0].probe"),
+        ],
+    )
+    def test_unreadable_state_is_refused_with_its_path(self, change: dict[str, Any], path: str) -> None:
+        document = opened().state.to_json()
+        [name] = change
+        document.update(change) if name in document else document["circuits"][0].update(change)
+        with pytest.raises(InvalidDocumentError) as caught:
+            state_from_json(document)
+        assert [problem.path for problem in caught.value.problems] == [path]
+
+    def test_circuit_is_named_by_a_hash_of_route_and_group(self) -> None:
+        hashes = {CircuitId(route, key).hash for route in ("r", None, "") for key in (Key("k"), Key(""), None)}
+        assert len(hashes) == 9
+        assert CircuitId("r").hash == "cf65d21d5536356e"

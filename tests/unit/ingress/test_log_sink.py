@@ -1,0 +1,90 @@
+"""Routes whose sink is the log of telemetry: their text, what they make of a request, and how that is explained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from osrdyne.ingress.acceptance import Limiter, TtlLimits, accept
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.requests import Arrival, sample_arrival
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.routes.table import RouteTable
+from osrdyne.ingress.splitter.rules import Split, split_arrival
+from osrdyne.ingress.telemetry import Log
+from osrdyne.protocol.names import PoolNames
+
+LOG = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
+HOT = "FROM /messages/* INTO $upstream"
+LIMITS = TtlLimits(600.0, 86400.0)
+NOW = 1_700_000_000
+
+
+def table(**routes: object) -> RouteTable:
+    return RouteTable(load_manifest(json.dumps({"routes": routes})))
+
+
+def arrival(key: str = "a") -> Arrival:
+    return sample_arrival(key, "/x", headers={}, body=None, app_id=None, timeout=None, now=NOW)
+
+
+def explained(of_pool: Log, **routes: object) -> Explanation:
+    return explain(arrival(), table(**routes), splitter=None, names=PoolNames("p"), limits=LIMITS, log=of_pool)
+
+
+@pytest.mark.parametrize("text", [LOG, LOG.replace("streams", "Streams").replace("/log", "/LOG")], ids=["", "case"])
+def test_sink_of_a_stream_is_the_log_of_its_name(text: str) -> None:
+    [route] = table(log=text).manifest.routes
+    assert (route.statement.endpoint.log, route.statement.endpoint.key) == ("plant", None)
+
+
+@pytest.mark.parametrize("sink", ["/streams/plant/inputs/other", "/streams/pl ant/inputs/log", "/streams//inputs/log"])
+def test_other_sink_of_a_stream_is_refused_with_the_form(sink: str) -> None:
+    with pytest.raises(InvalidDocumentError, match=r"/streams/NAME/inputs/log, with the NAME of telemetry\.name"):
+        table(log=f'FROM /messages/* INTO BrokeredEndpoint("{sink}")')
+
+
+def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_the_pool_allows() -> None:
+    split = split_arrival(arrival("device"), Split("device-2", rule="r"))
+    hot, log = accept(split, table(hot=HOT, log=LOG), limits=LIMITS)
+    assert (hot.key, hot.log, hot.keeps_reply) == ("device-2", None, True)
+    assert (log.key, log.log, log.keeps_reply) == ("device", "plant", False)
+    assert (hot.deadline.limiter, log.deadline.limiter) == (Limiter.POOL, Limiter.POOL_MAXIMUM)
+    assert (hot.deadline.at_ms, log.deadline.at_ms) == ((NOW + 600) * 1000, (NOW + 86400) * 1000)
+
+
+def test_time_to_live_of_the_route_limits_the_wait_for_the_log() -> None:
+    [log] = accept(arrival(), table(log={"route": LOG, "timeToLiveSecs": 60}), limits=LIMITS)
+    assert (log.deadline.at_ms, log.deadline.limiter) == ((NOW + 60) * 1000, Limiter.ROUTE)
+
+
+def test_two_routes_to_the_log_make_one_message() -> None:
+    [log] = accept(arrival(), table(low=LOG, high={"route": LOG, "priority": 1}), limits=LIMITS)
+    assert log.route == "high"
+
+
+def test_explanation_names_partition_stream_and_answer() -> None:
+    explanation = explained(Log("plant", 4), hot=HOT, log=LOG)
+    [text] = [step.text for step in explanation.steps if step.name == "log"]
+    assert text == "To the log 'plant', partition 3: p-log-3, as a one-way copy."
+    assert [(one.queue, one.exchange, one.log, one.partition) for one in explanation.passages] == [
+        ("p-req-a", "p-work-xchg", None, None),
+        ("p-log-3", "", "plant", 3),
+    ]
+    [alone] = [step.text for step in explained(Log("plant", 4), log=LOG).steps if step.name == "log"]
+    assert "and the caller is answered ok (code 202)" in alone
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [(Log(), "has no log"), (Log("other", 4), "has the log 'other'"), (Log("plant", 0), "cannot be written")],
+    ids=["none", "another", "not a stream"],
+)
+def test_explanation_names_why_the_log_refuses(log: Log, reason: str) -> None:
+    explanation = explained(log, log=LOG)
+    assert explanation.refused == "rejected"
+    assert reason in explanation.steps[-1].text
+    copies = explained(log, hot=HOT, log=LOG)
+    assert (copies.refused, len(copies.passages)) == (None, 1)

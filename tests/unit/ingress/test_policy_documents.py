@@ -1,0 +1,149 @@
+"""The document of queue policies: read as a whole, refused with every error, and shown with what it means for a key."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.policies.elements import ELEMENTS, update
+from osrdyne.ingress.policies.manifest import MAX_POLICIES, PolicyManifest, load_policies, load_policies_json
+from osrdyne.ingress.policies.policy import EffectivePolicy, Origin, Overflow
+from osrdyne.ingress.policies.table import PolicyTable, bounds_of, shown, warn_of_clamped
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+BOUNDS = bounds_of(Settings(pool=PoolSettings(id="p"), broker=BrokerSettings()))
+YAML = """
+policies:
+  - match: tpch/{scale}
+    MaxMessageSize: 100KiB
+    MaxMessageAge: PT2M
+    EnqueueTimeout: 5s
+    MaxQueueLength: 10
+    Overflow: DiscardExistingMessage
+    ExpirationInstant: 2026-01-03T00:00:00Z
+    PoisonMessageDrop: amqp:/queues/graveyard
+  - match: "{rest}"
+    Authorization: NotRequired
+    TransportProtection: None
+default:
+  MaxQueueLength: 0
+  MaxMessageSize: 1
+"""
+
+
+def table(manifest: PolicyManifest) -> PolicyTable:
+    return PolicyTable(manifest, bounds=BOUNDS, now=NOW)
+
+
+def problems_of(document: object) -> list[str]:
+    with pytest.raises(InvalidDocumentError) as failure:
+        load_policies_json(json.dumps(document))
+    return [str(problem) for problem in failure.value.problems]
+
+
+def test_document_is_stored_as_json_that_loads_to_the_same_policies() -> None:
+    manifest = load_policies(YAML)
+    assert load_policies_json(json.dumps(manifest.document())) == manifest
+    assert manifest.document()["policies"][0]["MaxMessageAge"] == 120.0
+    assert (manifest.size, load_policies("{}").size) == (3, 0)
+
+
+def test_first_pattern_that_matches_counts_and_the_default_last() -> None:
+    policies = table(load_policies(YAML))
+    assert [found.match for key in ("tpch/1", "x", "a/b/c") if (found := policies.of(key))] == [
+        "tpch/{scale}", "{rest}", None,
+    ]  # fmt: skip
+    assert table(load_policies('{"policies": [{"match": "a"}]}')).of("b") is None
+    assert policies.of("\udcff") == policies.of("a/b/c")
+
+
+def test_effective_policy_has_all_elements_with_their_origin() -> None:
+    found = table(load_policies(YAML)).of("tpch/1")
+    assert found is not None
+    elements = shown(found.policy)
+    assert [*elements] == [element.name for element in ELEMENTS]
+    assert elements["MaxQueueLength"] == {"value": 10, "origin": "proposed", "acts": elements["MaxQueueLength"]["acts"]}
+    assert (elements["MaxQueueCapacity"]["value"], elements["MaxQueueCapacity"]["origin"]) == (1_024_000, "computed")
+    assert (found.policy.overflow, found.policy.origins["overflow"]) == (Overflow.DISCARD_EXISTING, Origin.PROPOSED)
+    assert found.policy.origins["max_dequeue_retries"] is Origin.DEFAULT
+    assert json.dumps(elements)
+
+
+def test_every_element_is_a_field_of_the_effective_policy() -> None:
+    assert {element.field for element in ELEMENTS} == {*EffectivePolicy.__dataclass_fields__} - {"origins"}
+    assert len(ELEMENTS) == 13
+
+
+def test_value_beyond_the_bounds_is_moved_and_warned_of() -> None:
+    manifest = load_policies(YAML)
+    found = table(manifest).of("a/b/c")
+    assert found is not None
+    assert (found.policy.max_queue_length, found.policy.max_message_size) == (1, 8192)
+    warnings = [str(warning) for warning in warn_of_clamped(manifest, bounds=BOUNDS, now=NOW)]
+    assert [warning.partition(":")[0] for warning in warnings] == ["default.MaxMessageSize", "default.MaxQueueLength"]
+    assert "8192 is used instead" in warnings[0]
+
+
+def test_expiration_that_is_not_written_counts_from_now() -> None:
+    policies = table(load_policies('{"default": {}}'))
+    later = datetime(2026, 1, 5, tzinfo=UTC)
+    found = policies.effective("k", now=later)
+    assert found is not None
+    assert found.policy.expiration_instant == datetime(2026, 1, 6, tzinfo=UTC)
+
+
+def test_element_without_effect_is_warned_of_until_it_acts() -> None:
+    warned = {warning.path.rpartition(".")[2] for warning in load_policies(YAML).warnings}
+    given = {name for policy in load_policies(YAML).document()["policies"] for name in policy} - {"match"}
+    without = {element.name for element in ELEMENTS if not element.acts} | {"ExpirationInstant"}
+    assert warned == (given & without) - {"Authorization"}
+
+
+def test_every_error_is_reported_with_its_place() -> None:
+    document = {
+        "policies": [
+            {"match": "a{", "MaxQueueSize": 1},
+            {"MaxMessageSize": -1, "Overflow": "Drop", "MaxQueueCapacity": 1},
+            {"match": "a", "EnqueueTimeout": "soon", "MaxConcurrentReaders": 1.5, "Authorization": "RequiredToGo"},
+            {"match": "a", "ExpirationInstant": "2026-01-01T00:00:00+02:00", "PoisonMessageDrop": "ftp://x"},
+        ],
+        "default": {"match": "x", "MaxMessageAge": -1},
+    }
+    assert [problem.partition(": ")[0] for problem in problems_of(document)] == [
+        "policies.0.MaxQueueSize", "policies.0.match", "policies.1.MaxMessageSize", "policies.1.Overflow",
+        "policies.1.MaxQueueCapacity", "policies.1.match", "policies.2.EnqueueTimeout",
+        "policies.2.MaxConcurrentReaders", "policies.2.Authorization", "policies.3.ExpirationInstant",
+        "policies.3.PoisonMessageDrop", "policies.3.match", "default.match", "default.MaxMessageAge",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("elements", "message"),
+    [
+        ({"MaxQueueCapacity": 5}, "computed from MaxQueueLength and MaxMessageSize"),
+        ({"Authorization": "RequiredToGo"}, "one of Required, RequiredToSend, RequiredToReceive, NotRequired"),
+        ({"PoisonMessageDrop": "https://user:secret@host/x"}, "no place for a secret"),
+        ({"ExpirationInstant": 5}, "a date and time in UTC"),
+        ({"MaxConcurrentReaders": True}, "a whole number"),
+    ],
+)
+def test_refusal_says_why(elements: dict[str, object], message: str) -> None:
+    [problem] = problems_of({"default": elements})
+    assert message in problem
+    assert "secret@" not in problem
+
+
+def test_document_that_is_no_list_or_too_long_is_refused() -> None:
+    assert problems_of({"policies": {}}) == ["policies: a list of policies is expected"]
+    assert "at most 200" in problems_of({"policies": [{"match": f"{n}"} for n in range(MAX_POLICIES + 1)]})[0]
+    assert problems_of([])[0].startswith("an object with default, policies")
+
+
+def test_table_of_the_reference_is_what_the_elements_say() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/policies.md").read_text(encoding="utf-8")
+    assert page == update(page), "run `python -m osrdyne.ingress.policies.elements`"

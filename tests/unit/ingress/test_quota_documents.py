@@ -1,0 +1,100 @@
+"""Documents of quotas: what they mean, and every error at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.quotas.document import describe, describe_rate, load_quotas, load_quotas_json
+from osrdyne.pool.state.rates import GroupRates
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.rates import EventRate
+from osrdyne.testing.clock import VirtualClock
+
+WHOLE = {
+    "pool": {"preset": "iot-hub-s2", "units": 3, "share": "principal"},
+    "rules": [
+        {"name": "sensors", "keys": "s-.*", "per": "key", "messages_per_day": 1000, "block_bytes": 512},
+        {"name": "rest", "principals": "app-[0-9]+", "per": "rule", "send_rate": 2.5, "burst": 7},
+    ],
+}
+
+
+def test_a_document_means_its_limits_and_is_kept_as_it_was_given() -> None:
+    found = load_quotas(json.dumps(WHOLE))
+    assert found.pool is not None
+    assert describe(found.pool) == "18,000,000 a day, in blocks of 4096 bytes; 360 a second, 360 at once"
+    assert [describe(rule.limits) for rule in found.rules] == [
+        "1,000 a day, in blocks of 512 bytes", "2.5 a second, 7 at once",
+    ]  # fmt: skip
+    assert found.document() == WHOLE
+    assert load_quotas_json(json.dumps(found.document())).document() == WHOLE
+    assert load_quotas("{}").document() == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"pool": {}}, "pool: "),
+        ({"pool": {"preset": "iot-hub-s9"}}, "pool.preset: "),
+        ({"pool": {"preset": "iot-hub-s1", "messages_per_day": 5}}, "pool.messages_per_day: "),
+        ({"pool": {"preset": "iot-hub-free", "units": 2}}, "pool.units: "),
+        ({"pool": {"messages_per_day": -1}}, "pool.messages_per_day: "),
+        ({"pool": {"messages_per_day": 1, "burst": 2}}, "pool.burst: "),
+        ({"pool": {"send_rate": 0}}, "pool.send_rate: "),
+        ({"pool": {"send_rate": 1, "share": "key"}}, "pool.share: "),
+        ({"pool": {"send_rate": 1, "share": "app"}}, "pool.share: "),
+        ({"pools": {}}, "pools: "),
+        ({"rules": {}}, "rules: "),
+        ({"rules": [{"messages_per_day": 1}]}, "rules.0.name: "),
+        ({"rules": [{"name": "r", "keys": "(", "messages_per_day": 1}]}, "rules.0.keys"),
+        ({"rules": [{"name": "r", "per": "pool", "messages_per_day": 1}]}, "rules.0.per: "),
+        ({"rules": [{"name": "r", "send_rate": 1}] * 2}, "rules: the name 'r'"),
+        ({"rules": [{"name": "r", "send_rate": 1}] * 101}, "rules: there are 101"),
+        ({"rates": {}}, "rates: "),
+        ({"rates": [{"preset": "store-s1"}]}, "rates.0.name: "),
+        ({"rates": [{"name": "r"}]}, "rates.0: "),
+        ({"rates": [{"name": "r", "preset": "iot-hub-s1"}]}, "rates.0.preset: "),
+        ({"rates": [{"name": "r", "preset": "store-s1", "events_per_minute": 5}]}, "rates.0.events_per_minute: "),
+        ({"rates": [{"name": "r", "preset": "store-s1", "units": 11}]}, "rates.0.units: "),
+        ({"rates": [{"name": "r", "preset": "store-s1", "units": 3, "max_units": 2}]}, "rates.0.units: "),
+        ({"rates": [{"name": "r", "events_per_minute": 0}]}, "rates.0.events_per_minute: "),
+        ({"rates": [{"name": "r", "preset": "store-s1"}] * 2}, "rates: the name 'r'"),
+    ],
+)
+def test_wrong_documents_are_refused_with_the_place(document: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidDocumentError) as error:
+        load_quotas(json.dumps(document))
+    assert str(error.value).startswith(place)
+
+
+def test_rates_of_workers_share_the_units_of_their_group() -> None:
+    rates = [
+        {"name": "a", "keys": "a.*", "preset": "store-s1", "units": 4},
+        {"name": "b", "events_per_minute": 60, "event_bytes": 512, "max_units": 1},
+    ]
+    found = load_quotas(json.dumps({"rates": rates}))
+    assert (found.document(), found.size) == ({"rates": rates}, 2)
+    groups = GroupRates(VirtualClock())
+    groups.use(found.rates)
+    of_a = [groups.of(Key("a1"), workers=workers) for workers in (0, 1, 2, 4)]
+    assert of_a == [EventRate(rate, 1024) for rate in (2880, 2880, 2880, 1800)]
+    assert [groups.of(Key("b"), workers=workers) for workers in (1, 3)] == [EventRate(60, 512), EventRate(20, 512)]
+    assert describe_rate(found.rates[1]) == "60 events a minute and worker, in blocks of 512 bytes; 60 a group at most"
+    groups.use(())
+    assert groups.of(Key("a1")) is None
+
+
+def test_every_error_is_reported() -> None:
+    document = {"pool": {"preset": "x"}, "rules": [{"name": "r", "keys": "("}, {"name": "s", "send_rate": -1}]}
+    with pytest.raises(InvalidDocumentError) as error:
+        load_quotas(json.dumps(document))
+    assert len(error.value.problems) == 4
+
+
+def test_a_rule_that_hides_others_is_warned_of() -> None:
+    rules = [{"name": "all", "send_rate": 1}, {"name": "never", "keys": "a", "send_rate": 1}]
+    assert [problem.path for problem in load_quotas(json.dumps({"rules": rules})).warnings] == ["rules.0"]

@@ -1,0 +1,374 @@
+"""Quotas and send rates in virtual time: to the message, over midnight, jumps of the clock and changes of leader."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.ingress.documents.reader import from_plain
+from osrdyne.ingress.quotas.document import QuotaManifest, _Reader
+from osrdyne.ingress.quotas.meters import Excess, Level
+from osrdyne.ingress.quotas.quotas import Quotas, Sent
+from osrdyne.ingress.quotas.state import encode_state, parse_state
+from osrdyne.ingress.quotas.window import DAY, Moment
+from osrdyne.protocol.statuses import Status
+
+MIDNIGHT = 1_700_006_400.0  # 2023-11-15T00:00:00Z
+
+
+def manifest(**document: Any) -> QuotaManifest:
+    return _Reader().read(from_plain(document))
+
+
+class World:
+    """Quotas, and clocks that the test moves."""
+
+    def __init__(self, *, at: float = MIDNIGHT, **document: Any) -> None:
+        self.monotonic, self.wall = 5_000.0, at
+        self.document = manifest(**document)
+        self.quotas = Quotas(self.document, self.now)
+        self.levels: list[Level] = []
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.monotonic, self.wall)
+
+    def pass_time(self, seconds: float, *, jump: float = 0.0) -> None:
+        self.monotonic += seconds
+        self.wall += seconds + jump
+
+    def send(self, size: int = 1, *, key: str = "k", principal: str = "p") -> Excess | None:
+        sent = Sent(key, principal, size)
+        excess = self.quotas.decide(sent, self.now)
+        if excess is None:
+            self.levels += self.quotas.charge(sent, self.now)
+        return excess
+
+    def flood(self, most: int = 10_000, **sender: Any) -> int:
+        """Send until something is refused; how many messages passed."""
+        return next(number for number in range(most + 1) if self.send(**sender) is not None)
+
+    def restart(self, *, after: float = 0.0, jump: float = 0.0) -> None:
+        """Another leader on another host, whose monotonic clock shows something else."""
+        stored = parse_state(json.loads(json.dumps(encode_state(self.quotas.store(self.now)))))
+        self.monotonic = 77.0
+        self.wall += after + jump
+        self.quotas = Quotas(self.document, self.now)
+        self.quotas.restore(stored, self.now)
+
+
+class TestDailyQuota:
+    def test_it_runs_out_at_the_exact_message_and_says_when_it_begins_anew(self) -> None:
+        world = World(pool={"messages_per_day": 1000})
+        world.pass_time(3600.0)
+        assert world.flood() == 1000
+        excess = world.send()
+        assert excess is not None
+        assert (excess.status, excess.retry_after) == (Status.QUOTA_EXCEEDED, 23 * 3600.0)
+
+    def test_it_begins_anew_at_midnight(self) -> None:
+        world = World(pool={"messages_per_day": 5}, at=MIDNIGHT - 10)
+        assert world.flood() == 5
+        world.pass_time(9.5)
+        assert world.send() is not None
+        world.pass_time(0.5)
+        assert world.flood() == 5
+
+    def test_720_messages_a_minute_use_up_one_s1_unit_as_planned(self) -> None:
+        """The worked example: 400,000 messages, the last one in the 34th second of minute 555."""
+        world = World(pool={"preset": "iot-hub-s1"})
+        for _ in range(555):
+            assert world.send(720 * 4096) is None  # as 720 messages
+            world.pass_time(60.0)
+        passed = 0
+        while world.send() is None:
+            passed += 1
+            world.pass_time(60 / 720)
+        assert (555 * 720 + passed, round((world.wall - MIDNIGHT) / 3600, 2)) == (400_000, 9.26)
+
+    @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 3_000)), max_size=40))
+    def test_messages_count_in_blocks_and_are_refused_only_when_they_do_not_fit(
+        self, messages: list[tuple[int, int]]
+    ) -> None:
+        world = World(pool={"messages_per_day": 20, "block_bytes": 4096})
+        used, day = 0, 0
+        for size, seconds in messages:
+            world.pass_time(seconds)
+            if int((world.wall - MIDNIGHT) // DAY) != day:
+                used, day = 0, int((world.wall - MIDNIGHT) // DAY)
+            amount = max(1, -(-size // 4096))
+            assert (world.send(size) is not None) == (used + amount > 20)
+            used += amount if used + amount <= 20 else 0
+
+    def test_levels_are_reached_once_a_day(self) -> None:
+        world = World(pool={"messages_per_day": 100})
+        for _ in range(2):
+            world.flood()
+            world.pass_time(DAY)
+        assert [level.percent for level in world.levels] == [70, 85, 95, 70, 85, 95]
+
+    def test_levels_are_not_repeated_by_the_next_leader(self) -> None:
+        world = World(pool={"messages_per_day": 100})
+        for _ in range(80):
+            world.send()
+        world.restart()
+        world.flood()
+        assert [level.percent for level in world.levels] == [70, 85, 95]
+
+
+class TestRules:
+    def test_the_first_rule_that_matches_counts_besides_the_pool(self) -> None:
+        world = World(
+            pool={"messages_per_day": 10},
+            rules=[
+                {"name": "one", "keys": "s-.*", "messages_per_day": 3},
+                {"name": "all", "messages_per_day": 5},
+            ],
+        )
+        assert (world.flood(key="s-1"), world.flood(key="s-2")) == (3, 0)
+        assert world.flood(key="other") == 5
+        excess = world.send(key="s-1")
+        assert excess is not None
+        assert "the rule one" in excess.detail
+
+    @pytest.mark.parametrize("per", ["key", "principal"])
+    def test_each_has_its_own_quota_and_rate(self, per: str) -> None:
+        world = World(rules=[{"name": "r", "per": per, "messages_per_day": 7, "send_rate": 1, "burst": 4}])
+        other = {"key": "other"} if per == "key" else {"principal": "other"}
+        assert (world.flood(), world.flood(**other)) == (4, 4)
+        world.pass_time(10.0)
+        assert (world.flood(), world.flood(**other)) == (3, 3)
+
+    def test_one_that_is_refused_by_a_rule_uses_up_nothing_of_the_pool(self) -> None:
+        world = World(pool={"messages_per_day": 10}, rules=[{"name": "r", "keys": "a", "messages_per_day": 1}])
+        assert [world.send(key="a") is None for _ in range(5)] == [True, False, False, False, False]
+        assert world.flood(key="b") == 9
+
+
+class TestFairShare:
+    def test_one_sender_alone_may_use_all_of_it(self) -> None:
+        world = World(pool={"messages_per_day": 100, "share": "principal"})
+        assert world.flood() == 100
+
+    def test_a_borrower_leaves_the_others_what_is_theirs_for_the_rest_of_the_day(self) -> None:
+        world = World(pool={"messages_per_day": 100, "share": "principal"})
+        for principal in "ab":
+            world.send(principal=principal)
+        world.pass_time(DAY / 2)
+        assert world.flood(principal="a") == 100 - 2 - 25  # half of the 49 that b has left, rounded up
+        assert world.flood(principal="b") == 25
+        assert world.send(principal="a") is not None
+
+    def test_the_wait_of_a_borrower_is_exact(self) -> None:
+        world = World(pool={"messages_per_day": 1000, "share": "key"})
+        world.send(key="b")
+        world.flood(key="a")
+        excess = world.send(key="a")
+        assert excess is not None
+        world.pass_time(excess.retry_after - 1.0)
+        assert world.send(key="a") is not None
+        world.pass_time(2.0)
+        assert world.send(key="a") is None
+
+    @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.integers(0, 4_000)), max_size=80))
+    def test_shares_are_kept_and_the_quota_is_never_exceeded(self, steps: list[tuple[str, int, int]]) -> None:
+        world, used = World(pool={"messages_per_day": 24, "share": "principal", "block_bytes": 1}), Counter[str]()
+        day = 0
+        for principal, amount, seconds in steps:
+            world.pass_time(seconds)
+            if int((world.wall - MIDNIGHT) // DAY) != day:
+                used, day = Counter(dict.fromkeys(used, 0)), int((world.wall - MIDNIGHT) // DAY)
+            amount = max(1, amount)
+            passed = world.send(amount, principal=principal) is None
+            share = 24 // max(4, len(used | Counter({principal: 1})))
+            if used[principal] + amount <= share and used.total() + amount <= 24:
+                assert passed
+            used[principal] += amount if passed else 0
+            assert used.total() <= 24
+
+
+class TestSendRate:
+    def test_a_burst_passes_at_once_and_the_rest_at_the_rate(self) -> None:
+        world = World(pool={"send_rate": 2, "burst": 5})
+        assert world.flood() == 5
+        excess = world.send()
+        assert excess is not None
+        assert (excess.status, excess.retry_after) == (Status.RATE_LIMITED, pytest.approx(0.5))
+        world.pass_time(1.0)
+        assert world.flood() == 2
+
+    @given(
+        st.integers(1, 8),
+        st.lists(st.tuples(st.integers(0, 64), st.integers(0, 12)), max_size=40),
+    )
+    def test_it_is_a_token_bucket(self, burst: int, steps: list[tuple[int, int]]) -> None:
+        world, tokens = World(pool={"send_rate": 4, "burst": burst}), burst * 4
+        for sixteenths, messages in steps:
+            world.pass_time(sixteenths / 16)
+            tokens = min(burst * 4, tokens + sixteenths)  # in quarters of a message
+            for _ in range(messages):
+                assert (world.send() is None) == (tokens >= 4)
+                tokens -= 4 if tokens >= 4 else 0
+
+    def test_the_presets_have_rates(self) -> None:
+        assert World(pool={"preset": "iot-hub-s1", "units": 10}).flood() == 120
+        assert World(pool={"preset": "iot-hub-s1", "units": 2}).flood() == 100
+
+    def test_a_jump_of_the_clock_means_nothing_to_it(self) -> None:
+        world = World(pool={"send_rate": 1})
+        world.flood()
+        for jump in (DAY, -2 * DAY):
+            world.pass_time(0.0, jump=jump)
+            assert world.send() is not None
+
+
+class TestClockJumps:
+    @pytest.mark.parametrize("jump", [DAY, -DAY, DAY / 3, -DAY / 3], ids=["+1 d", "-1 d", "+8 h", "-8 h"])
+    def test_a_jump_neither_gives_nor_takes_a_days_worth(self, jump: float) -> None:
+        world = World(pool={"messages_per_day": 100})
+        world.pass_time(3600.0)
+        assert world.flood() == 100
+        world.pass_time(1.0, jump=jump)
+        assert world.send() is not None
+        world.pass_time(23 * 3600.0)
+        # The day has ended when it would have; the next one ends at midnight of the new time.
+        left = DAY - world.wall % DAY
+        assert world.flood() == (100 if left > DAY - 900 else int(100 * left / DAY))
+        world.pass_time(left)
+        assert world.flood() == 100
+
+    @given(st.lists(st.tuples(st.integers(1, 40_000), st.sampled_from([0, 0, DAY, -DAY, 3600, -3600])), max_size=30))
+    def test_a_greedy_sender_gets_its_quota_for_every_day_that_passes(self, steps: list[tuple[int, float]]) -> None:
+        world = World(pool={"messages_per_day": 48})
+        passed, began = world.flood(), world.monotonic
+        for seconds, jump in steps:
+            world.pass_time(seconds, jump=jump)
+            passed += world.flood()
+            days = (world.monotonic - began) / DAY
+            # A day has begun when the test begins, and another one may just have. Parts of a day are rounded down.
+            assert 48 * (days - 1) - len(steps) <= passed <= 48 * (days + 2.1)
+
+    def test_small_corrections_move_the_end_of_the_day(self) -> None:
+        world = World(pool={"messages_per_day": 5}, at=MIDNIGHT - 100)
+        world.flood()
+        world.pass_time(0.0, jump=60.0)
+        world.pass_time(39.0)
+        assert world.send() is not None
+        world.pass_time(1.0)
+        assert world.flood() == 5
+
+
+class TestRestart:
+    @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9_000)), max_size=30), st.booleans())
+    def test_the_next_leader_decides_as_this_one(self, messages: list[tuple[str, int]], shared: bool) -> None:
+        share = {"share": "principal"} if shared else {}
+        world = World(
+            pool={"messages_per_day": 60, **share},
+            rules=[{"name": "r", "per": "principal", "messages_per_day": 20}],
+        )
+        for principal, size in messages:
+            world.send(size, principal=principal)
+        before = world.quotas.usage(world.now)
+        expected = [world.quotas.decide(Sent("k", name, size), world.now) for name in "abcd" for size in (1, 30_000)]
+        world.restart()
+        assert world.quotas.usage(world.now).meters == before.meters
+        found = [world.quotas.decide(Sent("k", name, size), world.now) for name in "abcd" for size in (1, 30_000)]
+        assert [one and one.status for one in found] == [one and one.status for one in expected]
+
+    def test_a_day_that_ends_meanwhile_begins_anew(self) -> None:
+        world = World(pool={"messages_per_day": 10}, at=MIDNIGHT - 60)
+        world.flood()
+        world.restart(after=61.0)
+        assert world.flood() == 10
+        assert len(world.quotas.record.days) == 1
+
+    def test_a_leader_whose_clock_is_behind_continues_the_day(self) -> None:
+        world = World(pool={"messages_per_day": 10}, at=MIDNIGHT + 600)
+        world.flood()
+        world.restart(jump=-1200.0)
+        assert world.send() is not None
+        world.pass_time(600.0)  # midnight by that clock
+        assert world.send() is not None
+        world.pass_time(DAY - 1200.0)
+        assert world.send() is None
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"days": []},
+            {"days": [[[0] * 96] * 2]},
+            {"days": [[[-1] * 96] * 3]},
+            {"scale": 0},
+            {"saved_at": None},
+            {"meters": [{"name": "pool"}]},
+            {"extra": 1},
+        ],
+    )
+    def test_a_damaged_state_is_refused(self, damage: dict[str, Any]) -> None:
+        world = World(pool={"messages_per_day": 10, "share": "key"})
+        world.send()
+        good = encode_state(world.quotas.store(world.now))
+        with pytest.raises(ValueError, match=next(iter(damage))):
+            parse_state(good | damage)
+        for word, text in (("hashes", "AAAA"), ("counts", "!")):
+            with pytest.raises(ValueError, match="pool"):
+                parse_state(good | {"meters": [good["meters"][0] | {word: text}]})
+
+
+def test_a_change_of_the_limits_keeps_what_was_counted() -> None:
+    world = World(pool={"messages_per_day": 10})
+    world.flood()
+    world.quotas.use(manifest(pool={"messages_per_day": 12}, rules=[{"name": "r", "messages_per_day": 1}]))
+    assert world.flood() == 1
+    world.quotas.use(manifest(pool={"messages_per_day": 12}))
+    assert world.flood() == 1
+
+
+class TestForecast:
+    def test_a_steady_rate_gives_out_when_it_does(self) -> None:
+        world = World(pool={"messages_per_day": 20_000})
+        for _ in range(2_000):
+            world.send()
+            world.pass_time(3.0)
+        forecast = world.quotas.usage(world.now).forecast
+        assert forecast is not None
+        assert forecast.earliest == pytest.approx(18_000 * 3.0, rel=0.02)
+        assert forecast.latest == pytest.approx(18_000 * 3.0, rel=0.02)
+
+    def test_a_rate_that_fits_does_not_give_out(self) -> None:
+        world = World(pool={"messages_per_day": 20_000})
+        for _ in range(200):
+            world.send()
+            world.pass_time(30.0)
+        forecast = world.quotas.usage(world.now).forecast
+        assert forecast is not None
+        assert (forecast.earliest, forecast.latest, forecast.by_history) == (None, None, None)
+
+    def test_earlier_days_tell_of_a_peak_that_is_still_to_come(self) -> None:
+        world = World(pool={"messages_per_day": 1_000})
+        for _ in range(2):
+            world.pass_time(18 * 3600.0)
+            for _ in range(800):
+                world.send()
+            world.pass_time(6 * 3600.0)
+        world.pass_time(12 * 3600.0)
+        for _ in range(600):
+            world.send()
+        forecast = world.quotas.usage(world.now).forecast
+        assert forecast is not None
+        assert forecast.by_history == pytest.approx(6 * 3600.0 + 450.0)  # in the middle of that quarter of an hour
+
+    def test_the_error_of_yesterdays_forecast_is_that_of_its_total(self) -> None:
+        world = World(pool={"messages_per_day": 100_000})
+        for _ in range(24 * 60):
+            world.send()
+            world.pass_time(60.0)
+        world.send()
+        forecast = world.quotas.usage(world.now).forecast
+        assert forecast is not None
+        assert forecast.yesterdays_error == pytest.approx(0.0, abs=0.02)

@@ -1,0 +1,86 @@
+"""Where something expired may wait behind something that has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, ForwardedDeadlines
+from osrdyne.protocol.names import Key, QueueId
+
+QUEUE: QueueId = (Key("k"), None)
+NOW = 1_000
+OLD, NEW = NOW - 10, NOW + 10
+
+
+def known(*deadlines: int | None) -> ForwardedDeadlines:
+    passed = ForwardedDeadlines(skew_ms=5)
+    for deadline in deadlines:
+        passed.note(QUEUE, deadline)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "waiting", "hides"),
+    [
+        ((NEW, OLD), 2, True),
+        ((NEW, NEW, OLD, NEW), 4, True),
+        ((OLD, NEW), 2, False),  # RabbitMQ removes the head by itself
+        ((OLD, OLD), 2, False),
+        ((NEW, NEW), 2, False),
+        ((NEW, NOW - 3), 2, False),  # within the skew
+        ((NEW, OLD, NEW, NEW), 2, False),  # what waits are the last ones
+        ((None, OLD), 2, True),
+        ((NEW, OLD), 1, False),
+        ((NEW, OLD), 0, False),
+        ((NEW,), 2, True),  # an earlier leader passed one on
+        ((), 5, True),
+    ],
+)
+def test_queue_is_swept_where_it_may_help(deadlines: tuple[int | None, ...], waiting: int, hides: bool) -> None:
+    assert known(*deadlines).may_hide_expired(QUEUE, waiting, now_ms=NOW) is hides
+
+
+def test_queue_that_was_swept_is_known() -> None:
+    passed = known()
+    passed.replace(QUEUE, [NEW, NEW])
+    assert not passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
+    assert passed.may_hide_expired((Key("other"), None), 2, now_ms=NOW)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    passed = known(*[NEW] * (MAX_KNOWN + 1))
+    assert passed.may_hide_expired(QUEUE, MAX_KNOWN + 1, now_ms=NOW)
+    passed.may_hide_expired(QUEUE, 10, now_ms=NOW)
+    assert not passed.may_hide_expired(QUEUE, 20 + SPARE, now_ms=NOW)
+    assert passed.may_hide_expired(QUEUE, 20 + SPARE + 1, now_ms=NOW)
+
+
+def test_queues_that_are_gone_are_forgotten() -> None:
+    passed = known(NEW, NEW)
+    passed.forget(passed.queues())
+    assert passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "due"),
+    [
+        ((NEW, OLD), True),
+        ((None, OLD), True),
+        ((OLD, NEW), False),
+        ((NEW, NEW + 1), False),
+        ((NEW + 1, NEW), False),  # later
+        ((OLD,), False),
+    ],
+)
+def test_queue_is_due_once_a_deadline_has_passed_behind_a_later_one(
+    deadlines: tuple[int | None, ...], due: bool
+) -> None:
+    assert known(*deadlines).due(now_ms=NOW) == ([QUEUE] if due else [])
+
+
+def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
+    passed = known(None, OLD, None, NEW)
+    passed.settle(QUEUE, 2, now_ms=NOW)
+    assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [QUEUE])
+    passed.settle(QUEUE, 1, now_ms=NOW)
+    assert passed.due(now_ms=NEW + 100) == []

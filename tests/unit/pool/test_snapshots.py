@@ -1,0 +1,74 @@
+"""Snapshots of state: what is saved is read, and what cannot be read is refused as a whole."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+import structlog
+
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, LeadershipLostError
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
+from osrdyne.pool.state import snapshots
+from osrdyne.pool.state.snapshots import SnapshotStore
+from osrdyne.testing.snapshots import MemorySnapshots
+
+
+def parse(value: object) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise InvalidDocumentError([Problem("an object is expected")])
+    return value
+
+
+def store_in(storage: MemorySnapshots) -> SnapshotStore[dict[str, int]]:
+    return SnapshotStore(storage, pool="p", encode=lambda state: state, parse=parse)
+
+
+@pytest.mark.parametrize("count", [0, 1, 50_000], ids=["empty", "small", "large"])
+async def test_saved_state_is_loaded_again(count: int) -> None:
+    storage, state = MemorySnapshots(), {f"é{number}": number for number in range(count)}
+    for _ in range(2):  # the second time in a thread if it is large
+        assert await store_in(storage).save(state)
+    assert await store_in(storage).load() == state
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", zlib.compress(b"{"), zlib.compress(b"[]"), zlib.compress(b"{}")[:-1], zlib.compress(b"[" * 100_000)],
+    ids=["empty", "plain", "no JSON", "other values", "cut", "nested"],
+)
+async def test_snapshot_that_cannot_be_read_is_refused_with_a_warning(content: bytes) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert await store_in(MemorySnapshots(content)).load() is None
+    assert [line["log_level"] for line in logs] == ["warning"]
+
+
+async def test_snapshot_that_unpacks_to_more_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MAX_TEXT_BYTES", 1000)
+    content = zlib.compress(json.dumps({"a": " " * 2000}).encode())
+    assert await store_in(MemorySnapshots(content)).load() is None
+
+
+async def test_snapshot_that_is_too_large_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 5)
+    storage = MemorySnapshots(b"former")
+    assert not await store_in(storage).save({"a": 1})
+    assert storage.content == b"former"
+
+
+async def test_silent_queue_does_not_end_the_term() -> None:
+    storage = MemorySnapshots()
+    storage.error = BrokerSilentError("silent")
+    assert not await store_in(storage).save({})
+    storage.error = BrokerUnavailableError("no listing")
+    assert await store_in(storage).load() is None
+
+
+async def test_lost_leadership_ends_the_term() -> None:
+    storage = MemorySnapshots()
+    storage.error = LeadershipLostError("lost")
+    with pytest.raises(LeadershipLostError):
+        await store_in(storage).save({})
+    with pytest.raises(LeadershipLostError):
+        await store_in(storage).load()

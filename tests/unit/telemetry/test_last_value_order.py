@@ -1,0 +1,132 @@
+"""Which event of a series is its last value, whatever their order, their repetitions and the clocks of devices."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.telemetry.last_values.sqlite import SqliteStore
+from osrdyne.telemetry.last_values.values import Changes, Counts, LastValue, fold, pieces
+
+ENQUEUED = 1_795_341_600_000
+
+
+def message(body: object, *, offset: int = 0, key: object = "k", enqueued: int = ENQUEUED) -> StreamMessage:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return StreamMessage(offset, "", "P-log-1", text, {"x-osrdyne-key": key, "x-osrdyne-enqueued": enqueued})
+
+
+def folded(*messages: StreamMessage, partition: int = 1, max_future: float = 300) -> Changes:
+    return fold(messages, partition=partition, next_offset=99, max_future=max_future, lost=2)
+
+
+def event(value: object, *, series: str = "a", **more: object) -> dict[str, object]:
+    return {"series": series, "value": value, **more}
+
+
+def test_last_value_has_what_the_event_has() -> None:
+    sent = event(21.5, ts="2026-11-22T10:00:00.5Z", quality=192, kind="alarm", unit="°C", limits=[1, 2])
+    changes = folded(message(sent, offset=7))
+    attributes = '{"unit":"°C","limits":"[1,2]"}'
+    ts, enqueued = 1_795_341_600_500_000, ENQUEUED * 1000
+    assert changes.values == [
+        LastValue("k", "a", ts, None, "alarm", 21.5, None, "192", attributes, enqueued, 1, 7, 0, None)
+    ]
+    assert (changes.next_offset, changes.counts) == (99, Counts(events=1, lost=2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "newest"),
+    [
+        pytest.param((5, 0, 0), (6, 0, 0), 2, id="later time"),
+        pytest.param((6, 0, 0), (5, 1, 0), 1, id="late event"),
+        pytest.param((5, 0, 0), (5, 1, 0), 2, id="equal time, later in the log"),
+        pytest.param((5, 1, 0), (5, 1, 0), 1, id="the same event again"),
+    ],
+)
+def test_event_is_newer_by_time_and_then_by_place(first: Any, second: Any, newest: int) -> None:
+    changes = folded(
+        *(
+            message([event(number, ts=ENQUEUED + ts)], offset=offset)
+            for number, (ts, offset, _) in enumerate((first, second), 1)
+        )
+    )
+    [value] = changes.values
+    assert (value.value, changes.counts.late) == (newest, 2 - newest)
+
+
+def test_events_of_one_message_with_equal_times_count_in_their_order() -> None:
+    [value] = folded(message([event(1), event(2), event(3)])).values
+    assert (value.value, value.log_index) == (3, 2)
+
+
+def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothing() -> None:
+    changes = folded(
+        message(event(1, ts=ENQUEUED + 300_001), offset=1),
+        message(event(2, ts=ENQUEUED + 1), offset=2),
+        message(event(3, series="b", ts=ENQUEUED + 300_000), offset=3),
+    )
+    later, allowed = changes.values
+    assert (later.value, later.sent_ts) == (2, None)
+    assert (allowed.ts, allowed.sent_ts, changes.counts.future) == ((ENQUEUED + 300_000) * 1000, None, 1)
+    [skewed] = folded(message(event(1, ts=ENQUEUED + 300_001))).values
+    assert (skewed.ts, skewed.sent_ts) == (ENQUEUED * 1000, (ENQUEUED + 300_001) * 1000)
+
+
+def test_invalid_events_and_messages_are_counted_and_the_others_are_kept() -> None:
+    changes = folded(message(b"\xff"), message([3, event(1), {"value": 1}]), message(event(2), enqueued=-1))
+    assert ([one.value for one in changes.values], changes.counts.invalid) == ([1], 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [("süd\x00", "süd\x00"), (b"s\xfc", "s\ufffd"), (None, "P-log-1"), ("\udcff", "\ufffd")]
+)
+def test_key_is_a_text_that_databases_take(key: object, expected: str) -> None:
+    [value] = folded(message(event(1), key=key)).values
+    assert value.key == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [([], []), ([9], [[9]]), ([3, 3, 3], [[3, 3], [3]]), ([9, 1, 9], [[9], [1], [9]])]
+)
+def test_messages_are_divided_by_their_bytes(sizes: list[int], expected: list[list[int]]) -> None:
+    messages = [message(b"x" * size) for size in sizes]
+    assert [[len(one.body) for one in piece] for piece in pieces(messages, most_bytes=8)] == expected
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.integers(0, 4), st.booleans()), min_size=1, max_size=12
+)
+
+
+@given(EVENTS, st.data())
+def test_any_order_and_repetition_has_the_same_last_values(
+    events: list[tuple[str, str, int, bool]], data: st.DataObject
+) -> None:
+    messages = [
+        # Some times are in the far future; those are compared by the time of the ingress.
+        message(event(n, series=series, ts=ENQUEUED + ts + ahead * 10**6), offset=n, key=key, enqueued=ENQUEUED + n % 5)
+        for n, (key, series, ts, ahead) in enumerate(events)
+    ]
+    repeated = data.draw(st.permutations(messages + data.draw(st.lists(st.sampled_from(messages), max_size=4))))
+    at = data.draw(st.integers(0, len(repeated)))
+    assert stored([repeated[:at], repeated[at:]]) == stored([messages])
+
+
+def stored(batches: Sequence[Sequence[StreamMessage]]) -> list[LastValue]:
+    """The values after these transactions."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = SqliteStore(Path(directory) / "v.db", pool="p", create=True)
+        for batch in batches:
+            store.write([folded(*batch)])
+        found = [one for key in "ab" for one in store.find(key, series=None, after=None, limit=99)]
+        store.close()
+    return found

@@ -1,0 +1,227 @@
+"""Simulated devices: the same seed gives the same bytes, sizes are exact, and each fault is what it is called."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tracemalloc
+from collections import Counter, defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from itertools import islice, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.protocol.rates import blocks
+from osrdyne.telemetry.simulator import MIN_EVENT_BYTES, SERIES, MessageKind, SimulatedMessage, Simulation, simulate
+from osrdyne_sources.rabbit_stream.rows import to_batch
+from osrdyne_worker.pipelines.telemetry.events import parse
+
+START = 1_795_420_800_000
+ALL_FAULTS = Simulation(
+    devices=20,
+    sites=3,
+    messages_a_minute=Fraction(600),
+    events=Fraction(5, 2),
+    start_ms=START,
+    alarms_a_minute=Fraction(30),
+    late=0.1,
+    out_of_order=0.1,
+    clock_skew=30.0,
+    duplicates=0.1,
+    invalid=0.1,
+    oversized=0.05,
+)
+
+shares = st.floats(0, 1)
+simulations = st.builds(
+    Simulation,
+    devices=st.integers(2, 12),
+    sites=st.integers(1, 2),
+    messages_a_minute=st.fractions(0, 300, max_denominator=7),
+    events=st.fractions(1, 12, max_denominator=4),
+    event_bytes=st.none() | st.integers(MIN_EVENT_BYTES, 5000),
+    duration=st.fractions(0, 30, max_denominator=10),
+    seed=st.integers(),
+    start_ms=st.integers(0, START),
+    alarms_a_minute=st.fractions(0, 60, max_denominator=3),
+    late=shares,
+    late_by=st.floats(0, 1e6),
+    out_of_order=shares,
+    clock_skew=st.floats(0, 1e4),
+    duplicates=shares,
+    invalid=shares,
+    oversized=shares,
+)
+
+
+def events_of(message: SimulatedMessage) -> list[dict[str, Any]]:
+    document = json.loads(message.body)
+    events: list[dict[str, Any]] = document.get("events", [document])
+    return events
+
+
+def digest(simulation: Simulation) -> str:
+    found = hashlib.sha256()
+    for one in simulate(simulation):
+        found.update(
+            repr((one.at_us, one.key, one.message_id, sorted(one.headers), one.kind.value)).encode() + one.body
+        )
+    return found.hexdigest()
+
+
+def test_a_seed_gives_the_same_bytes_on_every_machine() -> None:
+    assert digest(ALL_FAULTS) == "c765bf5c2904471dbff26bdd0e33dd599e513bfd9446c252f2a2e726e055c04f"
+    assert digest(replace(ALL_FAULTS, seed=2)) != digest(ALL_FAULTS)
+
+
+@given(simulations)
+def test_messages_come_in_time_and_as_often_as_the_rates_say(simulation: Simulation) -> None:
+    messages = list(simulate(simulation))
+    assert messages == list(simulate(simulation))
+    times = [one.at_us for one in messages]
+    assert times == sorted(times)
+    assert all(0 <= at < simulation.duration * 1_000_000 for at in times)
+    sent = [one for one in messages if one.kind is not MessageKind.DUPLICATE]
+    assert len({one.message_id for one in sent}) == len(sent)
+    alarms = sum(one.is_alarm for one in sent)
+    minutes = simulation.duration / 60
+    assert 0 <= alarms - simulation.alarms_a_minute * minutes < 1
+    count = len(sent) - alarms
+    assert 0 <= count - simulation.messages_a_minute * minutes < 1
+    assert sum(one.events for one in sent if not one.is_alarm) == int(count * simulation.events)
+
+
+@given(simulations)
+def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation: Simulation) -> None:
+    originals = {}
+    for one in simulate(simulation):
+        if one.kind is MessageKind.DUPLICATE:
+            assert replace(one, kind=originals[one.message_id].kind) == originals[one.message_id]
+            continue
+        originals[one.message_id] = one
+        if one.kind is MessageKind.INVALID:
+            with pytest.raises(ValueError, match=r"^"):
+                json.loads(one.body)
+            continue
+        sizes = [len(json.dumps(event, separators=(",", ":"))) for event in events_of(one)]
+        assert len(sizes) == one.events
+        expected = [simulation.event_bytes or size for size in sizes]
+        if one.kind is MessageKind.OVERSIZED:
+            expected[0] = 33 * 1024
+        assert sizes == expected
+
+
+def test_an_event_of_two_and_a_half_kilobytes_counts_as_three() -> None:
+    (message,) = islice(simulate(Simulation(event_bytes=2500)), 1)
+    assert (len(message.body), blocks(len(message.body), 1024)) == (2500, 3)
+
+
+@given(st.integers(), st.integers(1, 5))
+def test_values_walk_within_their_bounds(seed: int, devices: int) -> None:
+    simulation = Simulation(devices=devices, messages_a_minute=Fraction(2_000), seed=seed)
+    walks = defaultdict(list)
+    for message in simulate(simulation):
+        for event in events_of(message):
+            walks[event["series"], event["device"]].append(event["value"])
+    assert len(walks) == devices * len(SERIES)
+    for series in SERIES:
+        for device in range(devices):
+            walk = walks[series.name, simulation.name_of(device)]
+            assert series.low <= min(walk) <= max(walk) <= series.high
+            assert max(abs(a - b) for a, b in pairwise(walk)) <= series.step + 0.001
+            assert len(set(walk)) > 1
+
+
+def test_times_are_late_or_skewed_as_set() -> None:
+    skews: defaultdict[int, set[int]] = defaultdict(set)
+    late: list[int] = []
+    for message in simulate(replace(ALL_FAULTS, late_by=600.0)):
+        if message.kind in (MessageKind.TELEMETRY, MessageKind.LATE, MessageKind.ALARM):
+            apart = events_of(message)[-1]["ts"] - START - message.at_us // 1000
+            if message.kind is MessageKind.LATE:
+                late.append(apart)
+            else:
+                skews[message.device].add(apart)
+    assert all(len(found) == 1 and abs(found.pop()) <= 30_000 for found in skews.values())
+    assert -630_000 <= min(late) < -300_000
+    assert len(late) > 20
+
+
+def test_a_message_out_of_order_follows_the_next_one_of_its_device() -> None:
+    simulation = Simulation(devices=4, messages_a_minute=Fraction(600), out_of_order=0.3)
+    in_order = {one.message_id: number for number, one in enumerate(simulate(replace(simulation, out_of_order=0.0)))}
+    moved = 0
+    latest: dict[int, int] = {}
+    for message in simulate(simulation):
+        number = in_order[message.message_id]
+        if message.kind is MessageKind.OUT_OF_ORDER:
+            assert latest[message.device] == number + simulation.devices
+            moved += 1
+        latest[message.device] = max(number, latest.get(message.device, 0))
+    assert moved > 100
+
+
+def test_faults_do_not_change_the_values_of_other_messages() -> None:
+    plain = {
+        one.message_id: one.body
+        for one in simulate(replace(ALL_FAULTS, late=0.0, clock_skew=0.0, duplicates=0.0, invalid=0.0, oversized=0.0))
+    }
+    same = [one for one in simulate(replace(ALL_FAULTS, clock_skew=0.0)) if one.kind is MessageKind.TELEMETRY]
+    assert len(same) > 300
+    assert all(plain[one.message_id] == one.body for one in same)
+
+
+def test_the_ingest_stores_what_is_valid_and_knows_the_rest() -> None:
+    messages = list(simulate(ALL_FAULTS))
+    stream = [
+        StreamMessage(offset, "", "P-log-0", one.body, {"x-osrdyne-key": one.key, "x-osrdyne-enqueued": START})
+        for offset, one in enumerate(messages)
+    ]
+    parsed = parse(to_batch("P-log-0", stream), partition=0)
+    broken, large = ({one.message_id for one in messages if one.kind == kind} for kind in ("invalid", "oversized"))
+    invalid = [one for one in messages if one.message_id in broken]
+    oversized = [one for one in messages if one.message_id in large]
+    assert len(parsed.invalid) == len(invalid) + len(oversized)
+    assert len(parsed.events) == sum(one.events for one in messages if one not in invalid) - len(oversized)
+    kinds = Counter(parsed.events.column("kind").to_pylist())
+    assert kinds["alarm"] == sum(one.is_alarm for one in messages)
+    assert set(parsed.events.column("key").to_pylist()) == {ALL_FAULTS.key_of(device) for device in range(20)}
+
+
+def test_memory_does_not_grow_with_the_duration() -> None:
+    endless = replace(ALL_FAULTS, duration=Fraction(10**9), invalid=0.0, oversized=0.0)
+    messages = simulate(endless)
+    next(messages)
+    tracemalloc.start()
+    try:
+        for _ in islice(messages, 2_000):
+            pass
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in islice(messages, 4_000):
+            pass
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"devices": 0}, "devices"),
+        ({"sites": 51}, "sites"),
+        ({"events": Fraction(1, 2)}, "events"),
+        ({"event_bytes": 100}, "size: must be from 256"),
+        ({"late": 1.1}, "late: must be a share"),
+        ({"invalid": float("nan")}, "invalid: must be a share"),
+        ({"start_ms": 10**15}, "start: must be before"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Simulation(**fields)

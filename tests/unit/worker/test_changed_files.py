@@ -1,0 +1,206 @@
+"""The files below the tables of a key: their version, and directories that are being written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osrdyne.errors import ConfigurationError
+from osrdyne_worker.pipelines import data_versions
+from osrdyne_worker.pipelines.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
+from osrdyne_worker.pipelines.datasets import parse_config, resolve
+from osrdyne_worker.spark.file_listing import ListedFile, ListingError
+
+LATER = 10_000_000.0
+"""Seconds after now, when nothing is recent."""
+
+
+class Table:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        self.write("part-0", "_SUCCESS")
+
+    def write(self, *names: str) -> None:
+        for name in names:
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_bytes(b"rows")
+
+    def files(self, **options: Any) -> DataFiles:
+        tables = {"view": "t", "path": str(self.path), **options}
+        return data_files(resolve(parse_config({"datasets": [{"key": "k", "tables": [tables]}]}), "k").tables)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "t")
+
+
+def test_same_files_have_the_same_signature_and_version(table: Table) -> None:
+    assert table.files() == table.files()
+    assert table.files().newest_ms is not None
+
+
+def test_every_change_of_a_file_changes_the_signature(table: Table) -> None:
+    seen = {table.files().signature}
+    table.write("part-1")
+    seen.add(table.files().signature)
+    (table.path / "part-1").rename(table.path / "part-2")
+    seen.add(table.files().signature)
+    (table.path / "part-2").write_bytes(b"ROWS")
+    os.utime(table.path / "part-2", (1, 1))
+    seen.add(table.files().signature)
+    (table.path / "part-2").unlink()
+    (table.path / "day=1").mkdir()
+    table.write("day=1/part-0")
+    seen.add(table.files().signature)
+    table.path.rename(table.path.with_name("former"))
+    seen.add(table.files().signature)
+    Table(table.path)
+    seen.add(table.files().signature)
+    assert len(seen) == 7
+
+
+def test_version_is_the_latest_change_also_of_a_file_that_keeps_its_time(table: Table) -> None:
+    os.utime(table.path / "part-0", (2e9, 2e9))
+    assert table.files().newest_ms == 2_000_000_000_000
+    os.utime(table.path / "part-0", (1, 1))
+    newest = table.files().newest_ms
+    assert newest is not None
+    assert newest >= int((table.path / "part-0").stat().st_ctime * 1000)
+
+
+@pytest.mark.parametrize("name", ["_temporary/0/part-1", ".spark-staging-17/part-1"])
+def test_write_that_has_not_ended_is_seen_and_does_not_count_as_data(table: Table, name: str) -> None:
+    before = table.files()
+    table.write(name)
+    now = time.time()
+    os.utime(table.path / name, (now + 1, now + 1))  # file systems count time in steps of a few milliseconds
+    assert table.files().signature == before.signature
+    reason = table.files().being_written(before)
+    assert reason is not None
+    assert name.split("/")[0] in reason
+    assert table.files().being_written() == reason, "also at the first load"
+    os.utime(table.path / "_SUCCESS", (now + 2, now + 2))  # a later write has ended
+    assert table.files().being_written(before) is None
+
+
+def test_rest_of_a_failed_write_no_longer_counts_after_a_while(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write("_temporary/0/part-1")
+    now = time.time()
+    monkeypatch.setattr(data_versions.time, "time", lambda: now + ABANDONED_AFTER - 60)
+    assert table.files().being_written() is not None
+    monkeypatch.setattr(data_versions.time, "time", lambda: now + ABANDONED_AFTER + 60)
+    assert table.files().being_written() is None
+
+
+def test_directory_without_its_success_file_is_being_written_until_it_has_settled(table: Table) -> None:
+    before = table.files()
+    (table.path / "_SUCCESS").unlink()
+    table.write("part-1")
+    assert "_SUCCESS" in (table.files().being_written(before) or "")
+    assert table.files().being_written() is None, "a directory that never had one is complete"
+    assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
+
+
+def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(table: Table) -> None:
+    (table.path / "_SUCCESS").unlink()
+    before = table.files()
+    (table.path / "part-0").unlink()
+    assert table.files().being_written(before) is not None
+    table.path.rmdir()
+    assert table.files().being_written(before) is not None
+    assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
+
+
+def test_transactional_formats_are_never_half_written(table: Table) -> None:
+    table.write("_temporary/0/part-1")
+    assert table.files(format="delta").being_written() is None
+
+
+def test_files_that_cannot_be_listed_have_no_version(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table.files(path="s3a://bucket/t").signature is None
+    assert table.files(path=f"{table.path}/*").newest_ms is None
+    monkeypatch.setattr(data_versions, "MAX_FILES", 1)
+    table.write("part-1", "part-2", "part-3")
+    assert table.files().signature is None
+
+
+@pytest.mark.parametrize("given", [{"path": "/data/{k}/*.parquet"}, {"path": "t", "format": "table"}])
+def test_watch_is_refused_for_files_that_cannot_be_listed(given: dict[str, str]) -> None:
+    config = {"datasets": [{"key": "{k}", "watch": True, "tables": [{"view": "t", **given}]}]}
+    with pytest.raises(ConfigurationError, match=r"datasets\.0: .*watch needs files"):
+        parse_config(config)
+
+
+@pytest.mark.parametrize("path", ["file:/data/{k}", "hdfs://host/{k}", "s3a://bucket/{k}"])
+def test_watch_takes_any_file_system(path: str) -> None:
+    table = {"view": "t", "path": path}
+    assert resolve(parse_config({"datasets": [{"key": "{k}", "watch": True, "tables": [table]}]}), "a").watch
+
+
+class Remote:
+    """A listing of a file system that is not local."""
+
+    def __init__(self) -> None:
+        self.files = {
+            "": ListedFile("", True, 0, 5.0, "-"),
+            "part-0": ListedFile("part-0", False, 10, 6.0, "a"),
+            "part%201": ListedFile("part%201", False, 10, 7.5, "b"),
+        }
+
+    def change(self, name: str, **values: Any) -> None:
+        known = self.files.get(name, ListedFile(name, False, 1, 7.0, "-"))
+        self.files[name] = replace(known, **values)
+
+    def listed(self, error: Exception | None = None, **options: Any) -> DataFiles:
+        def list_remote(path: str) -> Iterator[ListedFile]:
+            assert path == "s3a://bucket/t"
+            yield from self.files.values()
+            if error is not None:
+                raise error
+
+        table = {"view": "t", "path": "s3a://bucket/t", **options}
+        config = parse_config({"datasets": [{"key": "k", "tables": [table]}]})
+        return data_files(resolve(config, "k").tables, list_remote)
+
+
+def test_every_change_of_a_remote_file_changes_the_signature() -> None:
+    remote = Remote()
+    seen = {remote.listed().signature}
+    assert remote.listed().newest_ms == 7500
+    remote.files = dict(reversed(remote.files.items()))
+    assert {remote.listed().signature} == seen, "an object store lists in any order"
+    for change in ({"size": 11}, {"modified": 6.5}, {"identity": "c"}):
+        remote.change("part-0", **change)
+        seen.add(remote.listed().signature)
+    remote.change("day=1", is_directory=True)
+    seen.add(remote.listed().signature)
+    del remote.files["part-0"]
+    seen.add(remote.listed().signature)
+    assert len(seen) == 6
+
+
+def test_remote_write_that_has_not_ended_is_seen() -> None:
+    remote = Remote()
+    now = time.time()
+    remote.change("_SUCCESS", modified=now)
+    before = remote.listed()
+    assert before.being_written() is None
+    remote.change("_temporary/0/part-2", modified=now + 1)
+    assert remote.listed().signature == before.signature
+    assert "_temporary" in (remote.listed().being_written() or "")
+
+
+def test_remote_files_that_cannot_be_listed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote()
+    assert remote.listed(ListingError("refused")).signature is None
+    assert remote.listed(FileNotFoundError()).tables["t"].signature == "missing"
+    monkeypatch.setattr(data_versions, "MAX_FILES", 1)
+    assert remote.listed().signature is None

@@ -1,0 +1,175 @@
+"""A worker starts its JVM before it imports what takes long. The JVM is a script here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from osrdyne.errors import StartFailedError
+from osrdyne_worker.app.app import Context, EarlyStart, importing
+from osrdyne_worker.spark.jvm import Jvm, JvmStartError, StartingJvm
+from osrdyne_worker.spark.session import SparkSessions
+
+PATIENCE = 120.0
+
+IMPORTS = """
+import sys
+from osrdyne_worker.app.app import Context, EarlyStart, importing
+from osrdyne_worker.spark import session
+
+class Starting:
+    def __init__(self, settings, home):
+        print([name for name in ("pyspark", "pyarrow", "numpy", "pandas", "sqlglot") if name in sys.modules])
+        print(settings["spark.master"], "accessExternalDTD" in settings["spark.driver.extraJavaOptions"])
+
+    def end(self):
+        pass
+
+session.StartingJvm = Starting
+early = EarlyStart(Context(key="k", worker_config={"spark": {"master": "local[1]"}}))
+importing.set(early)
+from osrdyne_worker.pipelines import sql
+early.settle(sql.app.sessions)
+print(early.is_taken, "pyspark" in sys.modules)
+"""
+
+
+def test_nothing_heavy_is_imported_before_the_jvm_of_the_sql_pipeline() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["[]", "local[1] True", "True True"])
+
+
+class Starts:
+    """Counts the JVMs that run, and those that were started. None of them can be connected with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running: list[StartingJvm] = []
+        self.count = 0
+        starts = self
+
+        class Fake(StartingJvm):
+            def __init__(self, settings: dict[str, str], home: Path) -> None:
+                self.settings, self._taken = settings, False
+                self.home = home
+                starts.running.append(self)
+                starts.count += 1
+
+            def connect(self) -> Jvm:
+                raise JvmStartError("this JVM is not real")
+
+            def end(self) -> None:
+                starts.running.remove(self)
+
+        for name in ("_gateway", "_jvm", "_active_spark_context"):
+            monkeypatch.setattr(SparkContext, name, None)  # tests of Spark may have left a JVM in this process
+        monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+        monkeypatch.setattr("osrdyne_worker.spark.session.StartingJvm", Fake)
+        monkeypatch.setattr("osrdyne_worker.spark.session.require_reachable", lambda master: None)
+        monkeypatch.setattr("osrdyne_worker.spark.jvm.require_java", lambda: None)
+        for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON"):
+            monkeypatch.setenv(name, "")  # the code under test sets them
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    return Starts(monkeypatch)
+
+
+def context_of(master: str) -> Context:
+    return Context(key="k", worker_config={"spark": {"master": master}})  # type: ignore[arg-type]
+
+
+def import_of(master: str, *, is_shared: bool = False) -> EarlyStart:
+    return EarlyStart(context_of(master), is_shared=is_shared)
+
+
+def sessions_in(early: EarlyStart | None) -> SparkSessions:
+    token = importing.set(early)
+    try:
+        return SparkSessions()
+    finally:
+        importing.reset(token)
+
+
+def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts) -> None:
+    early = import_of("local[1]")
+    imported, own = sessions_in(early), sessions_in(early)
+    assert len(starts.running) == 1  # one JVM, however many factories are made
+    early.settle(own)
+    assert starts.running == []
+    kept = import_of("local[1]")
+    imported = sessions_in(kept)
+    kept.settle(imported)
+    assert len(starts.running) == 1
+    kept.settle(None)  # the configuration of the application is invalid
+    assert starts.running == []
+
+
+@pytest.mark.parametrize("master", ["sc://server", "no master"])
+def test_session_without_a_jvm_of_the_worker_starts_none(starts: Starts, master: str) -> None:
+    early = import_of(master)
+    sessions_in(early)
+    assert (starts.running, early.is_taken) == ([], False)
+
+
+MASTERS = ["local[1]", "local-cluster[1,1,512]", "spark://host:7077", "k8s://https://host", "yarn"]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["dedicated", "pooled"])
+@pytest.mark.parametrize("master", MASTERS)
+def test_session_is_built_in_the_jvm_that_was_started_early(
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str, is_shared: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    early = import_of(master, is_shared=is_shared)
+    sessions = sessions_in(early)
+    early.settle(sessions)
+    [running] = starts.running
+    assert ("spark.scheduler.mode" in running.settings) == is_shared
+    build = sessions.build_shared if is_shared else sessions.build
+    with pytest.raises(StartFailedError, match="this JVM is not real"):
+        build(context_of(master))
+    assert (starts.count, starts.running) == (1, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_for_executors_is_removed_with_a_jvm_that_nothing_uses(
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    early = import_of("local-cluster[1,1,512]")
+    sessions_in(early)
+    [directory] = tmp_path.iterdir()
+    assert (directory / "jars").is_symlink()
+    early.settle(None)
+    assert (starts.running, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_outside_of_a_starting_worker_nothing_starts(starts: Starts) -> None:
+    sessions_in(None)
+    assert starts.running == []
+
+
+def test_jvm_that_exits_leaves_its_message_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text("#!/bin/sh\necho 'Error: no such option' >&2; exit 1\n")
+    submit.chmod(0o755)
+    starting = StartingJvm({"spark.master": "local"}, tmp_path)
+    with pytest.raises(JvmStartError, match="no such option"):
+        starting.connect()
+    assert list(temporary.iterdir()) == []
+    submit.unlink()
+    with pytest.raises(OSError, match="spark-submit"):
+        StartingJvm({}, tmp_path)
+    assert list(temporary.iterdir()) == []

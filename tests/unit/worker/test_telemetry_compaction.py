@@ -1,0 +1,137 @@
+"""A compaction keeps every row, and replaces the files of an hour in one step."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stored_telemetry import START, committed, compact, events, ingest, merge, next_of, on_disk, stored, write
+
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Call, Context, RequestError
+from osrdyne_worker.pipelines import ingest as pipeline
+from osrdyne_worker.pipelines.telemetry.compaction import SORTED_BY, commit_compaction, plan_compaction
+from osrdyne_worker.pipelines.telemetry.ranges import store
+from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, Table, TableDamagedError
+
+MINUTES = 60_000
+HOUR = 60 * MINUTES
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Four hours in small files, of which three are closed."""
+    table = Table(tmp_path / "cold")
+    for end in (2, 4, 6, 8):
+        ingest(table, end=end, step=30 * MINUTES)
+    return table
+
+
+def test_closed_hours_have_one_sorted_file_each(table: Table) -> None:
+    before = set(table.files())
+    commit = compact(table)
+    assert commit is not None
+    assert (commit.number, commit.start, commit.stop, len(commit.files), len(commit.invalid_files)) == (5, 8, 8, 3, 3)
+    assert stored(table) == events(0, 8)
+    for file in commit.files:
+        rows = pq.read_table(table.directory / file.path, partitioning=None).select(SORTED_BY)
+        assert rows.num_rows == file.rows == 4
+        assert rows.equals(rows.sort_by([(column, "ascending") for column in SORTED_BY]))
+    # Programs that have listed the earlier files can still read them.
+    assert on_disk(table) > committed(table) | before
+    assert table.remove_orphans(0) == []
+    assert compact(table) is None
+    assert ingest(table, end=9, step=30 * MINUTES).start == 8
+
+
+def test_compaction_is_limited_to_the_oldest_hours(table: Table) -> None:
+    assert compact(table, max_hours=2) is not None
+    plan = plan_compaction(table.live(0), max_hours=2)
+    assert (plan.hours, plan.remaining) == (1, 0)
+    assert {one.path.split("/")[1] for one in plan.files} == {"hour=12"}
+
+
+def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> None:
+    plan = plan_compaction(table.live(0), max_hours=9)
+    results = merge(table, plan)
+    ingest(table, end=10, step=30 * MINUTES)
+    before = set(table.files())
+    with pytest.raises(CommitConflictError):
+        commit_compaction(table, plan, results, partition=0)
+    assert set(table.files()) == before
+    assert on_disk(table) == committed(table)
+
+
+def test_compaction_that_commits_during_an_ingest_makes_it_fail(table: Table) -> None:
+    wanted = next_of(table, end=10)
+    results = write(table, wanted, step=30 * MINUTES)
+    compact(table)
+    with pytest.raises(CommitConflictError):
+        store(table, wanted, results, partition=0)
+    assert stored(table) == events(0, 8)
+    ingest(table, end=10, step=30 * MINUTES)
+    assert stored(table) == events(0, 10)
+
+
+def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
+    plan = plan_compaction(table.live(0), max_hours=9)
+    results = merge(table, plan)
+    before = table.live(0).number
+    with pytest.raises(TableDamagedError, match="name 12 rows in files to merge, but these files have 0"):
+        commit_compaction(table, plan, results[1:], partition=0)
+    failed = [results[0], '{"errno": 28, "error": "No space left on device"}']
+    with pytest.raises(StorageError, match="No space left on device"):
+        commit_compaction(table, plan, failed, partition=0)
+    assert (table.live(0).number, stored(table)) == (before, events(0, 8))
+    assert on_disk(table) == committed(table)
+
+
+@pytest.mark.parametrize("handler", ["ingest", "replay", "compact"])
+def test_request_during_another_one_of_the_partition_is_refused(table: Table, handler: str) -> None:
+    config = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory)}}}
+    worker = pipeline.Ingest(pipeline.parse_config(config), "P", "cold", 0, table)
+    call = Call(Context(key=Key("cold/0"), config=config, state=worker), Request(key="cold/0", body=b""))
+    request = {"ingest": pipeline.IngestRequest, "replay": pipeline.ReplayRequest, "compact": pipeline.CompactRequest}
+    with worker.busy, pytest.raises(RequestError, match="is running in this worker") as refusal:
+        getattr(pipeline, handler)(call, request[handler]())
+    assert (refusal.value.code, refusal.value.error_code) == (409, "ingest_conflict")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ingest"), st.integers(1, 4), st.sampled_from([5 * MINUTES, 30 * MINUTES, HOUR])),
+        st.tuples(st.just("compact"), st.integers(1, 3), st.none()),
+        st.tuples(st.just("expire"), st.integers(0, 6), st.none()),
+        st.tuples(st.just("restart"), st.none(), st.none()),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(STEPS)
+def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps) -> None:  # type: ignore[no-untyped-def]
+    with tempfile.TemporaryDirectory() as name:
+        table, end, hours = Table(Path(name)), 0, {}
+        for kind, number, step in steps:
+            if kind == "ingest":
+                hours |= {one: START + one * step for one in range(end, end + number)}
+                end += number
+                ingest(table, end=end, step=step)
+            elif kind == "compact":
+                compact(table, max_hours=number)
+            elif kind == "expire" and end:
+                limit = datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=number)
+                table.expire(0, limit)
+                hours = {one: at for one, at in hours.items() if (at - START) // HOUR >= number}
+            elif kind == "restart":
+                table = Table(Path(name))
+                table.remove_orphans(0)
+            assert stored(table) == [(offset, index) for offset in sorted(hours) for index in (0, 1)]
+            assert sum(file.rows for file in table.live(0).invalid_files.values()) == len(hours)

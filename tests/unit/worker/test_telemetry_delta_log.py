@@ -1,0 +1,122 @@
+"""The Delta log of a table repeats each of its commits once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_telemetry import START, compact, delta_files, ingest, live_files
+
+from osrdyne_worker.pipelines.ingest import Ingest, parse_config, publish_delta
+from osrdyne_worker.pipelines.telemetry.delta_log import DeltaLog
+from osrdyne_worker.pipelines.telemetry.live_files import DataFile
+from osrdyne_worker.pipelines.telemetry.table import Commit, Table
+
+MINUTES = 60_000
+HOUR = 60 * MINUTES
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "cold")
+
+
+def version(table: Table, number: int) -> list[dict[str, Any]]:
+    path = table.directory / "_delta_log" / f"{number:020d}.json"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def kinds(table: Table, number: int) -> list[str]:
+    return [next(iter(action)) for action in version(table, number)]
+
+
+def test_each_commit_is_published_once(table: Table) -> None:
+    log = DeltaLog(table)
+    assert log.publish() == -1
+    for end in (2, 4):
+        ingest(table, end=end, step=HOUR)
+        assert log.publish() == DeltaLog(table).publish() == end // 2 - 1
+    assert delta_files(table) == live_files(table)
+    assert kinds(table, 0) == ["commitInfo", "protocol", "metaData", "add", "add", "txn"]
+    assert version(table, 1)[-1]["txn"] | {"lastUpdated": 0} == {"appId": "osrdyne-0", "version": 2, "lastUpdated": 0}
+    file = version(table, 1)[1]["add"]
+    assert (file["partitionValues"], file["dataChange"]) == ({"date": "2026-11-22", "hour": "12"}, True)
+    assert file["size"] == (table.directory / file["path"]).stat().st_size
+
+
+def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table: Table) -> None:
+    log = DeltaLog(table)
+    ingest(table, end=2, step=30 * MINUTES)
+    log.publish()
+    ingest(table, end=6, step=30 * MINUTES)
+    compact(table)
+    ingest(table, end=8, step=30 * MINUTES)
+    table.expire(0, datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2))
+    assert log.publish() == 3
+    assert delta_files(table) == live_files(table)
+    changes = [
+        {
+            action[kind]["dataChange"]
+            for action in version(table, number)
+            for kind in ("add", "remove")
+            if kind in action
+        }
+        for number in range(4)
+    ]
+    assert changes == [{True}, {True}, {False}, {True}]
+
+
+def test_table_that_had_commits_before_is_published_whole(table: Table) -> None:
+    for end in (2, 4, 6):
+        ingest(table, end=end, step=30 * MINUTES)
+    compact(table)
+    assert DeltaLog(table).publish() == 0
+    assert delta_files(table) == live_files(table)
+
+
+def test_removed_delta_log_is_written_again_as_a_whole(table: Table) -> None:
+    log = DeltaLog(table)
+    ingest(table, end=2, step=HOUR)
+    log.publish()
+    shutil.rmtree(table.directory / "_delta_log")
+    ingest(table, end=4, step=HOUR)
+    assert log.publish() == 0
+    assert delta_files(table) == live_files(table)
+
+
+def test_two_workers_publish_the_same_commits_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other worker publishes between the decision and the write of this one."""
+    ingest(table, end=2, step=HOUR)
+    table.commit(Commit(1, 1, 0, 9, [DataFile("date=2026-11-22/hour=10/other.parquet", 12, 100)]))
+    ours, theirs = DeltaLog(table), DeltaLog(Table(table.directory))
+    write = ours._write
+
+    def write_second(number: int, actions: list[dict[str, Any]]) -> None:
+        theirs.publish()
+        write(number, actions)
+
+    monkeypatch.setattr(ours, "_write", write_second)
+    assert ours.publish() == 0
+    assert delta_files(table) == live_files(table)
+    ingest(table, end=4, step=HOUR)
+    assert ours.publish() == theirs.publish() == 1
+    assert delta_files(table) == live_files(table)
+
+
+def test_delta_log_that_cannot_be_written_is_written_by_a_later_request(table: Table) -> None:
+    config = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory), "format": "delta"}}}
+    worker = Ingest(parse_config(config), "P", "cold", 0, table)
+    ingest(table, end=2, step=HOUR)
+    obstacle = table.directory / "_delta_log"
+    obstacle.write_text("a file")
+    assert publish_delta(worker) == {"delta_version": None}
+    obstacle.unlink()
+    ingest(table, end=4, step=HOUR)
+    assert publish_delta(worker) == {"delta_version": 0}
+    assert delta_files(table) == live_files(table)
+    plain = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory)}}}
+    assert publish_delta(Ingest(parse_config(plain), "P", "cold", 0, table)) == {}

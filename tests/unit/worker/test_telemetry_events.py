@@ -1,0 +1,178 @@
+"""Each event of a message becomes one row, or one invalid row with the reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne_sources.rabbit_stream.rows import to_batch
+from osrdyne_worker.pipelines.telemetry.events import EVENTS, INVALID, KEPT_BYTES, Parsed, parse
+
+ENQUEUED = 1_795_341_600_123
+HEADERS = {"x-osrdyne-key": "site/ü", "x-osrdyne-enqueued": ENQUEUED}
+
+
+def message(body: object, *, offset: int = 7, headers: Any = HEADERS, **properties: Any) -> StreamMessage:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return StreamMessage(offset, "", "P-log-2", text, headers, message_id="m", **properties)
+
+
+def parsed(*messages: StreamMessage) -> Parsed:
+    return parse(to_batch("P-log-2", messages), partition=2)
+
+
+def test_event_with_all_fields_is_a_row() -> None:
+    event = {
+        "series": "temperature",
+        "ts": "2026-11-22T11:00:00.25+01:00",
+        "kind": "alarm",
+        "value": 21.5,
+        "quality": 192,
+        "attributes": {"unit": "°C", "limits": [1, 2], "none": None},
+        "line": 4,
+    }
+    (row,) = parsed(message(event)).events.to_pylist()
+    assert row["ts"].isoformat() == "2026-11-22T10:00:00.250000+00:00"
+    assert round(row["enqueued"].timestamp() * 1000) == ENQUEUED
+    assert (row["key"], row["series"], row["kind"], row["quality"]) == ("site/ü", "temperature", "alarm", "192")
+    assert (row["value"], row["value_text"], row["message_id"]) == (21.5, None, "m")
+    assert (row["partition"], row["offset"], row["index"]) == (2, 7, 0)
+    assert dict(row["attributes"]) == {"line": "4", "unit": "°C", "limits": "[1,2]", "none": None}
+
+
+@pytest.mark.parametrize("body", [{"series": "a"}, [{"series": "a"}], {"events": [{"series": "a"}]}])
+def test_three_forms_of_a_message_hold_the_same_event(body: object) -> None:
+    assert parsed(message(body)).events.equals(parsed(message({"series": "a"})).events)
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "text"), [(3, 3.0, None), (True, 1.0, None), ("on", None, "on"), (None, None, None)]
+)
+def test_value_is_a_number_or_a_text(value: object, number: float | None, text: str | None) -> None:
+    (row,) = parsed(message({"series": "a", "value": value})).events.to_pylist()
+    assert (row["value"], row["value_text"]) == (number, text)
+
+
+def test_time_is_that_of_the_event_or_of_the_message() -> None:
+    (by_number,) = parsed(message({"series": "a", "ts": 1_500})).events.to_pylist()
+    (by_text,) = parsed(message({"series": "a", "ts": "1970-01-01T00:00:01.5"})).events.to_pylist()
+    (without,) = parsed(message({"series": "a"})).events.to_pylist()
+    assert by_number["ts"] == by_text["ts"]
+    assert without["ts"] == without["enqueued"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b'{"series": "a", "value": NaN}', "NaN is not JSON"),
+        (b"\xff", "not UTF-8: byte 0"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"1" * 5_000, "not JSON"),
+        (b"3", "neither a JSON object nor an array"),
+        ([3], "not a JSON object"),
+        ({"value": 1}, "series must be"),
+        ({"series": 4}, "series must be"),
+        ({"series": "a", "kind": "log"}, "kind must be one of alarm, event, telemetry, variable"),
+        ({"series": "a", "kind": []}, "kind must be"),
+        ({"series": "a", "ts": "yesterday"}, "ts is not a time"),
+        ({"series": "a", "ts": {}}, "ts must be a text"),
+        ({"series": "a", "ts": -1}, "between the years 1970 and 9999"),
+        (b'{"series": "a", "ts": 1e308}', "ts must be a text"),
+        ({"series": "a", "value": {"x": 1}}, "value must be a number"),
+        ({"series": "a", "value": 10**400}, "too large"),
+        ({"series": "a", "quality": 1.5}, "quality must be"),
+        ({"series": "a", "attributes": "x"}, "attributes must be"),
+        ({"series": "a", "note": "x" * 33_000}, "at most 32768 are allowed"),
+    ],
+)
+def test_invalid_event_is_kept_with_its_reason(body: Any, reason: str) -> None:
+    good = message({"series": "a"}, offset=8)
+    found = parsed(message(body), good)
+    (row,) = found.invalid.to_pylist()
+    assert reason in row["reason"]
+    assert (row["key"], row["partition"], row["offset"], row["message_id"]) == ("site/ü", 2, 7, "m")
+    assert row["size_bytes"] >= len(row["body"])
+    assert found.events.column("offset").to_pylist() == [8]
+
+
+def test_one_invalid_event_leaves_the_others_of_its_message() -> None:
+    events = [{"series": f"s{number}", "value": number} for number in range(10_000)]
+    events[4_321]["series"] = None
+    found = parsed(message(events))
+    assert found.invalid.column("index").to_pylist() == [4_321]
+    assert found.events.column("index").to_pylist() == [*range(4_321), *range(4_322, 10_000)]
+
+
+def test_large_event_is_invalid_and_its_beginning_is_kept() -> None:
+    small, large = {"series": "a", "note": "x" * 32_000}, {"series": "a", "note": "x" * 100_000}
+    found = parsed(message([small, large, small]))
+    (row,) = found.invalid.to_pylist()
+    assert (row["index"], len(row["body"])) == (1, KEPT_BYTES)
+    assert row["size_bytes"] == len(json.dumps(large, separators=(",", ":")))
+    assert len(found.events) == 2
+
+
+def test_compressed_message_and_message_without_time_are_invalid() -> None:
+    compressed = message({"series": "a"}, content_encoding="gzip")
+    reasons = parsed(compressed, message({"series": "a"}, headers={})).invalid.column("reason").to_pylist()
+    assert "gzip is not supported" in reasons[0]
+    assert "the message has no time" in reasons[1]
+
+
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    (row,) = parsed(message(b'{"series": "\\ud800", "\\udfff": "\\ud800"}')).events.to_pylist()
+    assert (row["series"], row["attributes"]) == ("?", [("?", "?")])
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["series", "ts", "kind", "value", "quality", "attributes", "events"]) | st.text(max_size=3)
+DOCUMENTS = st.dictionaries(NAMES, VALUES | st.sampled_from(["alarm", "2026-11-22T10:00:00Z"]), max_size=6)
+BODIES = st.lists(
+    st.binary(max_size=20)
+    | (VALUES | DOCUMENTS | st.lists(DOCUMENTS, max_size=4)).map(lambda one: json.dumps(one).encode()),
+    max_size=6,
+)
+
+
+def expected_indexes(body: bytes) -> list[int]:
+    """The index of each event of a message; -1 if the message has none because it is invalid."""
+    try:
+        document = json.loads(body.decode())
+    except ValueError:
+        return [-1]
+    if isinstance(document, dict):
+        document = document["events"] if isinstance(document.get("events"), list) else [document]
+    return list(range(len(document))) if isinstance(document, list) else [-1]
+
+
+@settings(deadline=None)
+@given(BODIES, st.integers(0, 6))
+def test_every_event_is_in_one_row_however_messages_are_divided(bodies: list[bytes], cut: int) -> None:
+    messages = [message(body, offset=offset) for offset, body in enumerate(bodies)]
+    whole = parsed(*messages)
+    rows = [
+        (one["offset"], one["index"])
+        for batch in (whole.events, whole.invalid)
+        for one in batch.select(["offset", "index"]).to_pylist()
+    ]
+    expected = [(offset, index) for offset, body in enumerate(bodies) for index in expected_indexes(body)]
+    assert sorted(rows) == sorted(expected)
+    parts = [parsed(*messages[:cut]), parsed(*messages[cut:])]
+    assert pa.Table.from_batches([one.events for one in parts], EVENTS).equals(
+        pa.Table.from_batches([whole.events], EVENTS)
+    )
+    assert pa.Table.from_batches([one.invalid for one in parts], INVALID).equals(
+        pa.Table.from_batches([whole.invalid], INVALID)
+    )

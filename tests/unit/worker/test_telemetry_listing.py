@@ -1,0 +1,106 @@
+"""Queries get the files of all commits that were made before them, and of no others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from stored_telemetry import ingest, next_of, on_disk, write
+
+from osrdyne_worker.pipelines.telemetry.events import EVENTS
+from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, CommittedFiles, Listing
+from osrdyne_worker.pipelines.telemetry.table import COMMITS, StorageError, Table, TableDamagedError
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "warm")
+
+
+def paths(listing: Listing, table: Table) -> set[str]:
+    return {f"{table.directory}/date={date}/hour={hour}/{name}" for date, hour, name, _ in listing.files}
+
+
+def test_listing_has_each_commit_as_soon_as_it_is_made(table: Table) -> None:
+    committed = CommittedFiles(table.directory)
+    assert committed.current() is committed.current()
+    assert committed.current().files == ()
+    for end in (10, 20, 30):
+        ingest(table, end=end, step=HOUR)
+        listing = committed.current()
+        assert paths(listing, table) == set(table.files())
+        assert committed.current() is listing
+    assert {size for *_, size in listing.files} == {Path(path).stat().st_size for path in table.files()}
+
+
+def test_uncommitted_and_removed_files_are_not_listed(table: Table) -> None:
+    committed = CommittedFiles(table.directory)
+    ingest(table, end=4, step=HOUR)
+    before = committed.current()
+    write(table, next_of(table, end=9), step=HOUR)
+    assert committed.current() is before
+    removed = [path.removeprefix(f"{table.directory}/") for path in table.files()[:1]]
+    table.replace_files(0, removed, after=1)
+    assert paths(committed.current(), table) == set(table.files()) < paths(before, table) < on_disk(table)
+
+
+def test_partition_that_begins_later_is_listed(table: Table) -> None:
+    committed = CommittedFiles(table.directory)
+    ingest(table, end=4)
+    assert len(committed.current().files) == 2
+    log = table.directory / COMMITS
+    (log / "3").mkdir()
+    empty = committed.current()
+    assert len(empty.files) == 2
+    shutil.copy(log / "0" / f"{1:020d}.json", log / "3" / f"{1:020d}.json")
+    assert len(committed.current().files) == 4
+
+
+def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -> None:
+    committed = CommittedFiles(table.directory)
+    ingest(table, end=4)
+    shutil.copytree(table.directory, tmp_path / "backup")
+    ingest(table, end=8)
+    assert len(committed.current().files) == 4
+    # Another second commit than the one that was read.
+    shutil.rmtree(table.directory)
+    shutil.copytree(tmp_path / "backup", table.directory)
+    other = Table(table.directory)
+    ingest(other, end=6)
+    assert paths(committed.current(), table) == set(other.files())
+    shutil.rmtree(table.directory)
+    assert committed.current().files == ()
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "date=2026-11-22/hour=10/../../../x.parquet", "a b.parquet"])
+def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> None:
+    ingest(table, end=4)
+    commit = table.directory / COMMITS / "0" / f"{1:020d}.json"
+    document = json.loads(commit.read_bytes())
+    document["files"][0]["path"] = path
+    commit.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(TableDamagedError, match="restore"):
+        CommittedFiles(table.directory).current()
+
+
+def test_directory_that_cannot_be_read_is_an_error_until_it_can(table: Table) -> None:
+    committed = CommittedFiles(table.directory)
+    ingest(table, end=4)
+    moved = table.directory / "moved"
+    (table.directory / COMMITS).rename(moved)
+    (table.directory / COMMITS).write_text("not a directory", encoding="utf-8")
+    with pytest.raises(StorageError):
+        committed.current()
+    (table.directory / COMMITS).unlink()
+    moved.rename(table.directory / COMMITS)
+    assert paths(committed.current(), table) == set(table.files())
+
+
+def test_columns_are_those_of_the_data_files() -> None:
+    assert EVENT_COLUMNS.startswith("`key` string, `series` string, `ts` timestamp, ")
+    assert "`index` int, `message_id` string, `attributes` map<string, string>" in EVENT_COLUMNS
+    assert EVENT_COLUMNS.count("`") == 2 * len(EVENTS)

@@ -1,0 +1,98 @@
+"""A table that has reached its limit loses its oldest hours, or stores nothing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_telemetry import events, ingest, next_of, stored, write
+
+from osrdyne_worker.pipelines.ingest import parse_config
+from osrdyne_worker.pipelines.telemetry.live_files import DataFile
+from osrdyne_worker.pipelines.telemetry.ranges import store
+from osrdyne_worker.pipelines.telemetry.storage_limits import (
+    StorageLimit,
+    StorageLimitError,
+    Usage,
+    check_limit,
+    purge,
+    usage_of,
+)
+from osrdyne_worker.pipelines.telemetry.table import Commit, CommitConflictError, Table
+
+HOUR = 3_600_000
+ROWS = 3
+"""Rows of each hour: two events and an invalid one."""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Six hours with one message each."""
+    table = Table(tmp_path)
+    ingest(table, end=6, step=HOUR)
+    return table
+
+
+def limit(**settings: Any) -> StorageLimit:
+    config = {"uri_file": "/uri", "tables": {"warm": {"directory": "/warm"} | settings}}
+    return parse_config(config).tables["warm"].storage_limit
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "first"), [(19, 0), (18, 1), (16, 1), (15, 2), (7, 4), (6, 5), (3, 5), (1, 5), (None, 0)]
+)
+def test_oldest_hours_are_purged_until_the_table_is_below_its_limit(
+    table: Table, max_rows: int | None, first: int
+) -> None:
+    rule = limit(max_rows=max_rows, on_storage_limit="purge")
+    check_limit(table, rule)
+    assert purge(table, rule, partition=0) == ROWS * first
+    assert stored(table) == events(first, 6)
+    assert usage_of(table).rows == ROWS * (6 - first)
+    assert purge(table, rule, partition=0) == 0
+    assert Table(table.directory).live(0).purged == ROWS * first
+
+
+def test_bytes_are_limited(table: Table) -> None:
+    usage = usage_of(table)
+    assert usage == Usage(6 * ROWS, sum(path.stat().st_size for path in table.directory.rglob("*.parquet")))
+    assert purge(table, limit(max_bytes=usage.bytes + 1, on_storage_limit="purge"), partition=0) == 0
+    assert purge(table, limit(max_bytes=usage.bytes, on_storage_limit="purge"), partition=0) == ROWS
+    assert stored(table) == events(1, 6)
+
+
+def test_limit_is_of_all_partitions_together(table: Table) -> None:
+    """The other partition has the hours after those of this one."""
+    path = next(iter(table.live(0).files.values()))
+    later = path.path.replace("date=2026-11-22", "date=2027-01-01")
+    table.commit(Commit(1, 1, 0, 9, [DataFile(later, 12, 100)]))
+    assert purge(table, limit(max_rows=22, on_storage_limit="purge"), partition=1) == 3 * ROWS
+    assert stored_offsets(table) == [3, 4, 5]
+    assert list(table.live(1).files) == [later]
+    assert (table.live(0).purged, table.live(1).purged) == (3 * ROWS, 0)
+
+
+def stored_offsets(table: Table) -> list[int]:
+    return sorted(int(one.rpartition("hour=")[2][:2]) - 10 for one in table.live(0).files)
+
+
+def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) -> None:
+    wanted = next_of(table, end=7)
+    results = write(table, wanted, step=HOUR)
+    assert purge(table, limit(max_rows=18, on_storage_limit="purge"), partition=0) == ROWS
+    with pytest.raises(CommitConflictError, match="Another ingest has committed"):
+        store(table, wanted, results, partition=0)
+    ingest(table, end=7, step=HOUR)
+    assert stored(table) == events(1, 7)
+
+
+def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -> None:
+    rule = limit(max_rows=18)
+    with pytest.raises(StorageLimitError, match=r"has 18 rows and \d+ bytes; the limit is 18 rows. Nothing more"):
+        check_limit(table, rule)
+    assert purge(table, rule, partition=0) == 0
+    check_limit(table, limit(max_rows=19))
+    check_limit(table, limit())
+    with pytest.raises(StorageLimitError, match="the limit is 100 rows and 10 bytes"):
+        check_limit(table, limit(max_rows=100, max_bytes=10))

@@ -1,0 +1,246 @@
+"""A table holds each event once, and only what a commit names."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from stored_telemetry import START, committed, events, ingest, next_of, on_disk, stored, write
+
+from osrdyne.errors import StreamDataLostError
+from osrdyne_worker.pipelines.telemetry import table as tables
+from osrdyne_worker.pipelines.telemetry.data_files import MAX_OPEN
+from osrdyne_worker.pipelines.telemetry.ranges import Range, next_range, store
+from osrdyne_worker.pipelines.telemetry.table import (
+    KEEP_REMOVED,
+    Commit,
+    CommitConflictError,
+    StorageError,
+    Table,
+    TableDamagedError,
+)
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "cold")
+
+
+def test_ingests_continue_where_the_last_commit_ends(table: Table) -> None:
+    assert (table.positions(), table.files()) == ({}, [])
+    commits = [ingest(table, end=150), ingest(table, end=150)]
+    assert [(one.number, one.start, one.stop, one.rows, one.invalid) for one in commits] == [
+        (1, 0, 100, 200, 100),
+        (2, 100, 150, 100, 50),
+    ]
+    assert stored(table) == events(0, 150)
+    assert list(table.commits(0)) == commits
+    assert table.positions() == {0: 150}
+    assert next_of(table, end=150) == Range(3, 150, 150, 150)
+    assert committed(table) == on_disk(table)
+
+
+def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:
+    ingest(table, end=2 * (MAX_OPEN + 2), step=HOUR)
+    assert stored(table) == events(0, 2 * (MAX_OPEN + 2))
+    for path in committed(table):
+        (hour,) = {
+            when.strftime("%Y-%m-%d/%H") for when in pq.read_table(path, partitioning=None)["enqueued"].to_pylist()
+        }
+        date, _, number = hour.partition("/")
+        assert f"/date={date}/hour={number}/" in path
+
+
+def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
+    ingest(table, end=10)
+    wanted = next_of(table, end=20)
+    ours, theirs = write(table, wanted), write(table, wanted)
+    store(table, wanted, theirs, partition=0)
+    before = on_disk(table)
+    with pytest.raises(CommitConflictError, match=r"has committed the offsets from 10 of partition 0 .*commit 2"):
+        store(table, wanted, ours, partition=0)
+    assert stored(table) == events(0, 20)
+    # The winner has removed the uncommitted files of the loser, whose commit fails without them.
+    assert on_disk(table) == before == committed(table)
+
+
+def test_files_of_an_ingest_at_work_are_kept_until_it_cannot_commit(table: Table) -> None:
+    ingest(table, end=10)
+    wanted = next_of(table, end=20)
+    write(table, wanted)
+    left = on_disk(table) - committed(table)
+    assert left
+    assert table.remove_orphans(0) == []
+    table.commit(Commit(0, 2, 10, 20))
+    assert {str(table.directory / one) for one in table.remove_orphans(0)} == left
+    assert on_disk(table) == committed(table)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The kernel refuses to write files of more than 600 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_data_that_cannot_be_written_is_not_committed(table: Table) -> None:
+    ingest(table, end=10)
+    wanted = next_of(table, end=20)
+    with full_disk():
+        results = write(table, wanted)
+    with pytest.raises(StorageError, match="cannot be used: File too large"):
+        store(table, wanted, results, partition=0)
+    assert (stored(table), on_disk(table)) == (events(0, 10), committed(table))
+    ingest(table, end=20)
+    assert stored(table) == events(0, 20)
+
+
+def test_commit_that_cannot_be_written_does_not_count(table: Table) -> None:
+    ingest(table, end=10)
+    wanted = next_of(table, end=20)
+    results = write(table, wanted)
+    with full_disk(), pytest.raises(StorageError, match="File too large"):
+        store(table, wanted, results, partition=0)
+    assert (stored(table), table.positions()) == (events(0, 10), {0: 10})
+    ingest(table, end=20)
+    assert stored(table) == events(0, 20)
+    assert on_disk(table) == committed(table)
+
+
+def test_directory_that_refuses_writes_is_an_error(table: Table) -> None:
+    table.directory.write_text("a file")
+    with pytest.raises(StorageError, match="cannot be used: Not a directory"):
+        ingest(table, end=10)
+
+
+def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingest(table, end=6, step=HOUR)  # six hours, with one message each
+    limit = datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2)
+    before = on_disk(table)
+    removal = table.expire(0, limit)
+    assert removal is not None
+    assert (removal.number, removal.start, removal.stop, len(removal.removed)) == (2, 6, 6, 4)
+    assert stored(table) == events(2, 6)
+    assert on_disk(table) == before
+    assert table.expire(0, limit + timedelta(minutes=59)) is None
+    ingest(table, end=8, step=HOUR)
+    # A program that listed the files less than an hour ago can still read them.
+    second = table.expire(0, limit + timedelta(hours=1))
+    assert second is not None
+    assert stored(table) == events(3, 8)
+    assert on_disk(table) >= before
+    monkeypatch.setattr(time, "time", lambda: removal.at + KEEP_REMOVED + 0.001)
+    table.delete_removed(0)
+    gone = {str(table.directory / path) for path in removal.removed}
+    assert before - on_disk(table) - {str(table.directory / path) for path in second.removed} == gone
+    assert table.remove_orphans(0) == []
+    assert table.expire(0, limit + timedelta(hours=2)) is not None
+    assert not set(removal.removed) & set(table.live(0).removed)
+    assert table.positions() == {0: 8}
+
+
+@pytest.fixture
+def checkpoints(table: Table, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of commits of a table with a checkpoint after the commits 3, 6 and 9, and ten commits."""
+    monkeypatch.setattr(tables, "CHECKPOINT_INTERVAL", 3)
+    for number in range(10):
+        ingest(table, end=2 * number + 2, step=HOUR)
+        if number == 4:
+            table.expire(0, datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2))
+    return table.directory / "_commits" / "0"
+
+
+def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoints: Path) -> None:
+    assert [path.name for path in sorted(checkpoints.glob("*.checkpoint"))] == [
+        f"{number:020d}.checkpoint" for number in (6, 9)
+    ]
+    for number in range(1, 9):
+        (checkpoints / f"{number:020d}.json").write_text("not read")
+    assert stored(Table(table.directory)) == events(2, 20)
+    assert Table(table.directory).live(0) == table.live(0)
+    assert table.remove_orphans(0) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: b"", id="empty"),
+        pytest.param(lambda content: content[: len(content) // 2], id="half"),
+        pytest.param(lambda content: content.replace(b"hour=13", b"hour=14"), id="changed"),
+        pytest.param(lambda content: b"[]\n" + hashlib.sha256(b"[]").hexdigest().encode(), id="another document"),
+    ],
+)
+def test_damaged_checkpoints_are_ignored(table: Table, checkpoints: Path, damage: Callable[[bytes], bytes]) -> None:
+    for path in checkpoints.glob("*.checkpoint"):
+        content = path.read_bytes()
+        path.write_bytes(damage(content))
+        assert path.read_bytes() != content
+    assert stored(Table(table.directory)) == events(2, 20)
+    for end in (22, 24, 26):
+        ingest(Table(table.directory), end=end, step=HOUR)
+    assert (checkpoints / f"{12:020d}.checkpoint").exists()
+    assert stored(Table(table.directory)) == events(2, 26)
+
+
+def test_missing_checkpoints_are_written_again(table: Table, checkpoints: Path) -> None:
+    for path in checkpoints.glob("*.checkpoint"):
+        path.unlink()
+    assert stored(Table(table.directory)) == events(2, 20)
+    ingest(Table(table.directory), end=22, step=HOUR)
+    assert [path.name for path in checkpoints.glob("*.checkpoint")] == [f"{12:020d}.checkpoint"]
+
+
+def test_missing_commit_is_an_error_unless_a_checkpoint_has_its_files(table: Table, checkpoints: Path) -> None:
+    (checkpoints / f"{2:020d}.json").unlink()
+    assert stored(Table(table.directory)) == events(2, 20)
+    for path in checkpoints.glob("*.checkpoint"):
+        path.unlink()
+    with pytest.raises(TableDamagedError, match=r"2\.json is missing"):
+        Table(table.directory).files()
+
+
+def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Path) -> None:
+    """The commits were taken back to an earlier state, and the checkpoints were not."""
+    other = Table(table.directory.with_name("other"))
+    for number in range(10):
+        ingest(other, end=3 * number + 3, step=HOUR)
+    for path in checkpoints.glob("*.checkpoint"):
+        (other.directory / "_commits" / "0" / path.name).write_bytes(path.read_bytes())
+    assert stored(Table(other.directory)) == events(0, 30)
+
+
+def test_damaged_commit_is_an_error(table: Table) -> None:
+    ingest(table, end=10)
+    (path,) = (table.directory / "_commits" / "0").iterdir()
+    path.write_text("{}")
+    with pytest.raises(TableDamagedError, match=rf"{path} is not a commit"):
+        Table(table.directory).files()
+
+
+def test_lost_offsets_are_an_error_unless_that_is_allowed(table: Table) -> None:
+    ingest(table, end=10)
+    with pytest.raises(StreamDataLostError, match="The offsets 10 to 24 of the stream P-log-0 are no longer in it"):
+        next_of(table, first=25, end=40)
+    assert next_of(table, first=25, end=40, loss=False) == Range(2, 25, 40, 40)
+    with pytest.raises(StreamDataLostError, match="deleted and declared again"):
+        next_of(table, end=5, loss=False)
+
+
+def test_stream_without_messages_has_nothing_to_store(table: Table) -> None:
+    options = {"stream": "P-log-0", "max_offsets": 100, "fail_on_data_loss": True}
+    assert next_range(None, None, **options) == Range(1, 0, 0, 0)
+    ingest(table, end=10)
+    assert next_range(table.last_commit(0), None, **options) == Range(2, 10, 10, 10)

@@ -1,0 +1,85 @@
+"""The schema of a local Parquet table, read from the footer of one file without a Spark job.
+
+Spark's own inference starts a job for each table, which takes most of the time to open a small one. This module calls
+the code that this job runs, in the driver: the same footer, the same conversion of types. Where Spark would do more
+(several files that are merged, partition columns, summary files) the answer is None, and Spark infers the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark.sql.types import StructType
+
+_SUMMARIES = frozenset({"_metadata", "_common_metadata"})
+
+
+def parquet_schema(session: Any, path: str) -> StructType | None:
+    """The schema that `session.read.parquet(path)` would infer; None if only Spark can tell."""
+    if not hasattr(session, "_jsparkSession"):
+        return None  # Spark Connect reads the files on the server
+    file = _first_file(path.removeprefix("file://").removeprefix("file:"))
+    if file is None:
+        return None
+    try:
+        return _read(session, file)
+    except Exception:  # not readable, or another version of Spark: Spark says what is wrong, or reads it anyway
+        return None
+
+
+def _first_file(local: str) -> Path | None:
+    """The file whose footer has the schema: Spark takes the first one by name. None if Spark would look at more."""
+    place = Path(local)
+    if not place.is_absolute():
+        return None
+    try:
+        if not place.is_dir():
+            return place if place.is_file() else None
+        found = sorted(place.iterdir())
+        if not all(file.is_file() for file in found) or any(file.name in _SUMMARIES for file in found):
+            return None
+    except OSError:
+        return None
+    data = [file for file in found if not file.name.startswith(("_", "."))]
+    # A file that is still being copied is left out by Spark.
+    return data[0] if data and not data[0].name.endswith("._COPYING_") else None
+
+
+def _read(session: Any, file: Path) -> StructType | None:
+    if session.conf.get("spark.sql.parquet.mergeSchema") != "false":
+        return None
+    java, state = _java_classes(session.sparkContext._gateway), session._jsparkSession.sessionState()
+    # The URI of a file escapes its special characters: a `%` in a name is not syntax.
+    path = java.path(java.file(str(file)).toURI())
+    metadata = java.reader.readFooter(state.newHadoopConf(), path, java.without_rows)
+    schema = java.format.readSchemaFromFooter(java.footer(path, metadata), java.converter(state.conf()))
+    return StructType.fromJson(json.loads(schema.json()))
+
+
+class _JavaClasses(NamedTuple):
+    file: Any
+    path: Any
+    reader: Any
+    without_rows: Any
+    footer: Any
+    format: Any
+    converter: Any
+
+
+@lru_cache(maxsize=1)
+def _java_classes(gateway: Any) -> _JavaClasses:
+    """The classes, found once: py4j asks the JVM for each part of a name."""
+    jvm = gateway.jvm
+    hadoop, parquet = jvm.org.apache.parquet.hadoop, jvm.org.apache.spark.sql.execution.datasources.parquet
+    return _JavaClasses(
+        file=jvm.java.io.File,
+        path=jvm.org.apache.hadoop.fs.Path,
+        reader=hadoop.ParquetFileReader,
+        without_rows=jvm.org.apache.parquet.format.converter.ParquetMetadataConverter.SKIP_ROW_GROUPS,
+        footer=hadoop.Footer,
+        format=parquet.ParquetFileFormat,
+        converter=parquet.ParquetToSparkSchemaConverter,
+    )
