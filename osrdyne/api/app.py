@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -26,7 +26,7 @@ from osrdyne.api.bodies import BodyLimits, BodyReader
 from osrdyne.api.capacity import capacity_routes
 from osrdyne.api.circuits import circuit_routes
 from osrdyne.api.guard import Guard
-from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+from osrdyne.api.keys import KeyPlace, key_schema, path_key, query_key, query_keys, status_keys
 from osrdyne.api.lag import lag_routes
 from osrdyne.api.last_values import last_value_routes
 from osrdyne.api.manifests import manifest_routes
@@ -46,12 +46,6 @@ from osrdyne.telemetry.last_values.store import counts_by_name
 
 LAST_VALUES_TIMEOUT = 2.0
 """Seconds: Prometheus gives up a scrape after ten."""
-_KEY_PARAMETER = {
-    "name": "key",
-    "required": True,
-    "schema": {"type": "string"},
-    "description": "The raw key, percent-encoded once.",
-}
 
 
 def create_app(
@@ -265,13 +259,17 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
 
 
 def _group_routes(
-    inspector: PoolInspector, prefix: str, key_of: Callable[[Request], Awaitable[Key]], *, place: str
+    inspector: PoolInspector,
+    prefix: str,
+    key_of: Callable[[Request], Awaitable[Key]],
+    *,
+    place: KeyPlace,
 ) -> APIRouter:
     """The routes of one group. They exist twice, because no HTTP client sends the keys `.`, `..` and the empty one
     in a path as they are: `/v1/group?key=` takes every key."""
     router = APIRouter(prefix=prefix, dependencies=[protected(inspector, key_of)])
     requested = Depends(key_of)
-    extra: dict[str, Any] = {"parameters": [{**_KEY_PARAMETER, "in": place}]}
+    extra = key_schema(place)
 
     # Actions before the group itself: `{key:path}` would take them for part of the key.
     @router.get("/logs", summary="The last log lines of the group's workers", openapi_extra=extra)

@@ -8,12 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 
 from osrdyne.errors import InvalidKeyError
 from osrdyne.protocol.names import Key, parse_key
+
+KeyPlace = Literal["path", "query"]
+"""The part of a URL that has the key."""
+
+
+def key_schema(place: KeyPlace) -> dict[str, Any]:
+    """The parameter `key` for the OpenAPI schema, which FastAPI cannot derive from a key that is read from raw text."""
+    return {
+        "parameters": [
+            {
+                "name": "key",
+                "in": place,
+                "required": True,
+                "schema": {"type": "string"},
+                "description": "The raw key, percent-encoded once.",
+            }
+        ]
+    }
 
 
 async def path_key(request: Request) -> Key:

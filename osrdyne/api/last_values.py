@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
 from osrdyne.api.access import protected
-from osrdyne.api.keys import query_key
+from osrdyne.api.keys import key_schema, query_key
 from osrdyne.pool.views import PoolInspector
 from osrdyne.protocol.names import Key
 from osrdyne.telemetry.last_values.values import LastValue
@@ -71,17 +71,7 @@ def last_value_routes(inspector: PoolInspector) -> APIRouter:
     @router.get(
         "/last",
         summary="The last values of a key, of one series or of all, page by page",
-        openapi_extra={
-            "parameters": [
-                {
-                    "name": "key",
-                    "in": "query",
-                    "required": True,
-                    "schema": {"type": "string"},
-                    "description": "The raw key, percent-encoded once.",
-                }
-            ]
-        },
+        openapi_extra=key_schema("query"),
     )
     async def last(
         key: Annotated[Key, Depends(query_key)],
