@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from osrdyne.api.access import Author, principal_of, protected
-from osrdyne.api.keys import query_key
+from osrdyne.api.keys import key_schema, query_key
 from osrdyne.api.problems import invalid_document
 from osrdyne.auth.grants import Grant, Principal
 from osrdyne.errors import LeadershipLostError, NoSuchQueueError
@@ -37,17 +37,7 @@ _GRANTS = {Claim.MANAGE: Grant.OPERATE, Claim.LISTEN: Grant.LISTEN, Claim.SEND: 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _Requested = Annotated[Key, Depends(query_key)]
-_KEY: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "key",
-            "in": "query",
-            "required": True,
-            "schema": {"type": "string"},
-            "description": "The raw key, percent-encoded once.",
-        }
-    ]
-}
+_KEY = key_schema("query")
 _BODY: dict[str, Any] = {
     **_KEY,
     "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
@@ -59,7 +49,7 @@ class QueueElement(BaseModel):
 
     value: Any
     origin: Origin
-    acts: bool = Field(description="Whether this pool enforces it.")
+    acts: bool = Field(description="Always true: the pool enforces every element.")
 
 
 class Queue(BaseModel):

@@ -67,7 +67,7 @@ def effective(
     name = "the default" if answer["match"] is None else f"the pattern {answer['match']!r}"
     typer.echo(f"policy of {name}")
     rows = [
-        (element, "-" if one["value"] is None else one["value"], one["origin"], "" if one["acts"] else "no effect yet")
+        (element, "-" if one["value"] is None else one["value"], one["origin"])
         for element, one in answer["elements"].items()
     ]
-    print_table(("element", "value", "origin", ""), rows, empty="")
+    print_table(("element", "value", "origin"), rows, empty="")

@@ -141,8 +141,7 @@ def _print(queue: dict[str, Any], output: Output) -> None:
         return
     typer.echo(f"policy   {printable(queue['policy'])}")
     rows = [
-        (name, json.dumps(one["value"]) if one["value"] is not None else "-", one["origin"],
-         "" if one["acts"] else "no effect yet")
+        (name, json.dumps(one["value"]) if one["value"] is not None else "-", one["origin"])
         for name, one in queue["elements"].items()
-    ]  # fmt: skip
-    print_table(("element", "value", "origin", ""), rows, empty="")
+    ]
+    print_table(("element", "value", "origin"), rows, empty="")

@@ -24,7 +24,7 @@ END = "<!-- end of elements -->"
 @dataclass(frozen=True, slots=True)
 class Element:
     """One element. `parse` raises `ValueError` that says what is expected. `show` makes a JSON value that `parse`
-    accepts. `acts` False: the pool does not enforce it yet."""
+    accepts."""
 
     name: str
     field: str
@@ -33,7 +33,6 @@ class Element:
     meaning: str
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any] = lambda value: value
-    acts: bool = False
 
 
 def _choice(kind: type[StrEnum]) -> Callable[[Any], Any]:
@@ -90,71 +89,71 @@ ELEMENTS = (
         "Authorization", "authorization", "`NotRequired`",
         "`Required`, `RequiredToSend`, `RequiredToReceive`, `NotRequired`",
         "Whether senders need the grant `send`, and the principal of the workers the grant `listen`.",
-        _choice(Authorization), acts=True,
+        _choice(Authorization),
     ),
     Element(
         "Discoverability", "discoverability", "`Managers`",
         "`Managers`, `ManagersListeners`, `ManagersListenersSenders`, `Public`",
         "Who sees the queue in the registry.",
-        _choice(Discoverability), acts=True,
+        _choice(Discoverability),
     ),
     Element(
         "ExpirationInstant", "expiration_instant", "now + 24 h", "now + 30 s to now + 21 d, in UTC",
         "When the created queue of the key is removed. Without effect in a document.",
-        _instant, _show_instant, acts=True,
+        _instant, _show_instant,
     ),
     Element(
         "MaxMessageSize", "max_message_size", "60 KiB", "8 KiB to `requests.max_message_bytes`",
         "Bytes of body and headers of one request; a larger one is answered `too-large`.",
-        _size, acts=True,
+        _size,
     ),
     Element(
         "TransportProtection", "transport_protection", "`AllPaths`", "`AllPaths`, `None`",
         "Whether HTTP requests about the key must be protected by TLS.",
-        _choice(TransportProtection), acts=True,
+        _choice(TransportProtection),
     ),
     Element(
         "EnqueueTimeout", "enqueue_timeout", "10 s", "0 s to 60 s",
         "How long a request waits for room in a full queue before Overflow applies.",
-        parse_duration, acts=True,
+        parse_duration,
     ),
     Element(
         "MaxConcurrentReaders", "max_concurrent_readers", "2147483648", "1 to 2147483648",
         "How many workers may read the queue at the same time.",
-        _count, acts=True,
+        _count,
     ),
     Element(
         "MaxDequeueRetries", "max_dequeue_retries", "`requests.delivery_limit`", "1 to 2147483648",
         "Failed deliveries after which a request is poison.",
-        _count, acts=True,
+        _count,
     ),
     Element(
         "MaxMessageAge", "max_message_age", "10 min", "0 s to 7 d",
         "Upper limit of the time-to-live of a request. With 0 every request is answered `expired`.",
-        parse_duration, acts=True,
+        parse_duration,
     ),
     Element(
         "MaxQueueLength", "max_queue_length", "2147483648", "1 to 2147483648",
         "How many requests of the key may wait. Requests that a worker has taken do not count.",
-        _count, acts=True,
+        _count,
     ),
     Element(
         "MaxQueueCapacity", "max_queue_capacity", "MaxQueueLength × MaxMessageSize",
         "computed; at most `requests.max_length_bytes`",
         "Bytes that can wait. It cannot be set.",
-        _computed, acts=True,
+        _computed,
     ),
     Element(
         "Overflow", "overflow", "`RejectIncomingMessage`",
         "`RejectIncomingMessage`, `DiscardIncomingMessage`, `DiscardExistingMessage`",
         "What happens to a request that finds no room in time.",
-        _choice(Overflow), acts=True,
+        _choice(Overflow),
     ),
     Element(
         "PoisonMessageDrop", "poison_message_drop", "the poison inventory alone",
         "`amqp:/queues/NAME`, `amqp:/exchanges/NAME`, `amqp:/exchanges/NAME/ROUTING-KEY`, or a URL",
         "Where a copy of a poison request is sent, once, beside the inventory.",
-        _address, acts=True,
+        _address,
     ),
 )  # fmt: skip
 BY_NAME = {element.name: element for element in ELEMENTS}
@@ -162,12 +161,8 @@ BY_FIELD = {element.field: element for element in ELEMENTS}
 
 
 def elements_table() -> str:
-    rows = [f"| `{one.name}` | {one.default} | {one.bounds} | {one.meaning}{_note(one)} |" for one in ELEMENTS]
+    rows = [f"| `{one.name}` | {one.default} | {one.bounds} | {one.meaning} |" for one in ELEMENTS]
     return "\n".join(("| element | default | values | meaning |", "|---|---|---|---|", *rows))
-
-
-def _note(element: Element) -> str:
-    return "" if element.acts else " No effect yet."
 
 
 def update(page: str) -> str:

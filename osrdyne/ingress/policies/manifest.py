@@ -19,6 +19,7 @@ from osrdyne.ingress.policies.elements import BY_FIELD, BY_NAME
 from osrdyne.protocol.key_patterns import KeyPattern
 
 MAX_POLICIES = 200
+LIFETIME = "expiration_instant"
 _POLICIES, _DEFAULT, _MATCH = "policies", "default", "match"
 
 
@@ -62,12 +63,12 @@ class PolicyManifest:
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        found = [(f"{path}.{BY_FIELD[name].name}", name) for path, policy in self.places for name in policy.proposed]
-        unused = [
-            Problem("this element has no effect yet", path=place) for place, name in found if not BY_FIELD[name].acts
-        ]
-        lifetimes = [place for place, name in found if name == "expiration_instant"]
-        return (*unused, *(Problem("it acts only on created queues (osrdyne queues)", path=one) for one in lifetimes))
+        """For the author: elements without effect in a document."""
+        return tuple(
+            Problem("it acts only on created queues (osrdyne queues)", path=f"{path}.{BY_FIELD[LIFETIME].name}")
+            for path, policy in self.places
+            if LIFETIME in policy.proposed
+        )
 
     @property
     def size(self) -> int:

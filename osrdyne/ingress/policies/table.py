@@ -89,12 +89,15 @@ def warn_of_clamped(manifest: PolicyManifest, *, bounds: Bounds, now: datetime) 
 
 
 def shown(policy: EffectivePolicy) -> dict[str, dict[str, object]]:
-    """The policy as JSON values: for each element its value, where it comes from, and whether it has an effect."""
+    """The policy as JSON values: for each element its value and where it comes from.
+
+    `acts` is true for all of them. Earlier versions did not enforce every element, and clients may read it.
+    """
     return {
         element.name: {
             "value": None if (value := getattr(policy, element.field)) is None else element.show(value),
             "origin": policy.origins[element.field].value,
-            "acts": element.acts,
+            "acts": True,
         }
         for element in ELEMENTS
     }

@@ -565,7 +565,7 @@ def test_circuits_that_do_not_exist_are_not_listed_in_the_error(circuits: Circui
 
 
 def test_policies_effective_shows_each_value_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
-    element = {"value": 0, "origin": "clamped", "acts": False}
+    element = {"value": 0, "origin": "clamped", "acts": True}
     answer = {"match": "tpch/{x}", "elements": {"MaxQueueLength": element}}
 
     class Remote:
@@ -574,7 +574,7 @@ def test_policies_effective_shows_each_value_with_its_origin(monkeypatch: pytest
 
     monkeypatch.setattr("osrdyne.cli.policies.remote", lambda *_: Remote())
     shown = CliRunner().invoke(app, ["policies", "effective", "tpch/1"]).stdout
-    assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped", "no effect yet") if word not in shown] == []
+    assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped") if word not in shown] == []
 
 
 def test_explain_tests_a_document_of_policies() -> None:
