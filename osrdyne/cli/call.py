@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import typer
 
 from osrdyne.cli.call_output import CallOutput, ProgressDisplay, print_answer, print_error, write_part
-from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, load
+from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.client import (
     ARROW_TYPE,
     AsyncClient,
@@ -65,14 +65,7 @@ def call(
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
     ] = None,
-    token_file: Annotated[
-        str | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="File with an API token or JWT. Default: OSRDYNE_CALL_TOKEN or OSRDYNE_CALL_TOKEN_FILE.",
-        ),
-    ] = None,
+    token_file: TokenFileOption = None,
     app_id: Annotated[
         str, typer.Option("--app-id", metavar="NAME", help="Name of the publisher, for routes that test it.")
     ] = "osrdyne call",

@@ -48,6 +48,14 @@ ApiOption = Annotated[
     str | None,
     typer.Option("--api", metavar="URL", help="Address of the daemon's HTTP API. Default: from the configuration."),
 ]
+TokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="File with an API token or JWT. Default: OSRDYNE_CALL_TOKEN or OSRDYNE_CALL_TOKEN_FILE.",
+    ),
+]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyArgument = Annotated[

@@ -9,35 +9,38 @@ import typer
 
 from osrdyne.cli.call import ask, broker_uri, exit_code, seconds, token_for
 from osrdyne.cli.call_output import print_error
-from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, load
+from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.client import AsyncClient, Reply
 from osrdyne.errors import InvalidMessageError
 from osrdyne.telemetry.schedule import IngestAnswer
+from osrdyne.telemetry.times import parse_time
 
 THROTTLED_DELAY = 1.0
 """Seconds until the next request after one that stored nothing: the table may be throttled."""
 
+BeginOption = Annotated[
+    str | None,
+    typer.Option("--from", metavar="OFFSET|TIME", help="First offset, or time as 2026-11-22T10:00:00Z."),
+]
+EndOption = Annotated[
+    str | None, typer.Option("--to", metavar="OFFSET|TIME", help="Where to stop: before this offset or time.")
+]
+PartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option("--partition", min=0, help="Partition, repeatable. Default: all of telemetry.partitions."),
+]
+
 
 def replay(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="A table of the ingest that holds nothing else.")],
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="OFFSET|TIME", help="First offset, or time as 2026-11-22T10:00:00Z."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="Where to stop: before this offset or time.")
-    ] = None,
-    partitions: Annotated[
-        list[int] | None,
-        typer.Option("--partition", min=0, help="Partition, repeatable. Default: all of telemetry.partitions."),
-    ] = None,
+    begin: BeginOption = None,
+    end: EndOption = None,
+    partitions: PartitionsOption = None,
     timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Time limit of each request, e.g. 30s or 5m.")
     ] = "10m",
-    token_file: Annotated[
-        str | None, typer.Option("--token-file", metavar="FILE", help="As for `osrdyne call`.")
-    ] = None,
+    token_file: TokenFileOption = None,
     pool: PoolOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
@@ -45,7 +48,7 @@ def replay(
 ) -> None:
     """Store a range of the log in TABLE again, through the pool of the ingest. Repeat the command to continue it."""
     settings = load(config, assignments, pool=pool, client=True).settings
-    request = {"from": edge_of(begin), "to": edge_of(end)}
+    request = {"from": range_end(begin, "--from"), "to": range_end(end, "--to")}
     numbers = sorted(set(partitions)) if partitions else range(settings.telemetry.partitions)
     limit = seconds(timeout)
     answers: list[dict[str, Any]] = []
@@ -89,5 +92,14 @@ def _parsed(reply: Reply, *, pool: str) -> IngestAnswer:
         ) from None
 
 
-def edge_of(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else text
+def range_end(text: str | None, option: str) -> int | str | None:
+    """One end of a range of the log: an offset, a time as given, or None. Raises `BadParameter` for any other text."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    return text

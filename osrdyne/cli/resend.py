@@ -14,29 +14,20 @@ from osrdyne.amqp import connect
 from osrdyne.amqp.streams import StreamConnection, StreamRange
 from osrdyne.broker.session import connection_options
 from osrdyne.cli.options import ConfigOption, SetOption, load
-from osrdyne.cli.replay import edge_of
+from osrdyne.cli.replay import BeginOption, EndOption, PartitionsOption, range_end
 from osrdyne.errors import BrokerNotFoundError, ConfigurationError
 from osrdyne.ingress.quotas.question import parse_rate
 from osrdyne.protocol.names import PoolNames, is_pool_id
 from osrdyne.telemetry.resend import Progress, Resend, ResendOrder
-from osrdyne.telemetry.times import parse_time
 
 
 def resend(
     to_pool: Annotated[
         str, typer.Option("--to-pool", metavar="ID", help="Pool that receives the requests: not that of the log.")
     ],
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", metavar="OFFSET|TIME", help="First offset, or time as 2026-11-22T10:00:00Z."),
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("--to", metavar="OFFSET|TIME", help="Where to stop: before this offset or time.")
-    ] = None,
-    partitions: Annotated[
-        list[int] | None,
-        typer.Option("--partition", min=0, help="Partition, repeatable. Default: all of telemetry.partitions."),
-    ] = None,
+    begin: BeginOption = None,
+    end: EndOption = None,
+    partitions: PartitionsOption = None,
     rate: Annotated[
         str, typer.Option(metavar="RATE", help="Messages of all partitions together, e.g. 100/s; 0: no limit.")
     ] = "100/s",
@@ -54,18 +45,11 @@ def resend(
         raise typer.BadParameter(
             "the pool of the log would write the messages to its log again; name another pool", param_hint="--to-pool"
         )
-    for option, given in (("--from", begin), ("--to", end)):
-        edge = edge_of(given)
-        try:
-            if isinstance(edge, str):
-                parse_time(edge)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from error
     try:
         per_minute = cast(Fraction, parse_rate(rate))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--rate") from error
-    order = ResendOrder(settings.pool.id, to_pool, edge_of(begin), edge_of(end))
+    order = ResendOrder(settings.pool.id, to_pool, range_end(begin, "--from"), range_end(end, "--to"))
     progress = Progress.load(order, state)
     numbers = sorted(set(partitions)) if partitions else range(settings.telemetry.partitions)
 

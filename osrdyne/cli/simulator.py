@@ -18,7 +18,7 @@ import typer
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.cli.call import UNREACHABLE, broker_uri, seconds, token_for
-from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption, load
+from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.client import AsyncClient
 from osrdyne.config.types import parse_duration, parse_size
@@ -95,14 +95,7 @@ def simulate_devices(
     print_only: Annotated[
         bool, typer.Option("--print", help="Print the messages as JSON lines, at once, and send none.")
     ] = False,
-    token_file: Annotated[
-        str | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="File with an API token or JWT. Default: OSRDYNE_CALL_TOKEN or OSRDYNE_CALL_TOKEN_FILE.",
-        ),
-    ] = None,
+    token_file: TokenFileOption = None,
     broker: Annotated[
         str | None, typer.Option(metavar="URI", help="AMQP URI without a password. Default: from the configuration.")
     ] = None,

@@ -12,6 +12,7 @@ import typer
 
 from osrdyne.cli import call as module
 from osrdyne.cli.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
+from osrdyne.cli.replay import range_end
 from osrdyne.client import (
     ClientClosedError,
     ConnectionLostError,
@@ -201,3 +202,14 @@ def test_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(
     with pytest.raises(typer.BadParameter, match="--token-file") as error:
         module.parse_header("Authorization=Bearer secret")
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, None), ("10", 10), ("2026-11-22T10:00:00Z",) * 2])
+def test_range_of_the_log_takes_offsets_and_times(text: str | None, expected: object) -> None:
+    assert range_end(text, "--from") == expected
+
+
+def test_invalid_range_of_the_log_is_refused_with_its_option() -> None:
+    with pytest.raises(typer.BadParameter) as raised:
+        range_end("soon", "--to")
+    assert (raised.value.param_hint, "'soon' is neither an offset nor a time" in str(raised.value)) == ("--to", True)
