@@ -112,15 +112,19 @@ class PoolUnderAttack:
         return [(f"{worker.key} {worker.pid}" if self._pooled else worker.key, worker.pid) for worker in living]
 
     async def keys_twice(self) -> set[str]:
-        """Keys that the leader sees in two processes of pooled workers."""
+        """Keys that the leader sees in two processes of pooled workers.
+
+        A process that is being replaced does not count: it keeps its keys until their new workers are ready, and these
+        wait as long as they cannot reach RabbitMQ."""
         if not self._pooled:
             return set()
-        found: Counter[str] = Counter()
+        found: set[tuple[str, str]] = set()
         for leader in await self.leaders():
             with suppress(httpx.HTTPError, json.JSONDecodeError):
-                answer = await leader.get("/v1/processes")
-                found.update(key for process in answer.get("processes", []) for key in process["keys"])
-        return {key for key, count in found.items() if count > 1}
+                processes = (await leader.get("/v1/processes")).get("processes", [])
+                staying = [process for process in processes if process["retiring"] is None]
+                found.update((key, process["worker_id"]) for process in staying for key in process["keys"])
+        return {key for key, count in Counter(key for key, _ in found).items() if count > 1}
 
 
 async def _leads(daemon: DaemonProcess) -> bool:
