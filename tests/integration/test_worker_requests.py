@@ -194,8 +194,7 @@ async def test_cancel_ends_a_running_request(pool: Stage, worker: WorkerProcess,
 async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: WorkerProcess) -> None:
     reply_queue = await own_reply_queue(pool)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
-    await pool.send_control(Command.RESUME)  # answered once the cancel has been read
-    await pool.until_control_answered(worker, paused=False)
+    await pool.resume(worker)
     await send_with_reply_to(pool, "/crash", reply_queue)
     assert await status_in(pool, reply_queue) == b"cancelled"
 
@@ -208,8 +207,7 @@ async def test_cancel_that_comes_too_late_leaves_the_next_request_of_that_name_a
     assert await status_in(pool, reply_queue) == b"ok"
     await pool.until_reported(worker, Event.REQUEST_COMPLETED)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
-    await pool.send_control(Command.RESUME)  # answered once the cancel has been read
-    await pool.until_control_answered(worker, paused=False)
+    await pool.resume(worker)
     await send_with_reply_to(pool, "/info", reply_queue)
     assert await status_in(pool, reply_queue) == b"ok"
 

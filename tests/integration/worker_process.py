@@ -118,6 +118,16 @@ class Stage:
         """Wait until the worker answers a control message with this state; it may be busy or ready."""
         return await self.until(worker, lambda report: report.details.get("paused") is paused)
 
+    async def resume(self, worker: WorkerProcess) -> None:
+        """Send it, and wait for the worker's answer: then it has read all earlier control messages."""
+
+        def answers(report: ActivityReport) -> bool:
+            return report.details.get("paused") is False
+
+        before = sum(answers(report) for report in self.reports if report.worker_id == worker.environment.worker_id)
+        await self.send_control(Command.RESUME)
+        await self.until(worker, answers, times=before + 1)
+
     async def until(
         self, worker: WorkerProcess, wanted: Callable[[ActivityReport], bool], *, times: int = 1
     ) -> ActivityReport:
