@@ -83,7 +83,7 @@ class QueueFullError(PublishRefusedError):
 
 
 class AddressRefusedError(PublishRefusedError):
-    """RabbitMQ ends the connection that answers to this address: it is none, or was one of a node that is gone."""
+    """The reply address is invalid, or of a node that has left. RabbitMQ closes a connection that publishes to it."""
 
     retryable = False
 

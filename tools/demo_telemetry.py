@@ -189,11 +189,11 @@ def _within_rate(samples: list[Sample]) -> bool:
 
 
 async def _far_from_midnight() -> None:
-    """The daily quota begins anew at 00:00 UTC, also in the middle of a demo."""
+    """The daily quota is reset at 00:00 UTC, also in the middle of a demo."""
     now = datetime.now(UTC)
     left = 86_400 - (now - now.replace(hour=0, minute=0, second=0, microsecond=0)).total_seconds()
     if left < MIDNIGHT_MARGIN:
-        tell(f"waiting until 00:00 UTC, when daily quotas begin anew: {left:.0f} s")
+        tell(f"waiting until 00:00 UTC, when daily quotas are reset: {left:.0f} s")
         await asyncio.sleep(left)
 
 

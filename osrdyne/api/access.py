@@ -155,7 +155,7 @@ Author = Annotated[str, Depends(change_author)]
 
 
 def require(request: Request, grant: Grant, key: str | None = None) -> None:
-    """For what the method and path of a request do not show. Raises `ForbiddenError`."""
+    """Check a grant that depends on more than method and path of the request. Raises `ForbiddenError`."""
     denial = check_grant(principal_of(request), grant, key)
     if denial is not None:
         raise ForbiddenError(denial)

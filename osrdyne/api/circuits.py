@@ -72,7 +72,7 @@ class AllCircuits(BaseModel):
 
 
 def circuit_routes(inspector: CircuitInspector) -> APIRouter:
-    """After the routes of the configuration: `config` is not a hash."""
+    """Routes of circuits. Include them after those of the configuration, or `{hash}` would match `config`."""
     router = APIRouter(prefix="/v1/circuits")
 
     async def find(hash: str) -> CircuitView:

@@ -147,7 +147,7 @@ class JwtVerifier:
     # --- keys
 
     async def _read_again(self) -> bool:
-        """Whether the keys were read since the caller looked; they are, at most once a minute."""
+        """Read the keys again, at most once a minute. True if this or a concurrent call has read them."""
         if self._settings.key_file is not None:
             return False
         before = self._read_at

@@ -264,7 +264,7 @@ def _json(text: str, *, etag: int | None = None) -> Response:
 
 
 def _text(body: bytes) -> str:
-    """Raises `InvalidDocumentError`."""
+    """Decode a body. Raises `InvalidDocumentError` if it is not UTF-8."""
     try:
         return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -182,7 +182,7 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
 
 
 def _text(body: bytes) -> str:
-    """Raises `InvalidDocumentError`."""
+    """Decode a body. Raises `InvalidDocumentError` if it is not UTF-8."""
     try:
         return body.decode("utf-8-sig").strip()
     except UnicodeDecodeError:

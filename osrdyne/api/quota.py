@@ -56,14 +56,14 @@ class DayUsage(BaseModel):
 class QuotaUsage(BaseModel):
     """The state of all quotas."""
 
-    remaining: float = Field(description="Seconds until the quotas begin anew.")
+    remaining: float = Field(description="Seconds until the quotas are reset.")
     meters: list[MeterUsageModel]
     forecast: ForecastModel | None = Field(description="Null in a pool without a daily quota of its own.")
     days: list[DayUsage] = Field(description="The last days, this one last.")
 
 
 def shown_usage(usage: Usage) -> dict[str, Any]:
-    """As JSON values."""
+    """The usage as JSON values of `QuotaUsage`."""
     return {
         "remaining": usage.remaining,
         "meters": [

@@ -65,7 +65,7 @@ _NUMBERS = frozenset({"at_ms", "status"})
 
 
 def parse_record(text: bytes) -> AuditRecord | None:
-    """The record of a message; None if it is none."""
+    """Parse the body of a message; None if malformed."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def parse_record(text: bytes) -> AuditRecord | None:
 
 
 def outcome_of(status: int) -> Outcome:
-    """The outcome that a status of HTTP stands for."""
+    """The outcome of a change by the HTTP status of its answer."""
     if status < 400:
         return Outcome.DONE
     return Outcome.REFUSED if status < 500 else Outcome.FAILED
@@ -158,7 +158,7 @@ class AuditPage:
 
 
 def parse_cursor(text: str) -> tuple[int, str]:
-    """Raises ValueError."""
+    """Parse a cursor of `AuditPage.following`. Raises ValueError."""
     found = _CURSOR.match(text)
     if found is None:
         raise ValueError("invalid cursor")

@@ -23,7 +23,10 @@ def is_name(text: object) -> bool:
 
 
 def grants_of_values(values: Iterable[object], roles: Mapping[str, str]) -> dict[Grant, KeyScope]:
-    """The grants of the roles and grants that `roles` gives for these values; others count for nothing."""
+    """The grants for all keys that `roles`, by value, assigns to these values: each of a role, or a single grant.
+
+    Values that `roles` does not name are ignored.
+    """
     found: dict[Grant, KeyScope] = {}
     for value in values:
         given = roles.get(value) if isinstance(value, str) else None
@@ -34,7 +37,10 @@ def grants_of_values(values: Iterable[object], roles: Mapping[str, str]) -> dict
 
 
 def principal_of_claims(claims: Mapping[str, object], *, role_claim: str, roles: Mapping[str, str]) -> Principal | None:
-    """The principal of a token; None if a claim is not what it has to be. What a role gives for all keys stays so."""
+    """The principal of a token; None if a claim is invalid.
+
+    A claim with a pattern adds a grant for some keys. It never narrows a grant that a role gives for all keys.
+    """
     name = claims.get("sub")
     if not isinstance(name, str) or not is_name(name):
         return None

@@ -76,18 +76,18 @@ def identify_token(presented: str, tokens: Sequence[Token], now: datetime) -> Pr
     """The principal of an API token."""
     if not looks_like_token(presented):
         return Refusal.MALFORMED
-    found = find_token(tokens, presented)
-    if found is None:
-        return Refusal.UNKNOWN
-    return Refusal.EXPIRED if found.has_expired(now) else Principal(found.name, found.grants, Method.TOKEN)
+    return _identify(find_token(tokens, presented), now)
 
 
 def identify_named(name: str, tokens: Sequence[Token], now: datetime) -> Principal | Refusal:
     """The principal of the API token with this name."""
-    found = next((token for token in tokens if token.name == name), None)
-    if found is None:
+    return _identify(next((token for token in tokens if token.name == name), None), now)
+
+
+def _identify(token: Token | None, now: datetime) -> Principal | Refusal:
+    if token is None:
         return Refusal.UNKNOWN
-    return Refusal.EXPIRED if found.has_expired(now) else Principal(found.name, found.grants, Method.TOKEN)
+    return Refusal.EXPIRED if token.has_expired(now) else Principal(token.name, token.grants, Method.TOKEN)
 
 
 def identify_proxied(users: Sequence[str], roles: Sequence[str]) -> Principal | Refusal:

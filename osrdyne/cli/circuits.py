@@ -101,7 +101,7 @@ def close(
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Close a circuit by hand: its groups are resumed, and counting begins anew."""
+    """Close a circuit by hand: its groups are resumed, and counting starts again."""
     if everything == (circuit is not None):
         raise ConfigurationError("Name one circuit by its hash or its route, or close all of them with --all.")
     daemon, names = remote(api, config), ["_all"]

@@ -71,7 +71,7 @@ def print_usage(usage: Any) -> None:
         )
         rows += [(f"  {printable(one['name'])}", f"{one['used']:,}", "", "") for one in meter["largest"][:10]]
     print_table(("meter", "used today", "", ""), rows, empty="")
-    typer.echo(f"The quotas begin anew in {span_text(usage['remaining'])}.")
+    typer.echo(f"The quotas are reset in {span_text(usage['remaining'])}.")
     if (forecast := usage["forecast"]) is not None:
         typer.echo(forecast_text(forecast))
 

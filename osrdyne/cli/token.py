@@ -110,7 +110,7 @@ def revoke(name: NameArgument, file: FileOption = None, config: ConfigOption = N
 
 
 def _grants(role: Role | None, further: list[str], keys: str | None) -> dict[Grant, KeyScope]:
-    """Raises `ConfigurationError`."""
+    """The grants of --role, --keys and --grant. Raises `ConfigurationError` for an unknown grant or pattern."""
     found = grants_of(role, keys=_scope(keys, "--keys"))
     for text in further:
         name, equals, pattern = text.partition("=")

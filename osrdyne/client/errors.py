@@ -120,7 +120,7 @@ class RequestTooLargeError(RequestError):
 
 
 class QuotaExceededError(RequestError):
-    """A daily quota of the pool is used up; `retry_after` says when it begins anew."""
+    """A daily quota of the pool is used up; `retry_after` says when the quota is reset or has room."""
 
     retryable = True
     summary = "The daily quota is used up"

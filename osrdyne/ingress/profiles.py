@@ -46,7 +46,7 @@ class ProfileManifest:
 
 
 def load_profiles(text: str) -> ProfileManifest:
-    """Raises `InvalidDocumentError` with every error of the text."""
+    """Parse a document of JSON or YAML. Raises `InvalidDocumentError` with every error of the text."""
     return _Reader().read(read_document(text))
 
 

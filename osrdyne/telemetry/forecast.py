@@ -47,7 +47,7 @@ class Trend:
 
     def add(self, sample: Sample) -> None:
         if self._samples and (sample.read < self._samples[-1].read or sample.received < self._samples[-1].received):
-            self._samples.clear()  # the table or the log has begun anew
+            self._samples.clear()  # the table or the log was removed and made again
         if len(self._samples) >= 2 and sample.at - self._samples[-2].at < _MIN_GAP:
             self._samples.pop()  # the newest replaces the one before: the API may be asked often
         self._samples.append(sample)

@@ -106,7 +106,7 @@ class LivePositions:
                     raise
 
     def _merged(self, stored: ReaderPosition) -> ReaderPosition:
-        """The later of both counts: a table that was moved begins anew, with lower offsets."""
+        """The later of both counts: a table that was moved starts again, with lower offsets."""
         learned = self._learned.get(stored.reader, {})
         newer = {partition: offset for partition, (offset, at) in learned.items() if at >= stored.at}
         latest = max((at for _, at in learned.values()), default=0.0)

@@ -67,7 +67,7 @@ class IngestAnswer:
 
     @classmethod
     def parse(cls, document: object) -> Self:
-        """Raises ValueError if this is not an answer of `/ingest`."""
+        """Parse the body of an answer to `/ingest`. Raises ValueError if it is not one."""
         if not isinstance(document, Mapping) or not isinstance(offsets := document.get("offsets"), Mapping):
             raise ValueError("it has no offsets")
         start, stop, end = (_count(offsets.get(name)) for name in ("start", "stop", "end"))

@@ -38,11 +38,11 @@ PATH = "/ingest"
 CONFLICT = "ingest_conflict"
 RETRY = Backoff(initial=2.0, maximum=120.0, jitter=0.3)
 CONFLICT_RETRY = Backoff(initial=2.0, maximum=30.0, jitter=0.3)
-LOOK_RETRY = Backoff(initial=2.0, maximum=60.0, jitter=0.3)
-LONGEST_LOOK_INTERVAL = 15.0
+MEASURE_RETRY = Backoff(initial=2.0, maximum=60.0, jitter=0.3)
+LONGEST_MEASURE_INTERVAL = 15.0
 SAVE_INTERVAL = 5.0
 """Seconds between two writes of the positions of a table: RabbitMQ writes each to disk on every node."""
-_LOOK_SHARE = 0.25
+_MEASURE_SHARE = 0.25
 """Share of the time in which the lag may be measured: a log of 256 partitions takes longer than one of four."""
 _REMEDIES = {
     "no_answer": "Check that the daemon of the pool {pool} runs and has room for {key!r} (`osrdyne status`).",
@@ -176,15 +176,15 @@ class IngestScheduler:
                 status = await self._inspector.status(name, partitions)
             except Exception as error:  # the edge of the loop: other tables and the term go on
                 failures += 1
-                pause = LOOK_RETRY.delay(failures)
+                pause = MEASURE_RETRY.delay(failures)
                 _report(self._log, "lag of a table not known", error, table=table.rules.name, retry_in=round(pause, 1))
             else:
                 failures = 0
                 lags = {one.partition: one for one in status.lags if one.reader == table.rules.name}
                 table.schedule.observe(lags, since=status.measured_at)
                 table.wakeup.set()
-                interval = min(max(table.rules.latest / 4, 1.0), LONGEST_LOOK_INTERVAL)
-                pause = max(interval, (self._clock.monotonic() - began) / _LOOK_SHARE)
+                interval = min(max(table.rules.latest / 4, 1.0), LONGEST_MEASURE_INTERVAL)
+                pause = max(interval, (self._clock.monotonic() - began) / _MEASURE_SHARE)
             await self._clock.sleep(pause)
 
     async def _request(self, table: _Table, partition: int) -> None:

@@ -24,7 +24,7 @@ from osrdyne.protocol.telemetry import ENQUEUED_HEADER
 from osrdyne.telemetry.forecast import Forecast, Sample, Trend
 from osrdyne.telemetry.positions import ReaderPosition, ReaderPositions
 
-CACHED_FOR = 2.0  # Seconds: several readers of the API cost one look at the streams.
+CACHED_FOR = 2.0  # Seconds: several readers of the API cost one measurement.
 METRICS_INTERVAL = 30.0
 _AT_ONCE = 32
 """Reads of first messages at the same time; each has a channel of its own."""
@@ -124,7 +124,7 @@ class LogInspector:
         """The state of a log with this number of partitions, at most `CACHED_FOR` seconds old. Raises `BrokerError`."""
         async with self._busy:
             if self._latest is None or self._clock.monotonic() - self._latest[0] > CACHED_FOR:
-                self._latest = (self._clock.monotonic(), await self._look_up(name, partitions))
+                self._latest = (self._clock.monotonic(), await self._measure(name, partitions))
             return self._latest[1]
 
     async def run(self, name: str, partitions: int) -> None:
@@ -150,7 +150,7 @@ class LogInspector:
         for reader, forecast in status.forecasts.items():
             self._metrics.telemetry_lag_drained.labels(reader=reader).set(forecast.drained)
 
-    async def _look_up(self, name: str, partitions: int) -> LogStatus:
+    async def _measure(self, name: str, partitions: int) -> LogStatus:
         began = self._clock.monotonic()
         positions = await self._positions.load()
         async with await StreamConnection.open(self._options, silence=self._options.rpc_timeout) as streams:

@@ -54,7 +54,8 @@ def delivery_authorization_check(policy_of: PolicyOf) -> DeliveryCheck:
 
 
 def receive_check(policy_of: PolicyOf, workers: Callable[[str], str | None]) -> DeliveryCheck:
-    """The check that the workers of the group may receive requests. `workers`: why not those of a key, or None."""
+    """The check that the workers of the group may receive requests. `workers`: why those of a key may not; None if
+    they may."""
 
     def decide(routed: RoutedRequest) -> Refusal | None:
         found = policy_of(routed.key)
@@ -100,7 +101,7 @@ def demands_unverifiable(policy: KeyPolicy, bounds: Bounds) -> str | None:
 
 
 def unverifiable_demand(given: Authorization, bounds: Bounds) -> str | None:
-    """The same for a value."""
+    """Why the pool could not verify what a value of Authorization demands; None if it can."""
     if given.demands_send and not bounds.verifies_tokens:
         return UNVERIFIABLE
     return UNAUTHORIZED_WORKERS if given.demands_receive and not bounds.authorizes_workers else None

@@ -80,7 +80,7 @@ class PolicyManifest:
 
 
 def load_policies(text: str) -> PolicyManifest:
-    """Raises `InvalidDocumentError` with every error of the text."""
+    """Parse a document of JSON or YAML. Raises `InvalidDocumentError` with every error of the text."""
     return _Reader().read(read_document(text))
 
 

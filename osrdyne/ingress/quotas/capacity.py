@@ -16,13 +16,12 @@ from typing import TypeVar
 from osrdyne.ingress.quotas.tiers import (
     EVENT_BLOCK_BYTES,
     HUB_TIERS,
-    LARGEST_EVENT,
     MINUTES_A_DAY,
     STORE_TIERS,
     HubTier,
     StoreTier,
-    blocks,
 )
+from osrdyne.protocol.rates import LARGEST_EVENT, blocks
 
 _T = TypeVar("_T")
 
@@ -44,7 +43,7 @@ class Phase:
 
     @property
     def event_blocks(self) -> int:
-        """As how many events of the store one event counts."""
+        """The number of events as which the store counts one event."""
         return blocks(min(self.event_bytes, LARGEST_EVENT), EVENT_BLOCK_BYTES)
 
     @property

@@ -132,7 +132,7 @@ class QuotaManifest:
 
 
 def load_quotas(text: str) -> QuotaManifest:
-    """Raises `InvalidDocumentError` with every error of the text."""
+    """Parse a document of JSON or YAML. Raises `InvalidDocumentError` with every error of the text."""
     return _Reader().read(read_document(text))
 
 

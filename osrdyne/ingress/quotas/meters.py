@@ -89,7 +89,7 @@ class Meter:
         return self._exceeded(f"{text}, and the rest is reserved for others", wait)
 
     def _exceeded(self, text: str, wait: float) -> Excess:
-        return Excess(Status.QUOTA_EXCEEDED, f"{text}; a quota begins anew at 00:00 UTC.", wait)
+        return Excess(Status.QUOTA_EXCEEDED, f"{text}; quotas are reset at 00:00 UTC.", wait)
 
     def _refuse_rate(self, name: str, hashed: int, now: float) -> Excess | None:
         rate = self.limits.send_rate

@@ -16,9 +16,9 @@ from osrdyne.ingress.quotas.document import Per, QuotaManifest, Rule, Share
 from osrdyne.ingress.quotas.forecast import Forecast, UsageRecord
 from osrdyne.ingress.quotas.meters import Excess, Level, Meter
 from osrdyne.ingress.quotas.state import CountedMeter, QuotaState
-from osrdyne.ingress.quotas.tiers import blocks
 from osrdyne.ingress.quotas.window import DayWindow, Moment
 from osrdyne.ingress.requests import Arrival
+from osrdyne.protocol.rates import blocks
 
 _KNOWN_MATCHES = 4_096  # Keys and principals whose rule is remembered.
 _POOL_BLOCK = 4096  # Bytes, for the record of use in a pool without a quota of its own.
@@ -54,7 +54,7 @@ class MeterUsage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The state of all quotas. `remaining`: seconds until they begin anew. `days`: the record of use, this day last."""
+    """The state of all quotas. `remaining`: seconds until they are reset. `days`: the record of use, this day last."""
 
     remaining: float
     meters: tuple[MeterUsage, ...]

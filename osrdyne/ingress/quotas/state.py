@@ -64,7 +64,7 @@ class _State(_Model):
 
 
 def encode_state(state: QuotaState) -> dict[str, Any]:
-    """As JSON values."""
+    """The state as JSON values; `parse_state` reads them."""
     return {
         "saved_at": state.window.saved_at,
         "remaining": state.window.remaining,
@@ -88,7 +88,7 @@ def encode_state(state: QuotaState) -> dict[str, Any]:
 
 
 def parse_state(value: object) -> QuotaState:
-    """Raises `ValueError` if these are not the values of a state."""
+    """Read a stored state. Raises `ValueError` with the path of the first error."""
     try:
         found = _State.model_validate(value)
     except ValidationError as error:

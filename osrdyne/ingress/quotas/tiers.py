@@ -7,19 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from osrdyne.protocol.rates import LARGEST_EVENT, blocks
-
-__all__ = [
-    "EVENT_BLOCK_BYTES",
-    "HUB_TIERS",
-    "LARGEST_EVENT",
-    "MINUTES_A_DAY",
-    "STORE_TIERS",
-    "HubTier",
-    "StoreTier",
-    "blocks",
-]
-
 MINUTES_A_DAY = 1_440
 EVENT_BLOCK_BYTES = 1024
 

@@ -17,12 +17,12 @@ from osrdyne.client.errors import PoolNotFoundError, RequestTimeoutError
 from osrdyne.client.reply import Reply
 from osrdyne.protocol.rates import EventRate
 from osrdyne.telemetry.schedule import IngestAnswer, TableRules
-from osrdyne.telemetry.scheduler import LONGEST_LOOK_INTERVAL, RETRY
+from osrdyne.telemetry.scheduler import LONGEST_MEASURE_INTERVAL, RETRY
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.loop import MemoryLoop
 
 COLD = TableRules("cold", "ingest", target_lag=60.0)
-LATE = 60.0 + LONGEST_LOOK_INTERVAL + 1.0
+LATE = 60.0 + LONGEST_MEASURE_INTERVAL + 1.0
 LONGEST_PAUSE = RETRY.maximum * (1 + RETRY.jitter)
 
 
@@ -155,7 +155,7 @@ async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(
     world.fault = lambda key: faults.pop() if faults else None
     async with world.scheduling(COLD):
         with capture_logs() as logs:
-            await clock.advance(LATE + LONGEST_LOOK_INTERVAL + 2 * world.duration)
+            await clock.advance(LATE + LONGEST_MEASURE_INTERVAL + 2 * world.duration)
     assert [one["code"] for one in logs if one["log_level"] == "error"] == ["unexpected_error"]
     assert world.is_stored_once("cold")
 
