@@ -1,7 +1,7 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
     python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
-        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest] [pooled]
+        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest] [pooled] [killed]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -58,9 +58,14 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "streams": streams.run,
     "ingest": telemetry_ingest.run,
     "pooled": pooled.run,
+    "killed": pooled.run_killed,
 }
 
-TOGETHER = {"spark": ("spark", "cold_start", "streams", "pooled"), "telemetry": ("telemetry", "ingest")}
+TOGETHER = {
+    "spark": ("spark", "cold_start", "streams", "pooled", "killed"),
+    "telemetry": ("telemetry", "ingest"),
+    "pooled": ("pooled", "killed"),
+}
 """Names that stand for several benchmarks, if they are asked for by name."""
 
 
