@@ -77,7 +77,8 @@ class ExplainedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole answer. `passages`: the deliveries. `refused`: the caller's status; None if the request passes."""
+    """The whole answer. `passages`: the deliveries, under their public name. `refused`: the caller's status;
+    None if the request passes."""
 
     source: str
     steps: tuple[Step, ...]
@@ -127,47 +128,40 @@ def explain(
     arrival = split_arrival(arrival, split)
     if (refusal := check_key(arrival, arrival.accepted_ms)) is not None:
         return _refused(arrival, split, beginning, refusal)
-    passages = [limit_age(arrival, one, policy_of) for one in accept(arrival, table, limits=limits)]
-    winners = {passage.route for passage in passages}
+    deliveries = [limit_age(arrival, one, policy_of) for one in accept(arrival, table, limits=limits)]
+    winners = {routed.route for routed in deliveries}
     routes = [_explained(one, winners, arrival) for one in (table.examine(arrival) if table else ())]
     steps = [*beginning, *_describe_routes(table, routes)]
     allowed = []
-    for passage in passages:
-        if passage.log is not None:
-            refusal = log.refuse(passage)
-            steps += [] if refusal is not None else _describe_write(passage, names, log)
+    for routed in deliveries:
+        if routed.log is not None:
+            refusal = log.refuse(routed)
+            steps += [] if refusal is not None else _describe_write(routed, names, log)
         else:
-            steps += _describe_delivery(passage, names)
-            results = checks.explain_delivery(arrival, passage, now_ms=arrival.accepted_ms)
+            steps += _describe_delivery(routed, names)
+            results = checks.explain_delivery(arrival, routed, now_ms=arrival.accepted_ms)
             steps += _describe_checks(results)
             refusal = results[-1].refusal if results else None
         if refusal is not None:
-            if passage.keeps_reply:
-                for write in (one for one in passages if one.log is not None and one is not passage):
+            if routed.keeps_reply:
+                # The log has the message although the caller is refused.
+                for write in (one for one in deliveries if one.log is not None and one is not routed):
                     steps += _describe_write(write, names, log) if log.refuse(write) is None else ()
                 return _refused(arrival, split, steps, refusal, tuple(routes))
             steps.append(Step("refusal", f"This copy is dropped ({refusal.status}): {refusal.detail}"))
             continue
-        allowed.append(passage)
-        if passage.log is not None:
-            continue
-        if (profile := profile_of(passage.key)) is not None:
-            steps.append(Step("profile", profile))
-        if (rate := rate_of(passage.key)) is not None:
-            steps.append(Step("rate", rate))
-        if passage.retry is not None:
-            steps.append(Step("retry", describe_retry(passage.retry, retrying=retrying)))
-        if passage.coalesce:
-            steps.append(Step("coalesce", "It shares one run with identical requests in the same worker."))
-    if not passages:
+        allowed.append(routed)
+        if routed.log is None:
+            steps += _describe_work(routed, profile_of(routed.key), rate_of(routed.key), retrying)
+    if not deliveries:
         steps.append(Step("refusal", "No route takes the request: its caller is answered no-route."))
     return Explanation(
         source=arrival.source,
         steps=tuple(steps),
         split=split,
         routes=tuple(routes),
-        passages=tuple(_explained_delivery(passage, names, log) for passage in allowed),
-        refused=None if passages else Status.NO_ROUTE,
+        passages=tuple(_explained_delivery(routed, names, log) for routed in allowed),
+        refused=None if deliveries else Status.NO_ROUTE,
     )
 
 
@@ -223,47 +217,61 @@ def _why(route: ExplainedRoute) -> str:
     return "it matches and decides."
 
 
-def _describe_delivery(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
-    reply = "" if passage.keeps_reply else ", as a one-way copy"
-    yield Step("delivery", f"To the group {passage.key!r} with the path {passage.path!r}{reply}.")
-    yield Step("priority", f"{_level_name(passage.priority)}: the queue {_queue(passage, names)}.")
-    yield _describe_deadline(passage)
+def _describe_delivery(routed: RoutedRequest, names: PoolNames) -> Iterator[Step]:
+    reply = "" if routed.keeps_reply else ", as a one-way copy"
+    yield Step("delivery", f"To the group {routed.key!r} with the path {routed.path!r}{reply}.")
+    yield Step("priority", f"{_level_name(routed.priority)}: the queue {_queue(routed, names)}.")
+    yield _describe_deadline(routed)
 
 
-def _describe_write(passage: RoutedRequest, names: PoolNames, log: Log) -> Iterator[Step]:
-    answer = ", and the caller is answered ok (code 202)" if passage.keeps_reply else ", as a one-way copy"
-    partition = log.partition(passage.key)
-    yield Step("log", f"To the log {passage.log!r}, partition {partition}: {names.log_stream(partition)}{answer}.")
-    yield _describe_deadline(passage)
+def _describe_write(routed: RoutedRequest, names: PoolNames, log: Log) -> Iterator[Step]:
+    answer = ", and the caller is answered ok (code 202)" if routed.keeps_reply else ", as a one-way copy"
+    partition = log.partition(routed.key)
+    yield Step("log", f"To the log {routed.log!r}, partition {partition}: {names.log_stream(partition)}{answer}.")
+    yield _describe_deadline(routed)
 
 
-def _describe_deadline(passage: RoutedRequest) -> Step:
-    moment = datetime.fromtimestamp(passage.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
-    return Step("deadline", f"{moment}, by {_LIMITER_TEXTS[passage.deadline.limiter]}.")
+def _describe_work(
+    routed: RoutedRequest, profile: str | None, rate: str | None, retrying: Mapping[int, int] | None
+) -> Iterator[Step]:
+    """What the workers of the group do with a delivery that passes."""
+    if profile is not None:
+        yield Step("profile", profile)
+    if rate is not None:
+        yield Step("rate", rate)
+    if routed.retry is not None:
+        yield Step("retry", describe_retry(routed.retry, retrying=retrying))
+    if routed.coalesce:
+        yield Step("coalesce", "It shares one run with identical requests in the same worker.")
+
+
+def _describe_deadline(routed: RoutedRequest) -> Step:
+    moment = datetime.fromtimestamp(routed.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
+    return Step("deadline", f"{moment}, by {_LIMITER_TEXTS[routed.deadline.limiter]}.")
 
 
 def _level_name(priority: int | None) -> str:
     return "The default class, below priority 9" if priority is None else f"Priority {priority}"
 
 
-def _queue(passage: RoutedRequest, names: PoolNames) -> str:
-    return names.request_queue(passage.key, passage.priority)
+def _queue(routed: RoutedRequest, names: PoolNames) -> str:
+    return names.request_queue(routed.key, routed.priority)
 
 
-def _explained_delivery(passage: RoutedRequest, names: PoolNames, log: Log) -> ExplainedDelivery:
-    partition = None if passage.log is None else log.partition(passage.key)
+def _explained_delivery(routed: RoutedRequest, names: PoolNames, log: Log) -> ExplainedDelivery:
+    partition = None if routed.log is None else log.partition(routed.key)
     return ExplainedDelivery(
-        route=passage.route,
-        key=passage.key,
-        path=passage.path,
-        queue=_queue(passage, names) if partition is None else names.log_stream(partition),
-        exchange=names.work_exchange(passage.priority) if partition is None else "",
-        priority=passage.priority,
-        deadline=passage.deadline.at_ms / 1000,
-        limited_by=passage.deadline.limiter.value,
-        keeps_reply=passage.keeps_reply,
-        retry=passage.retry,
-        coalesce=passage.coalesce,
-        log=passage.log,
+        route=routed.route,
+        key=routed.key,
+        path=routed.path,
+        queue=_queue(routed, names) if partition is None else names.log_stream(partition),
+        exchange=names.work_exchange(routed.priority) if partition is None else "",
+        priority=routed.priority,
+        deadline=routed.deadline.at_ms / 1000,
+        limited_by=routed.deadline.limiter.value,
+        keeps_reply=routed.keeps_reply,
+        retry=routed.retry,
+        coalesce=routed.coalesce,
+        log=routed.log,
         partition=partition,
     )
