@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from stored_telemetry import events, ingest, next_of, stored, write
+from structlog.testing import CapturingLogger
 
 from osrdyne_worker.pipelines.ingest import parse_config
+from osrdyne_worker.pipelines.telemetry import storage_limits
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.storage_limits import (
@@ -85,6 +87,24 @@ def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) ->
         store(table, wanted, results, partition=0)
     ingest(table, end=7, step=HOUR)
     assert stored(table) == events(1, 7)
+
+
+def test_purge_is_logged_only_if_something_was_removed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = limit(max_rows=18, on_storage_limit="purge")
+    log = CapturingLogger()
+    monkeypatch.setattr(storage_limits, "log", log)
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "replace_files", refuse)
+        assert purge(table, rule, partition=0) == 0
+    assert [call.args for call in log.calls] == [("hours not purged during an ingest",)]
+    assert purge(table, rule, partition=0) == ROWS
+    assert purge(table, rule, partition=0) == 0
+    _, call = log.calls
+    assert (call.args, call.kwargs["rows"]) == (("oldest hours purged",), ROWS)
+
+
+def refuse(*arguments: Any, **options: Any) -> None:
+    raise CommitConflictError("another ingest was first")
 
 
 def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,31 @@ def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
     assert stored(table) == events(0, 20)
     # The winner has removed the uncommitted files of the loser, whose commit fails without them.
     assert on_disk(table) == before == committed(table)
+
+
+def test_commit_whose_link_is_reported_as_existing_is_a_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over NFS, when the kernel asks again after a lost answer."""
+    link = os.link
+
+    def link_twice(unfinished: Path, path: Path) -> None:
+        link(unfinished, path)
+        link(unfinished, path)
+
+    monkeypatch.setattr(tables.os, "link", link_twice)
+    assert ingest(table, end=10).number == 1
+    assert ingest(table, end=20).number == 2
+    assert stored(table) == events(0, 20)
+    assert on_disk(table) == committed(table)
+
+
+def test_directory_that_a_killed_ingest_has_made_is_written_to_disk(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (table.directory / "_commits" / "0").mkdir(parents=True)
+    synced: list[Path] = []
+    monkeypatch.setattr(tables, "fsync_directory", synced.append)
+    ingest(table, end=10)
+    assert {table.directory / "_commits", table.directory, table.directory.parent} <= set(synced)
 
 
 def test_files_of_an_ingest_at_work_are_kept_until_it_cannot_commit(table: Table) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, TableDamagedError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -280,6 +283,48 @@ def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(
     assert len(entries) <= 17
     assert not table.log._write(Bucket(3, 0.0, 0.0, 720.0))
     assert sorted(path.name for path in directory.iterdir()) == entries
+
+
+def test_entry_of_a_killed_ingest_is_removed_when_its_number_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(tmp_path)
+    for _ in range(2_000):
+        table.arrive(1, at=BEGIN - 60)
+    table.ingest()
+    directory = tmp_path / throttle.THROTTLE
+    killed, at_work = (directory / f".{number:020d}-{number:032x}.tmp" for number in (2, 3))
+    for path in (killed, at_work):
+        path.write_text("{")
+    table.now += 30.0
+    table.ingest()
+    assert [path.name for path in directory.glob(".*.tmp")] == [at_work.name]
+
+    link = os.link
+
+    def link_after_another_ingest(unfinished: Path, path: Path) -> None:
+        """The other one takes the number, and removes our unfinished entry."""
+        monkeypatch.setattr(throttle.os, "link", link)
+        table.log._write(Bucket(3, BEGIN, BEGIN, 720.0))
+        link(unfinished, path)
+
+    table.now += 30.0
+    monkeypatch.setattr(throttle.os, "link", link_after_another_ingest)
+    table.ingest()
+    assert sorted(path.name for path in directory.iterdir()) == [f"{number:020d}.json" for number in (1, 2, 3, 4)]
+
+
+def test_throttle_log_whose_directory_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(tmp_path)
+    table.arrive(1, at=BEGIN)
+
+    def link_in_a_removed_directory(unfinished: Path, path: Path) -> None:
+        shutil.rmtree(unfinished.parent)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(throttle.os, "link", link_in_a_removed_directory)
+    with pytest.raises(StorageError, match="No such file or directory"):
+        table.ingest()
 
 
 def test_damaged_entry_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def purge(table: Table, limit: StorageLimit, *, partition: int) -> int:
                 log.info("hours not purged during an ingest", table=str(table.directory), partition=one)
             else:
                 purged += rows
-    log.info("oldest hours purged", table=str(table.directory), rows=purged, last=last.isoformat())
+    if purged:
+        log.info("oldest hours purged", table=str(table.directory), rows=purged, last=last.isoformat())
     return purged
 
 

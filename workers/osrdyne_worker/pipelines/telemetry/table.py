@@ -184,10 +184,11 @@ class Table:
         document = {"format": _FORMAT, **asdict(commit), "rows": commit.rows, "invalid": commit.invalid}
         unfinished = directory / f".{commit.number:020d}-{uuid.uuid4().hex}.tmp"
         with storage_errors(self.directory):
-            self._make(directory)
+            self._make(directory, is_first=commit.number == 1)
             try:
-                with unfinished.open("x", encoding="utf-8") as file:
-                    json.dump(document, file)
+                content = json.dumps(document).encode()
+                with unfinished.open("xb") as file:
+                    file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
                 name = self._path(commit.partition, commit.number)
@@ -197,15 +198,17 @@ class Table:
                 except (FileExistsError, FileNotFoundError):
                     if not name.exists():
                         raise
-                    # The other ingest may also have removed our unfinished commit.
-                    self.discard(commit)
-                    raise CommitConflictError(
-                        f"Another ingest has committed the offsets from {commit.start} of partition {commit.partition} "
-                        f"to {self.directory} (commit {commit.number}). Nothing of this one was stored; request the "
-                        "next ingest.",
-                        partition=commit.partition,
-                        number=commit.number,
-                    ) from None
+                    # The other ingest may also have removed our unfinished commit. Over NFS, the commit may be ours: if
+                    # the answer of the server is lost, the kernel asks again, and finds the name that it has made.
+                    if name.read_bytes() != content:
+                        self.discard(commit)
+                        raise CommitConflictError(
+                            f"Another ingest has committed the offsets from {commit.start} of partition "
+                            f"{commit.partition} to {self.directory} (commit {commit.number}). Nothing of this one was "
+                            "stored; request the next ingest.",
+                            partition=commit.partition,
+                            number=commit.number,
+                        ) from None
             finally:
                 with suppress(OSError):
                     unfinished.unlink()
@@ -293,9 +296,10 @@ class Table:
             with suppress(OSError):
                 (self.directory / file.path).unlink()
 
-    def _make(self, directory: Path) -> None:
-        """Make a directory of commits, which must not disappear in a power failure."""
-        if not directory.is_dir():
+    def _make(self, directory: Path, *, is_first: bool) -> None:
+        """Make a directory of commits, which must not disappear in a power failure. An ingest that was killed may have
+        made it for the first commit, and not have written its name to disk."""
+        if is_first or not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
             for parent in (directory.parent, self.directory, self.directory.parent):
                 fsync_directory(parent)

@@ -7,7 +7,8 @@ An ingest takes the blocks of its range before it stores the range. They count o
    happened.
 2. Commit. Crash after: the next ingest begins behind the range, and takes its own.
 
-Entries have numbers, and two ingests never write the same one, as with commits. No Spark. Source:
+Entries have numbers, and two ingests never write the same one, as with commits. An ingest that is killed before its
+entry has its name leaves an unfinished file; a later one removes it when the number is taken. No Spark. Source:
 docs/reference/telemetry/throttle.md.
 """
 
@@ -48,6 +49,7 @@ _KEPT = 16
 _ATTEMPTS = 1_000
 _FORMAT = 1
 _ENTRY = re.compile(r"([0-9]{20})\.json")
+_UNFINISHED = re.compile(r"\.([0-9]{20})-[0-9a-f]{32}\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class ThrottleLog:
     def _write(self, bucket: Bucket) -> bool:
         """Write an entry to disk; False if its number is taken."""
         path = self._path(bucket.number)
-        unfinished = self._directory / f".{uuid.uuid4().hex}.tmp"
+        unfinished = self._directory / f".{bucket.number:020d}-{uuid.uuid4().hex}.tmp"
         with storage_errors(self._table):
             if not self._directory.is_dir():
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -207,6 +209,11 @@ class ThrottleLog:
                 try:
                     os.link(unfinished, path)
                 except FileExistsError:
+                    return False
+                except FileNotFoundError:
+                    if max(self._numbers(), default=0) < bucket.number:
+                        raise
+                    # The number is taken, so another ingest has removed our unfinished entry.
                     return False
             finally:
                 with suppress(OSError):
@@ -221,7 +228,14 @@ class ThrottleLog:
             for number in numbers:
                 if number <= bucket.number - _KEPT:
                     self._path(number).unlink(missing_ok=True)
+            self._remove_unfinished(numbers[-1])
         return True
+
+    def _remove_unfinished(self, last: int) -> None:
+        """Remove what killed ingests have left: their numbers are taken, so these entries cannot be written."""
+        for path in self._directory.glob(".*.tmp"):
+            if (found := _UNFINISHED.fullmatch(path.name)) is not None and int(found[1]) <= last:
+                path.unlink(missing_ok=True)
 
     def _read(self, number: int) -> Bucket | None:
         """An entry; None if it was removed meanwhile."""
