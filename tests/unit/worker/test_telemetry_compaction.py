@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,12 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import ingest as pipeline
-from osrdyne_worker.pipelines.telemetry.compaction import SORTED_BY, commit_compaction, plan_compaction
+from osrdyne_worker.pipelines.telemetry.compaction import (
+    SORTED_BY,
+    commit_compaction,
+    compact_within,
+    plan_compaction,
+)
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, Table, TableDamagedError
 
@@ -55,6 +61,54 @@ def test_compaction_is_limited_to_the_oldest_hours(table: Table) -> None:
     plan = plan_compaction(table.live(0), max_hours=2)
     assert (plan.hours, plan.remaining) == (1, 0)
     assert {one.path.split("/")[1] for one in plan.files} == {"hour=12"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds", "hours", "left"),
+    [
+        (math.inf, 60.0, [1, 4, 4, 1], 0),
+        (100.0, 30.0, [1, 2], 7),  # 30 + 60 of 100 seconds
+        (100.0, 60.0, [1], 9),
+        (0.0, 0.1, [1], 9),
+        (100.0, 0.0, [1, 4, 4, 1], 0),
+    ],
+)
+def test_compaction_of_an_ingest_ends_before_its_time_is_over(
+    budget: float, seconds: float, hours: list[int], left: int
+) -> None:
+    now, remaining = 0.0, 10
+    merged: list[int] = []
+
+    def merge(most: int) -> int:
+        nonlocal now, remaining
+        merged.append(min(most, remaining))
+        now += merged[-1] * seconds
+        remaining -= merged[-1]
+        return remaining
+
+    assert compact_within(budget, merge, most=4, time=lambda: now) == left
+    assert merged == hours
+
+
+def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"cold": {"directory": str(table.directory), "compact_interval": 3600}}
+    worker = pipeline.Ingest(pipeline.parse_config({"uri_file": "/uri", "tables": tables}), "P", "cold", 0, table)
+
+    def compact_some(session: object, ingest: pipeline.Ingest, hours: int) -> dict[str, int]:
+        compact(table, max_hours=hours)
+        return {"remaining_hours": unsorted()}
+
+    def unsorted() -> int:
+        return plan_compaction(table.live(0), max_hours=9).hours
+
+    monkeypatch.setattr(pipeline, "_compact", compact_some)
+    left = [unsorted()]
+    for _ in range(4):
+        pipeline.compact_regularly(None, worker, budget=0.0)
+        left.append(unsorted())
+    assert left == [3, 2, 1, 0, 0]
+    assert worker.compacted_at is not None
+    assert stored(table) == events(0, 8)
 
 
 def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> None:

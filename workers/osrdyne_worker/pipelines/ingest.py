@@ -39,6 +39,7 @@ from osrdyne_worker.pipelines.telemetry.compaction import (
     Compaction,
     WriteSorted,
     commit_compaction,
+    compact_within,
     plan_compaction,
 )
 from osrdyne_worker.pipelines.telemetry.copies import IDS, Copies, find_copies, message_ids
@@ -73,6 +74,8 @@ _SMALLEST_TASK = 20_000
 _COLUMNS = ("offset", "routing_key", "message_id", "content_encoding", "timestamp", "headers", "body")
 _SAVE_INTERVAL = 5.0
 _EXPIRE_INTERVAL = 3600.0
+_COMPACT_SHARE = 0.5
+"""Share of the time until the deadline of an ingest in which it may also compact."""
 _HTTP_TIMEOUT = 10.0
 
 
@@ -231,14 +234,14 @@ def start(context: Context) -> Ingest:
 def ingest(call: Call, request: IngestRequest) -> dict[str, Any]:
     """Store the next range of offsets."""
     with _alone(call) as ingest:
-        return _ingest(call.context.session, ingest, request.max_offsets, rate=request.rate)
+        return _ingest(call, ingest, request.max_offsets, rate=request.rate)
 
 
 @app.handler("/replay")
 def replay(call: Call, request: ReplayRequest) -> dict[str, Any]:
     """Store the next range of offsets of a replay; the first request of a partition begins it."""
     with _alone(call) as ingest:
-        return _ingest(call.context.session, ingest, request.max_offsets, request)
+        return _ingest(call, ingest, request.max_offsets, request)
 
 
 @app.handler("/compact")
@@ -266,14 +269,14 @@ def _alone(call: Call) -> Iterator[Ingest]:
 
 
 def _ingest(
-    session: Any,
+    call: Call,
     ingest: Ingest,
     max_offsets: int | None,
     request: ReplayRequest | None = None,
     *,
     rate: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    config, table, partition = ingest.config, ingest.table, ingest.partition
+    session, config, table, partition = call.context.session, ingest.config, ingest.table, ingest.partition
     limit = config.tables[ingest.name].storage_limit
     purged = make_room(ingest)
     last = table.last_commit(partition)
@@ -321,7 +324,7 @@ def _ingest(
         answer["blocks"] = allowed.blocks
         answer["next_after"] = next_after(allowed.free_at, time.time()) if wanted.stop < wanted.end else 0.0
     if wanted.stop == wanted.end:
-        compact_regularly(session, ingest)
+        compact_regularly(session, ingest, budget=call.deadline * _COMPACT_SHARE)
     usage = usage_of(table)
     answer["storage"] = {"rows": usage.rows, "bytes": usage.bytes, "purged": purged}
     answer |= publish_delta(ingest)
@@ -387,17 +390,28 @@ def remove_old_events(ingest: Ingest) -> None:
             log.info("old events removed", table=ingest.name, partition=ingest.partition, files=len(commit.removed))
 
 
-def compact_regularly(session: Any, ingest: Ingest) -> None:
-    """Compact if `compact_interval` has passed. No error of it is the ingest's: it is tried again later."""
+def compact_regularly(session: Any, ingest: Ingest, *, budget: float) -> None:
+    """Compact if `compact_interval` has passed, for about `budget` seconds; the next ingest merges what is left. No
+    error of it is the ingest's: it is tried again later."""
     interval = ingest.config.tables[ingest.name].compact_interval
     now = time.monotonic()
     if interval is None or (ingest.compacted_at is not None and now - ingest.compacted_at < interval):
         return
     ingest.compacted_at = now
+    facts = {"table": ingest.name, "partition": ingest.partition}
+
+    def merge(hours: int) -> int:
+        remaining: int = _compact(session, ingest, hours)["remaining_hours"]
+        return remaining
+
     try:
-        _compact(session, ingest, CompactRequest().max_hours)
+        left = compact_within(budget, merge, most=ingest.config.tasks, time=time.monotonic)
     except Exception as error:
-        log.warning("table not compacted", table=ingest.name, partition=ingest.partition, error=describe(error))
+        log.warning("table not compacted", error=describe(error), **facts)
+        return
+    if left:
+        ingest.compacted_at = None
+        log.info("hours left to compact", hours=left, **facts)
 
 
 def _compact(session: Any, ingest: Ingest, max_hours: int) -> dict[str, Any]:

@@ -1,13 +1,19 @@
 """Compaction: merges the files of closed hours into files that are sorted by key, series and time. No Spark session.
 
-One commit replaces the files of all these hours, so a reader has the rows of before or those of after, which are the
-same. Source: docs/reference/telemetry/compaction.md.
+One commit replaces the files of several hours, so a reader has the rows of before or those of after, which are the
+same. An ingest compacts within the time of its request, in several commits. A crash around each one:
+
+1. The commit of the ingest. Crash before: nothing is stored or merged. After: its events are stored, no hour is merged.
+2. A commit of a few hours. Crash before: the files of these hours count, and the new ones are removed as uncommitted.
+   After: the new ones count. The hours that are left are merged later, by whichever worker.
+
+Source: docs/reference/telemetry/compaction.md.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +59,23 @@ def plan_compaction(live: LiveFiles, *, max_hours: int) -> Compaction:
         for several in (live.files, live.invalid_files)
     )
     return Compaction(live.number, files, invalid, len(chosen), len(to_merge) - len(chosen))
+
+
+def compact_within(budget: float, merge: Callable[[int], int], *, most: int, time: Callable[[], float]) -> int:
+    """Merge hours as long as the next ones are likely to end within a number of seconds; return how many are left.
+
+    `merge`: merges up to a number of hours in one commit, and returns how many are left. The first one shows how long
+    an hour takes; `most`: at once from then on.
+    """
+    began, hours, slowest = time(), 1, 0.0
+    while True:
+        started = time()
+        remaining = merge(hours)
+        slowest = max(slowest, (time() - started) / hours)
+        left = budget - (time() - began)
+        hours = most if slowest == 0 else int(min(most, left / slowest))
+        if not remaining or left <= 0 or hours < 1:
+            return remaining
 
 
 @dataclass(frozen=True)
