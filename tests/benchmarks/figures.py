@@ -34,7 +34,8 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the report. `compared` is the median over the rounds, `spread` the lowest and the highest."""
+    """One line of the report. `compared` is the median over the rounds, `spread` the lowest and the highest.
+    `of_floor`: the median of ours divided by the floor; None without a floor."""
 
     name: str
     unit: str
@@ -43,6 +44,7 @@ class Figure:
     compared: float
     spread: tuple[float, float]
     goal: Goal
+    of_floor: float | None = None
 
     @property
     def met(self) -> bool:
@@ -56,6 +58,7 @@ class Figure:
             "floor": self.floor,
             str(self.goal.comparison): self.compared,
             "spread": self.spread,
+            "of_floor": self.of_floor,
             "goal": str(self.goal),
             "met": self.met,
         }
@@ -88,6 +91,7 @@ def figure(name: str, unit: str, rounds: Sequence[Round], goal: Goal) -> Figure:
         compared=median(compared),
         spread=(min(compared), max(compared)),
         goal=goal,
+        of_floor=median(one.ours / one.floor for one in rounds) if all(one.floor for one in rounds) else None,
     )
 
 
@@ -97,15 +101,15 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 def table(figures: Sequence[Figure]) -> str:
     """For people: one line a figure."""
-    lines = [("", "ours", "floor", "", "compared", "lowest to highest", "goal", "")]
+    lines = [("", "ours", "floor", "", "of floor", "compared", "lowest to highest", "goal", "")]
     for one in figures:
         unit = " ×" if one.goal.comparison is Comparison.RATIO else ""
         spread = f"{one.spread[0]:.2f} to {one.spread[1]:.2f}"
         compared = f"{one.compared:.2f}{unit}"
         verdict = "met" if one.met else "MISSED"
-        lines.append(
-            (one.name, _short(one.ours), _short(one.floor), one.unit, compared, spread, str(one.goal), verdict)
-        )
+        of_floor = "–" if one.of_floor is None else f"{one.of_floor:.2f} ×"
+        sides = (_short(one.ours), _short(one.floor), one.unit, of_floor)
+        lines.append((one.name, *sides, compared, spread, str(one.goal), verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 

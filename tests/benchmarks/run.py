@@ -1,7 +1,8 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
     python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
-        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest] [pooled] [killed]
+        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest]
+        [last_values] [pooled] [killed]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -25,6 +26,7 @@ from tests.benchmarks import (
     driver_starts,
     echo,
     ingress,
+    last_values,
     leader_change,
     listings,
     pooled,
@@ -57,13 +59,14 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "cold_start": cold_start.run,
     "streams": streams.run,
     "ingest": telemetry_ingest.run,
+    "last_values": last_values.run,
     "pooled": pooled.run,
     "killed": pooled.run_killed,
 }
 
 TOGETHER = {
     "spark": ("spark", "cold_start", "streams", "pooled", "killed"),
-    "telemetry": ("telemetry", "ingest"),
+    "telemetry": ("telemetry", "last_values", "ingest"),
     "pooled": ("pooled", "killed"),
 }
 """Names that stand for several benchmarks, if they are asked for by name."""
