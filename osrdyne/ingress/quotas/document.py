@@ -189,6 +189,11 @@ class _Reader(DocumentReader):
                 break
         return tuple(rates)
 
+    def _warn_of_refusals(self, rate: Rate, path: str) -> None:
+        """A worker refuses a request with more events than it serves in a minute."""
+        if rate.of_worker(1).events_per_minute < 1:
+            self.warn(path, "a worker serves less than one event a minute, so it refuses every request: raise it")
+
     def _rate_of(self, value: Any, path: str) -> Rate | None:
         before = len(self.problems)
         members = self.members(value, path, _RATES)
@@ -215,7 +220,9 @@ class _Reader(DocumentReader):
         if len(self.problems) > before or name is None or events is None:
             return None
         given = tuple((word, value) for word, value in members.items() if value is not None)
-        return Rate(name, keys, events, size or EVENT_BLOCK_BYTES, units, max_units, given)
+        rate = Rate(name, keys, events, size or EVENT_BLOCK_BYTES, units, max_units, given)
+        self._warn_of_refusals(rate, f"{path}.events_per_minute")
+        return rate
 
     def _preset(self, tiers: Mapping[str, _T], name: Any, path: str) -> _T | None:
         if name is None:

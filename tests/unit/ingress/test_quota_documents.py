@@ -98,3 +98,17 @@ def test_every_error_is_reported() -> None:
 def test_a_rule_that_hides_others_is_warned_of() -> None:
     rules = [{"name": "all", "send_rate": 1}, {"name": "never", "keys": "a", "send_rate": 1}]
     assert [problem.path for problem in load_quotas(json.dumps({"rules": rules})).warnings] == ["rules.0"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "paths"),
+    [
+        ({"events_per_minute": 0.5}, ["rates.0.events_per_minute"]),
+        ({"events_per_minute": 0.5, "units": 2}, []),
+        ({"events_per_minute": 1}, []),
+        ({"preset": "store-s1"}, []),
+    ],
+)
+def test_a_rate_at_which_workers_refuse_every_request_is_warned_of(rate: dict[str, object], paths: list[str]) -> None:
+    found = load_quotas(json.dumps({"rates": [{"name": "r", **rate}]}))
+    assert [problem.path for problem in found.warnings] == paths
