@@ -12,6 +12,8 @@ RATE_FIELD = "rate"
 """The rate of a worker in a control message, and in its reports about its state: an object, or null for no limit."""
 LARGEST_EVENT = 32 * 1024
 """Bytes. A rate counts a larger event as one of this size; the ingest of telemetry stores it as invalid."""
+LONGEST_REQUEST = 60.0
+"""Seconds. Workers refuse a request whose events need longer at their rate."""
 _LARGEST = 10**12
 
 

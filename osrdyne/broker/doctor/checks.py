@@ -15,6 +15,7 @@ from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.rates import LONGEST_REQUEST
 
 # RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
 # consumers-differ-by-version).
@@ -72,7 +73,17 @@ def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Findin
     if processing > limit:
         message = f"worker.processing_timeout ({processing:g} s) is longer than RabbitMQ's limit ({limit:g} s)."
         return Finding(subject, False, message, remedy)
-    return Finding(subject, True, f"A worker may hold a request for {limit:g} s.")
+    message = f"A worker may hold a request for {limit:g} s."
+    # Each request that the worker holds may have the events of `LONGEST_REQUEST`.
+    wait = settings.worker.concurrency * LONGEST_REQUEST
+    if settings.worker.concurrency > 1 and processing + wait > limit:
+        node = "" if version.has_consumer_timeout_policy else "consumer_timeout of rabbitmq.conf and "
+        message += (
+            f" If the quotas have rates, it may wait there for {wait:g} s before it runs: raise {node}"
+            f"requests.consumer_timeout to {processing + wait:g} s, or lower worker.concurrency or "
+            "worker.processing_timeout."
+        )
+    return Finding(subject, True, message)
 
 
 def check_tags(whoami: Whoami, *, scoped_credentials: bool = False) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ import pytest
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, QueueName, WorkerId
 from osrdyne.protocol.pooled import AssignmentExit
+from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Context
+from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
 from osrdyne_worker.requests.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode
+from osrdyne_worker.runtime.settings import RuntimeContext
 
 PATIENCE = 120.0
 
@@ -122,3 +126,28 @@ async def test_parts_of_the_start_of_a_key_are_complete(sessions: Sessions) -> N
         assert list(times.milliseconds()) == ["python", "session", "load"]
         await worker.cut_off("the test is over")
         await running
+
+
+async def test_rate_of_a_key_limits_this_key_of_the_process_only(sessions: Sessions) -> None:
+    clock, rate, processors = VirtualClock(), EventRate(60, 1024), []
+    with ThreadPoolExecutor(2) as side_threads:
+        async with asyncio.TaskGroup() as group:
+            for key, first in (("limited", rate), ("free", None)):
+                made = replace(environment(), key=Key(key), rate=first)
+                host = assigned(App(), made, sessions, side_threads, clock)
+                parts = build_parts(App(), made, clock=clock, host=host)
+                runtime = RuntimeContext(parts.settings, clock, group.create_task, lambda reason: None)
+                context = Context(Key(key), worker_id="w")
+                processors.append(parts.make_processor(runtime, context, on_alone=lambda: None))
+            limited, free = processors
+            assert (limited.budget.rate, free.budget.rate) == (rate, None)
+            for one in processors:
+                await one._slots.acquire(0, events=60)
+                one._slots.release()
+            assert limited.budget.wait() > 0
+            assert not limited._slots.try_acquire()
+            assert free._slots.try_acquire()
+            free.budget.use(rate)
+            limited.budget.use(None)
+            assert limited._slots.try_acquire()
+            assert (limited.budget.rate, free.budget.rate) == (None, rate)

@@ -156,3 +156,21 @@ def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
     [finding] = checks.check_retry_queues(filter(None, queues), pool="p")
     assert (finding.ok, finding.fatal, "p-retry-2000" in finding.message) == (False, False, True)
     assert "p-retry-1000" not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("text", "concurrency", "remedy"),
+    [
+        ("4.3.0", 5, None),
+        ("4.3.0", 6, "raise requests.consumer_timeout to 2160 s"),
+        ("3.10.8", 6, "raise consumer_timeout of rabbitmq.conf and requests.consumer_timeout to 2160 s"),
+    ],
+)
+def test_wait_for_the_rate_that_may_exceed_the_consumer_timeout_has_a_remedy(
+    text: str, concurrency: int, remedy: str | None
+) -> None:
+    settings = Settings(worker=WorkerSettings(concurrency=concurrency))
+    finding = checks.check_consumer_timeout(settings, version(text))
+    assert finding.ok
+    assert ("If the quotas have rates" in finding.message) is (remedy is not None)
+    assert remedy is None or remedy in finding.message

@@ -11,12 +11,12 @@ import json
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.protocol.messages import Request
-from osrdyne.protocol.rates import LARGEST_EVENT, EventRate, blocks
+from osrdyne.protocol.rates import LARGEST_EVENT, LONGEST_REQUEST, EventRate, blocks
 from osrdyne_worker.app.errors import RequestError
 
 BURST = 1.0
 """Seconds. A worker that was late, or had nothing to do, may catch up with the events of this time."""
-MAX_DEBT = 60.0
+MAX_DEBT = LONGEST_REQUEST
 """Seconds. A request whose events need longer is refused: all requests behind it would wait for them."""
 _LARGE_BODY = 64 * 1024
 """Bytes. Larger bodies are counted in a thread."""
