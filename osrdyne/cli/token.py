@@ -115,7 +115,7 @@ def _grants(role: Role | None, further: list[str], keys: str | None) -> dict[Gra
     for text in further:
         name, equals, pattern = text.partition("=")
         if name not in list(Grant):
-            raise ConfigurationError(f"--grant: {name!r} is no grant; there are {', '.join(Grant)}.")
+            raise ConfigurationError(f"--grant: {name!r} is not a grant; the grants are {', '.join(Grant)}.")
         found[Grant(name)] = _scope(pattern if equals else keys, f"--grant {name}")
     if not found:
         raise ConfigurationError("A token needs a right: use --role, or --grant.")

@@ -123,8 +123,8 @@ def build_request(
 ) -> OutgoingRequest:
     """Build a request. Of the `options`, those about times and correlation id have no effect here.
 
-    Raises `InvalidKeyError` for a key that is none, `InvalidMessageError` for a body that JSON cannot express,
-    `ConfigurationError` for a token that can be none.
+    Raises `InvalidKeyError` for an invalid key, `InvalidMessageError` for a body that JSON cannot express,
+    `ConfigurationError` for a malformed token.
 
     The three fields of the deadline say the same: `timestamp` has whole seconds only, so `expiration` counts from
     there, and `timestamp` + `expiration` = `x-deadline` to the millisecond.

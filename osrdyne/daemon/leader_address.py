@@ -39,7 +39,7 @@ class LeaderAddress:
         return url if isinstance(url, str) else None
 
     async def last_term(self) -> int | None:
-        """The term last announced; None where there is none, or nothing that can be one."""
+        """The term last announced; None if there is none, or if it is malformed."""
         term = (await self._read()).get("term")
         return term if isinstance(term, int) and not isinstance(term, bool) and 0 <= term <= MAX_TERM else None
 

@@ -151,7 +151,7 @@ def executor_seconds_of(report: ActivityReport) -> float | None:
 
 
 def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
-    """Read a report; None when it is none of a known event (it is then counted and dropped).
+    """Parse a report; None if its event is unknown. The caller counts and drops such a message.
 
     `worker_id` is empty where the message has none: the reference's protocol does not require it.
     """

@@ -328,7 +328,7 @@ def _page_of(prefix: str, page_size: int) -> dict[str, str]:
 
 
 def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]:
-    """Raises `BrokerError` for what is no listing."""
+    """Parse a listing. Raises `BrokerError` if it is malformed."""
     if not isinstance(items, list):
         raise BrokerError("RabbitMQ's HTTP API returned no list of queues.")
     queues = (read_totals(item, asked_at=asked_at) for item in items)

@@ -2,7 +2,7 @@
 
 Everything that is known about a worker is in its container's labels, and its name is the lock of its slot. This class
 is the asynchronous face; what blocks is in `containers` and runs in a few threads, so that no more calls than
-that reach the engine at once. Events of the engine wake it up; a slow look helps where events are missing.
+that reach the engine at once. Events of the engine wake it up; a slow poll covers events that are lost.
 """
 
 from __future__ import annotations
