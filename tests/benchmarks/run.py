@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
         [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest]
-        [last_values] [pooled] [killed]
+        [last_values] [paths] [pooled] [killed]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -38,6 +38,7 @@ from tests.benchmarks import (
     takeover,
     telemetry,
     telemetry_ingest,
+    telemetry_paths,
     tracker,
 )
 from tests.benchmarks.figures import Figure, table
@@ -60,13 +61,14 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "streams": streams.run,
     "ingest": telemetry_ingest.run,
     "last_values": last_values.run,
+    "paths": telemetry_paths.run,
     "pooled": pooled.run,
     "killed": pooled.run_killed,
 }
 
 TOGETHER = {
     "spark": ("spark", "cold_start", "streams", "pooled", "killed"),
-    "telemetry": ("telemetry", "last_values", "ingest"),
+    "telemetry": ("telemetry", "last_values", "ingest", "paths"),
     "pooled": ("pooled", "killed"),
 }
 """Names that stand for several benchmarks, if they are asked for by name."""

@@ -1,0 +1,15 @@
+"""The worker of the alarms in the benchmark of the paths of telemetry."""
+
+from __future__ import annotations
+
+import time
+
+from osrdyne_worker import App, Call
+
+app = App()
+
+
+@app.handler("/alarm")
+async def alarm(call: Call) -> dict[str, float]:
+    """Answer when the handler was called: all processes of a host have the same monotonic clock."""
+    return {"handled": time.monotonic()}

@@ -1,0 +1,322 @@
+"""The hot, last-value and cold paths of telemetry, while the warm table keeps up and while it is an hour behind.
+
+Both states alternate in one run, in the same pool and with the same load. To put the warm table behind, the benchmark
+writes a backlog of one hour to the log, as many events as the throttle of the table takes in an hour; afterwards it
+lets the table store all of it without the throttle. Daemons, the last-value reader and Spark workers are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import httpx
+from aio_pika.abc import AbstractIncomingMessage
+
+from osrdyne import amqp
+from osrdyne.client import AsyncClient
+from osrdyne.config.models import Settings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.dev.stack import SAMPLE_SPARK_CONF, running_daemon
+from osrdyne.errors import LastValueStoreError
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
+from osrdyne.telemetry.last_values.query import LastValues
+from osrdyne.telemetry.last_values.values import LastValue
+from osrdyne_worker.pipelines.telemetry.table import Table
+from tests.acceptance.daemon_process import until
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.filled_streams import batched
+
+POOL, INGEST = "bench_paths", "bench_paths_ingest"
+NAMES = PoolNames(POOL)
+STREAM_NAME = NAMES.log_stream(0)
+ROUTES = {
+    "alarms": {"route": "FROM /messages/* WHERE level = 'alarm' INTO $upstream", "priority": 0},
+    "log": 'FROM /messages/* INTO BrokeredEndpoint("/streams/bench/inputs/log")',
+}
+SITE = "site-1"
+RATE = 720
+"""Events a minute of the throttle: one unit of S1."""
+IN_MESSAGE = 10
+BACKLOG = 60 * RATE // IN_MESSAGE
+"""Messages with the events of one hour."""
+UNLIMITED = {"rate": {"events_per_minute": 100_000_000, "event_bytes": 1024}}
+ROUNDS, SECONDS = 3, 8.0
+PACE, LOAD_PACE = 0.1, 0.02
+"""Seconds between two measurements of a path, and between two messages of the load."""
+PATIENCE = 600.0
+PATHS = ("hot path", "last value", "cold path")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Milliseconds: `bare` from publish to a bare consumer, those of each path from publish or confirm."""
+
+    bare: list[float]
+    paths: dict[str, list[float]]
+
+
+async def run(broker: EmbeddedBroker) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
+        async with _running(broker, Path(directory)) as bench:
+            rounds = [(await bench.healthy(), await bench.behind()) for _ in range(ROUNDS + 1)][1:]
+    hot = [Round(percentile(behind.bare, 50), percentile(behind.paths[PATHS[0]], 50)) for _, behind in rounds]
+    name = "telemetry, publish to handler, warm an hour behind, p50"
+    figures = [figure(name, "ms", hot, Goal(50, Comparison.ABSOLUTE))]
+    for path in PATHS:
+        for percent, limit in ((50, 1.25), (95, 1.5), (99, 1.5)):
+            both = [
+                Round(percentile(healthy.paths[path], percent), percentile(behind.paths[path], percent))
+                for healthy, behind in rounds
+            ]
+            figures.append(figure(f"telemetry, {path}, warm an hour behind, p{percent}", "ms", both, Goal(limit)))
+    return figures
+
+
+@dataclass
+class _Bench:
+    client: AsyncClient
+    ingests: AsyncClient
+    channel: amqp.Channel
+    values: LastValues
+    tables: dict[str, Table]
+    bare: _Bare
+    offsets: dict[str, int]
+    """Of the messages in the log, by their ids."""
+    warm: dict[str, Any] = field(default_factory=lambda: UNLIMITED)
+    """The request for ingests of the warm table."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with a change of `warm`."""
+    _number: int = 0
+
+    async def healthy(self) -> Times:
+        """Measure while the warm table keeps up."""
+        self.warm = UNLIMITED
+        self.changed.set()
+        await self._until_stored("warm")
+        return await self._measure()
+
+    async def behind(self) -> Times:
+        """Measure while the warm table is an hour behind, and only it."""
+        self.warm = {}
+        for several in batched(_backlog(), 500):
+            await asyncio.gather(
+                *(self.channel.publish(message, exchange="", routing_key=STREAM_NAME) for message in several)
+            )
+        await self._until_stored("cold")
+        times = await self._measure()
+        unread = self.stored("cold") - self.stored("warm")
+        assert unread > 0.9 * BACKLOG, f"the warm table is only {unread} messages behind"
+        return times
+
+    def stored(self, table: str) -> int:
+        return self.tables[table].positions().get(0, 0)
+
+    async def keep_ingesting(self) -> None:
+        """Request ingests of the warm table every second, or when its throttle allows the next one, as the scheduler
+        does. The leader requests those of the cold table."""
+        while True:
+            self.changed.clear()
+            answer = await self.ingests.call("warm/0", "/ingest", self.warm, timeout=PATIENCE, idempotent=True)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), max(1.0, answer.json().get("next_after", 0.0)))
+
+    async def _until_stored(self, table: str) -> None:
+        """Wait until a table and the last values have what is in the log now."""
+        name, _ = await self._publish()
+
+        def is_stored() -> bool:
+            return name in self.offsets and self.stored(table) > self.offsets[name]
+
+        await until(is_stored, f"the table {table} has what is in the log", timeout=PATIENCE, interval=0.2)
+        await self._until_readable(name, interval=0.2)
+
+    async def _measure(self) -> Times:
+        confirmed: dict[str, float] = {}
+        times = Times([], {path: [] for path in PATHS})
+        end = time.monotonic() + SECONDS
+
+        async def hot() -> None:
+            while time.monotonic() < end:
+                times.bare.append(await self.bare.time())
+                began = time.monotonic()
+                reply = await self.client.call(SITE, "/alarm", b"{}", headers={"level": "alarm"}, timeout=PATIENCE)
+                times.paths["hot path"].append(1000 * (reply.json()["handled"] - began))
+                await asyncio.sleep(PACE)
+
+        async def last_value() -> None:
+            while time.monotonic() < end:
+                name, at = await self._publish()
+                await self._until_readable(name, interval=0.005)
+                times.paths["last value"].append(1000 * (time.monotonic() - at))
+                await asyncio.sleep(PACE)
+
+        async def load() -> None:
+            while time.monotonic() < end:
+                name, confirmed[name] = await self._publish()
+                await asyncio.sleep(LOAD_PACE)
+
+        async def cold() -> None:
+            while time.monotonic() < end or confirmed:
+                stored, now = await asyncio.to_thread(self.stored, "cold"), time.monotonic()
+                for name in [one for one in confirmed if self.offsets.get(one, stored) < stored]:
+                    times.paths["cold path"].append(1000 * (now - confirmed.pop(name)))
+                await asyncio.sleep(0.05)
+
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            for path in (hot, last_value, load, cold):
+                group.create_task(path())
+        return times
+
+    async def _publish(self) -> tuple[str, float]:
+        """Publish an event as a device does; the name of its series, and when RabbitMQ has confirmed it."""
+        self._number += 1
+        name = f"m{self._number}"
+        message = amqp.Message(json.dumps({"series": name, "value": self._number}).encode(), message_id=name)
+        await self.channel.publish(message, exchange=NAMES.requests_exchange, routing_key=SITE)
+        return name, time.monotonic()
+
+    async def _until_readable(self, series: str, *, interval: float) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while await self._last(series) is None:
+                await asyncio.sleep(interval)
+
+    async def _last(self, series: str) -> LastValue | None:
+        with suppress(LastValueStoreError):  # before the reader has made the tables
+            for value in (await self.values.page(SITE, series=series, after=None, limit=1)).values:
+                return value
+        return None
+
+
+def _backlog() -> Iterator[amqp.Message]:
+    """The messages of the last hour."""
+    now = int(time.time() * 1000)
+    for number in range(BACKLOG):
+        events = [{"series": f"old-{place}", "value": number} for place in range(IN_MESSAGE)]
+        enqueued = now - 3_600_000 * (BACKLOG - number) // BACKLOG
+        yield amqp.Message(json.dumps(events).encode(), headers={KEY_HEADER: "site-2", ENQUEUED_HEADER: enqueued})
+
+
+class _Bare:
+    """A publisher and a consumer of a quorum queue, with aio-pika alone."""
+
+    def __init__(self, channel: Any, queue: Any) -> None:
+        self._channel, self._queue = channel, queue
+        self._arrived: asyncio.Future[float] | None = None
+
+    async def consume(self) -> None:
+        async def note(message: AbstractIncomingMessage) -> None:
+            if self._arrived is not None and not self._arrived.done():
+                self._arrived.set_result(time.monotonic())
+            await message.ack()
+
+        await self._queue.consume(note)
+
+    async def time(self) -> float:
+        """Milliseconds from a publish to the consumer."""
+        self._arrived = asyncio.get_running_loop().create_future()
+        message = aio_pika.Message(b"{}", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        began = time.monotonic()
+        await self._channel.default_exchange.publish(message, routing_key=self._queue.name)
+        return 1000 * (await asyncio.wait_for(self._arrived, PATIENCE) - began)
+
+
+@asynccontextmanager
+async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Bench]:
+    """Start the daemons and all workers, and store a first event in each table."""
+    at = {"uri": broker.amqp_uri, "management_uri": broker.management_uri}
+    uri = directory / "uri"
+    uri.touch(mode=0o600)
+    uri.write_text(broker.amqp_uri)
+    tables = {name: directory / name for name in ("cold", "warm")}
+    log_pool = Settings.model_validate(
+        {
+            "pool": {"id": POOL, "kind": "managed"},
+            "broker": at,
+            "api": {"port": 0, "socket": "off"},
+            "worker": {"app": "tests.benchmarks.alarm_app:app"},
+            "telemetry": {
+                "name": "bench",
+                "partitions": 1,
+                "tables": [{"name": "cold", "pool": INGEST, "target_lag": "1s", "interval": "1s"}],
+            },
+        }
+    )
+    config = {
+        "pool": POOL,
+        "uri_file": str(uri),
+        "tasks": 2,
+        "tables": {
+            "cold": {"directory": str(tables["cold"])},
+            "warm": {"directory": str(tables["warm"]), "preset": "store-s1"},
+        },
+    }
+    ingest_pool = Settings.model_validate(
+        {
+            "pool": {"id": INGEST},
+            "broker": at,
+            "api": {"port": 0, "socket": "off"},
+            "worker": {
+                "app": "osrdyne_worker.pipelines.ingest:app",
+                "spark_master": "local[2]",
+                "spark_conf": {**SAMPLE_SPARK_CONF, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+                "config": config,
+            },
+        }
+    )
+    offsets: dict[str, int] = {}
+
+    async def note(message: AbstractIncomingMessage) -> None:
+        if message.message_id is not None:
+            offsets[message.message_id] = int(str(message.headers["x-stream-offset"]))
+        await message.ack()
+
+    options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench")
+    async with (
+        running_daemon(log_pool) as running,
+        running_daemon(ingest_pool),
+        await aio_pika.connect(broker.amqp_uri) as bare_connection,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.api.port}", trust_env=False, timeout=60) as api,
+        AsyncClient(broker.amqp_uri, POOL) as client,
+        AsyncClient(broker.amqp_uri, INGEST) as ingests,
+    ):
+        (await api.put("/v1/routes", json={"routes": ROUTES}, params={"author": "bench"})).raise_for_status()
+        bare_channel = await bare_connection.channel(publisher_confirms=True)
+        await bare_channel.set_qos(1_000)
+        log = await bare_channel.declare_queue(STREAM_NAME, durable=True, passive=True)
+        await log.consume(note, arguments={"x-stream-offset": "first"})
+        queue = await bare_channel.declare_queue("bench-paths-bare", durable=True, arguments={"x-queue-type": "quorum"})
+        bare = _Bare(bare_channel, queue)
+        await bare.consume()
+        connection = await amqp.connect(options)
+        values = LastValues(running)
+        try:
+            bench = _Bench(
+                client,
+                ingests,
+                await connection.channel(confirms=True),
+                values,
+                {name: Table(path) for name, path in tables.items()},
+                bare,
+                offsets,
+            )
+            await client.call(SITE, "/alarm", b"{}", headers={"level": "alarm"}, timeout=PATIENCE)
+            ingesting = asyncio.create_task(bench.keep_ingesting())
+            try:
+                yield bench
+                assert not ingesting.done()
+            finally:
+                ingesting.cancel()
+                await asyncio.wait({ingesting})
+        finally:
+            await values.close()
+            await connection.close()
