@@ -73,6 +73,7 @@ class Story:
         lag = self.plant.take_sample().lag("warm")
         tell(f"the cold table has everything; {lag:,} events wait for the warm one, first in first out")
         await self._query()
+        await self._show_last_values()
         await self.plant.until_stored("warm")
         after = self.plant.take_sample()
         tell(f"the warm table has everything after [green]{after.minute - before.minute:.0f} minutes[/green]")
@@ -162,6 +163,26 @@ class Story:
         for name, count, latest in rows:
             tell(f"SQL over both tables: {name} has {int(count):,} events of site-1, the latest from {latest} UTC")
 
+    async def _show_last_values(self) -> None:
+        """The last values of a site, which are as new as the cold table, whatever the warm one still has to store."""
+        ((newest,),) = await self.plant.query(
+            "select date_format(max(ts), 'yyyy-MM-dd HH:mm:ss.SSS') from cold where series <> 'start'"
+        )
+        found: list[Any] = []
+
+        async def are_fresh() -> bool:
+            answer = await self.plant.request("GET", "/v1/last", key="site-1", limit="1000")
+            found[:] = sorted((one for one in answer["values"] if one["series"] != "start"), key=lambda one: one["ts"])
+            return bool(found) and _milliseconds(found[-1]["ts"]) >= _milliseconds(f"{newest}+00:00")
+
+        await self.plant.until(are_fresh, "the last values of site-1 are as new as the cold table")
+        waiting = (await asyncio.to_thread(self.plant.take_sample)).lag("warm")
+        latest = found[-1]
+        tell(
+            f"GET /v1/last: {len(found)} series of site-1; the newest is [green]{latest['series']} of {latest['ts']}"
+            f"[/green], as in the cold table, while {waiting:,} events wait for the warm one"
+        )
+
     async def _show_lag(self) -> None:
         """The lag as `osrdyne telemetry lag` shows it, in real seconds."""
         found = await self.plant.request("GET", "/v1/telemetry")
@@ -186,6 +207,11 @@ def _show(summary: RunSummary) -> None:
 def _within_rate(samples: list[Sample]) -> bool:
     """Whether the warm table has stored no more than its rate allows since the beginning."""
     return all(one.stored["warm"] <= LIMIT * one.minute + OVERSHOOT for one in samples)
+
+
+def _milliseconds(text: str) -> int:
+    """A time in ISO 8601, in whole milliseconds since the epoch."""
+    return int(1000 * datetime.fromisoformat(text).timestamp())
 
 
 async def _far_from_midnight() -> None:

@@ -16,6 +16,7 @@ def test_demo_of_telemetry_shows_the_examples_and_draws_a_graph(home: dict[str, 
     options = ("--spike", "1", "--minutes", "2", "--graph", str(graph))
     output = output_of("demo_telemetry.py", *options, home=home, directory=tmp_path)
     assert "up to 3,600 events wait, and the last of them is stored after 6 minutes" in output
+    assert re.search(r"GET /v1/last: \d+ series of site-1; the newest is .* as in the cold table", output, re.DOTALL)
     assert "the lag grows by 80 events a minute" in output
     assert "4,000 confirmed, 200 refused" in output
     assert "5.56 minutes, × 100 = 9.26 h" in output
