@@ -72,6 +72,36 @@ def test_only_newer_values_are_written_and_others_counted_as_late(open_store: Op
     assert store.totals() == Counts(written=3, late=2)
 
 
+def test_keys_that_begin_with_a_text_are_found(open_store: OpenStore) -> None:
+    sites = [
+        "a",
+        "ab",
+        "a%",
+        "a_",
+        "A",
+        "",
+        "a\x00",
+        "a\x01",
+        "a\x7f",
+        "é 漢",
+        "a\U0010ffff",
+        "\U0010ffff",
+        "a\ud7ff",
+        "a\ue000",
+    ]
+    keys = sorted({*sites, *(f"{site}/{device}" for site in sites for device in (1, 2))})
+    store = open_store()
+    store.write([changes(*(value(0, key=key, series=series) for key in keys for series in "ab"))])
+    open_store(pool="other").write([changes(value(1, key="a/1"))])
+    for text in keys:
+        for prefix in (text, f"{text}/"):
+            values = store.find_keys(prefix, is_prefix=True, limit=1000)
+            expected = [(key, series) for key in keys if key.startswith(prefix) for series in "ab"]
+            assert sorted((one.key, one.series) for one in values) == expected, repr(prefix)
+        assert [one.key for one in store.find_keys(text, is_prefix=False, limit=1000)] == [text, text]
+    assert len(store.find_keys("", is_prefix=True, limit=3)) == 3
+
+
 def test_position_may_go_back(open_store: OpenStore) -> None:
     """A stream that was declared again begins with 0."""
     store = open_store()

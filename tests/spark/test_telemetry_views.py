@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.telemetry.last_values.sqlite import SqliteStore
+from osrdyne.telemetry.last_values.values import Changes, LastValue
 from osrdyne_sources.rabbit_stream.rows import to_batch
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
@@ -137,3 +139,40 @@ def test_site_is_data_and_its_table_may_fail_for_a_while(make_call: Any, tmp_pat
     with pytest.raises(RequestError) as caught:
         rows(make_call(config(elsewhere), "telemetry/a"), "select 1")
     assert caught.value.error_code == "invalid_key"
+
+
+def last_values(directory: Path, offset: int, **values: float) -> None:
+    """Write one value of the series `t` of each key, as the last-value reader does."""
+    store = SqliteStore(directory / "last.db", pool="plant", create=True)
+    found = [
+        LastValue(key, "t", offset * 1000, None, "telemetry", number, None, None, '{"unit":"C"}', 0, 0, offset, 0, None)
+        for key, number in values.items()
+    ]
+    store.write([Changes(0, offset + 1, found)])
+    store.close()
+
+
+def test_last_values_of_a_site_are_those_of_the_moment(make_call: Any, tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    last = {"view": "last", "format": "last-values", "path": "last.db", "pool": "plant", "keys": "{site}/%"}
+    settings["datasets"][0]["tables"].append({**last, "key_columns": ["key"]})
+    commit(Table(tmp_path / "warm"), ("a/1", {"series": "t", "value": 1}), ("b/1", {"series": "t", "value": 2}))
+    call = make_call(settings, "telemetry/a")
+    query = "select key, value, unix_millis(ts), attributes['unit'] from last order by key"
+    # Only queries for last values need their database.
+    assert rows(call, "select value from warm") == [[1.0]]
+    with pytest.raises(RequestError) as caught:
+        rows(call, query)
+    assert (caught.value.code, caught.value.error_code) == (503, "dataset_unreachable")
+    assert "osrdyne last-value" in caught.value.message
+    last_values(tmp_path, 5, **{f"{site}/1": 1.5 for site in SITES})
+    assert rows(call, query) == [["a/1", 1.5, 5, "C"]]
+    last_values(tmp_path, 6, **{"a/2": 2.5, "ab/2": 3.5})
+    assert rows(call, query) == [["a/1", 1.5, 5, "C"], ["a/2", 2.5, 6, "C"]]
+    assert rows(call, "select last.value - warm.value from last join warm using (key, series)") == [[0.5]]
+    last_values(tmp_path, 7, **{"a/2": 9.5})
+    answer = pipeline.lookup([call], [LookupRequest(table="last", key={"key": "a/2"}, columns=["value"])])[0]
+    assert json.loads(answer.body)["rows"] == [[9.5]]
+    for site in SITES:
+        found = rows(make_call(settings, f"telemetry/{site}"), "select key from last where key like '%/1'")
+        assert found == [[f"{site}/1"]]

@@ -89,6 +89,20 @@ class LastValueStore(ABC):
             cursor.execute(self._sql(f"{statement} ORDER BY series LIMIT ?"), (*parameters, limit))
             return [LastValue(*map(self._decoded, enumerate(row))) for row in cursor.fetchall()]
 
+    def find_keys(self, text: str, *, is_prefix: bool, limit: int) -> list[LastValue]:
+        """At most `limit` last values of the key `text`, or of all keys that begin with it, in the order of the
+        database."""
+        statement, parameters = _FIND, [self._pool, self._encode(text)]
+        if is_prefix:
+            # A range of the primary key: LIKE would have wildcards, and would read all keys.
+            statement = statement.replace("key = ?", "key >= ?")
+            if (following := _following(self._encode(text))) is not None:
+                statement += " AND key < ?"
+                parameters.append(following)
+        with self._transaction() as cursor:
+            cursor.execute(self._sql(f"{statement} ORDER BY key, series LIMIT ?"), (*parameters, limit))
+            return [LastValue(*map(self._decoded, enumerate(row))) for row in cursor.fetchall()]
+
     def totals(self) -> Counts:
         """What became of all events since the store was made."""
         with self._transaction() as cursor:
@@ -165,6 +179,17 @@ class LastValueStore(ABC):
             if isinstance(error, Exception) and (ours := self._translated(error)) is not None:
                 raise ours from None  # the error of a driver may hold its connection string
             raise
+
+
+def _following(prefix: str) -> str | None:
+    """The first text after all texts that begin with `prefix`, by code points, as both databases compare; None if there
+    is none."""
+    last = prefix.rstrip("\U0010ffff")
+    if not last:
+        return None
+    number = ord(last[-1]) + 1
+    # Code points of surrogates are in no text.
+    return last[:-1] + chr(0xE000 if 0xD800 <= number <= 0xDFFF else number)
 
 
 def _in_order(values: Sequence[LastValue]) -> list[LastValue]:

@@ -160,7 +160,12 @@ def test_local_path_knows_the_directory_it_may_not_leave(
         (config(format="telemetry", path="/data/warm", keys="%", cache=True), "telemetry has no cache"),
         (config(format="telemetry", path="s3a://data/warm", keys="%"), "local file system"),
         (config(format="telemetry", path="/data/*", keys="%"), "without wildcards"),
-        (config(keys="{scale}/%"), "keys are for the format telemetry"),
+        (config(keys="{scale}/%"), "keys are for the formats telemetry and last-values"),
+        (config(format="last-values", path="/data/v.db", keys="%"), "last-values needs pool"),
+        (config(format="last-values", path="/data/v.db", pool="plant"), "last-values needs keys"),
+        (config(format="last-values", path="s3a://data/v.db", keys="%", pool="plant"), "needs a file of the local"),
+        (config(pool="plant"), "pool and store are for the format last-values"),
+        (config(store="postgresql"), "pool and store are for the format last-values"),
         (
             {"datasets": [{"key": "k", "watch": True, "tables": [{**TELEMETRY, "keys": "%"}]}]},
             "watch is not for telemetry",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osrdyne.logs import get_logger
-from osrdyne_worker.pipelines.datasets import TELEMETRY, ResolvedTable
+from osrdyne_worker.pipelines.datasets import LIVE, ResolvedTable
 from osrdyne_worker.pipelines.schemas import MAX_FILES, has_wildcards, local_path, walk_files
 from osrdyne_worker.spark.file_listing import ListedFile, ListingError
 
@@ -30,7 +30,7 @@ ABANDONED_AFTER = 3600.0
 """Seconds without a change after which such a directory is the rest of a write that has failed."""
 SETTLED_AFTER = 60.0
 """Seconds without a change after which a directory that has lost its `_SUCCESS` or its files counts as complete."""
-TRANSACTIONAL = frozenset({"delta", "iceberg", "table", TELEMETRY})
+TRANSACTIONAL = frozenset({"delta", "iceberg", "table"}) | LIVE
 """Formats whose readers never see an unfinished write."""
 
 
@@ -97,7 +97,7 @@ def data_files(tables: Iterable[ResolvedTable], list_remote: ListRemote | None =
     commits without a reload. `list_remote`: for tables that are not local; without it, their files are unknown."""
     found: dict[str, TableFiles] = {}
     complete = True
-    for table in (one for one in tables if one.spec.format != TELEMETRY):
+    for table in (one for one in tables if one.spec.format not in LIVE):
         listed = None if table.spec.format == "table" else _files_of(table, list_remote)
         if listed is None:
             complete = False

@@ -22,6 +22,10 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 TELEMETRY = "telemetry"
 """Format of a table of telemetry: its rows are those of the commits that were made before a query."""
+LAST_VALUES = "last-values"
+"""Format of the database of the last-value reader: its rows are those of its last transaction before a query."""
+LIVE = frozenset({TELEMETRY, LAST_VALUES})
+"""Formats whose views show the data as it is when a query arrives."""
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x1f\x7f/\\*?\[\]{}^~:]")
 
 
@@ -41,10 +45,10 @@ class TableSpec(_Model):
     """One view of a dataset, and the source of its rows."""
 
     view: str = Field(description="Name of the view in queries: letters, digits and _.")
-    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table", "telemetry"] = Field(
+    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table", "telemetry", "last-values"] = Field(
         "parquet",
         description="How the data is stored; `table`: a table of Spark's catalog, named by `path`; `telemetry`: the "
-        "directory of a table of telemetry.",
+        "directory of a table of telemetry; `last-values`: the database of `osrdyne last-value`.",
     )
     path: str = Field(min_length=1, description="Where it is; `{name}` is replaced by that part of the key.")
     columns: str | None = Field(
@@ -57,7 +61,13 @@ class TableSpec(_Model):
     keys: str | None = Field(
         None,
         description="Keys of devices whose rows are seen, as `{site}/%`: `%` at the end is any further text. For "
-        "telemetry.",
+        "telemetry and last values.",
+    )
+    pool: str | None = Field(None, description="The pool whose last values are seen. For last values.")
+    store: Literal["sqlite", "postgresql"] = Field(
+        "sqlite",
+        description="For last values. `sqlite`: `path` is the file of the database; `postgresql`: `path` is a file "
+        "that contains the URI of the database.",
     )
     cache: bool = Field(False, description="Load it into memory before the first request.")
     key_columns: tuple[str, ...] = Field(
@@ -86,18 +96,30 @@ class TableSpec(_Model):
         return value
 
     @model_validator(mode="after")
-    def _telemetry_table(self) -> Self:
-        if self.format != TELEMETRY:
+    def _live_table(self) -> Self:
+        if self.format not in LIVE:
             if self.keys is not None:
-                raise ValueError(f"keys are for the format {TELEMETRY}; use filters")
+                raise ValueError(f"keys are for the formats {TELEMETRY} and {LAST_VALUES}; use filters")
             return self
         if self.keys is None:
-            raise ValueError('telemetry needs keys, such as "{site}/%"; "%" is every key')
+            raise ValueError(f'{self.format} needs keys, such as "{{site}}/%"; "%" is every key')
         for name in ("columns", "options", "cache"):
             if getattr(self, name):
-                raise ValueError(f"telemetry has no {name}: its columns are fixed, and each query sees all commits")
+                raise ValueError(
+                    f"{self.format} has no {name}: its columns are fixed, and each query sees the data of its time"
+                )
         if _SCHEME.match(self.path) or set(_PLACEHOLDER.sub("", self.path)) & set("*?[{"):
-            raise ValueError("telemetry needs a directory of the local file system, without wildcards")
+            kind = "directory" if self.format == TELEMETRY else "file"
+            raise ValueError(f"{self.format} needs a {kind} of the local file system, without wildcards")
+        return self
+
+    @model_validator(mode="after")
+    def _last_values(self) -> Self:
+        if self.format == LAST_VALUES:
+            if not self.pool:
+                raise ValueError(f"{LAST_VALUES} needs pool, the id of the pool whose devices are read")
+        elif self.pool is not None or self.store != "sqlite":
+            raise ValueError(f"pool and store are for the format {LAST_VALUES}")
         return self
 
     @model_validator(mode="after")
@@ -137,8 +159,8 @@ class DatasetSpec(_Model):
 
     @model_validator(mode="after")
     def _watchable(self) -> Self:
-        if self.watch and all(table.format == TELEMETRY for table in self.tables):
-            raise ValueError("watch is not for telemetry: each query sees all commits; leave watch out")
+        if self.watch and all(table.format in LIVE for table in self.tables):
+            raise ValueError("watch is not for telemetry: each query sees the data of its time; leave watch out")
         for table in self.tables if self.watch else ():
             if table.format == "table" or set(_PLACEHOLDER.sub("", table.path)) & set("*?[{"):
                 raise ValueError(

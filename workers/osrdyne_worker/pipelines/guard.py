@@ -19,10 +19,12 @@ from osrdyne_worker.spark.plans import ParsedQuery, analyzed_plan, frame_of, par
 
 @dataclass(frozen=True, slots=True)
 class CheckedQuery:
-    """A query that may run: its DataFrame, and the description of its analysed plan (None with Spark Connect)."""
+    """A query that may run: its DataFrame, the description of its analysed plan (None with Spark Connect), and the
+    views that it names."""
 
     frame: Any
     analyzed: str | None
+    named: frozenset[str]
 
 
 def checked_query(
@@ -63,7 +65,9 @@ def checked_query(
             raise not_read
         if parameters is not None:
             raise _no_parameters("Spark Connect")
-        return CheckedQuery(session.sql(query), None)
+        if open_views is not None:
+            open_views(views)
+        return CheckedQuery(session.sql(query), None, views)
     # Before the analysis: analysing a plan may already read files or call functions.
     named = check_parsed(parsed.description, views=views)
     if check_plan is not None:
@@ -75,7 +79,7 @@ def checked_query(
     analyzed = analyzed_plan(frame, views=views)
     assert analyzed is not None
     check_analyzed(analyzed)
-    return CheckedQuery(frame, analyzed)
+    return CheckedQuery(frame, analyzed, named)
 
 
 def _no_parameters(where: str) -> QueryRefusedError:

@@ -19,7 +19,7 @@ from osrdyne.logs import configure_logging
 from osrdyne.protocol.environment import config_from_variables, read_key
 from osrdyne.protocol.names import parse_key
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.pipelines.datasets import TELEMETRY, SqlConfig, parse_config
+from osrdyne_worker.pipelines.datasets import LIVE, SqlConfig, parse_config
 from osrdyne_worker.pipelines.guarded_sessions import sessions
 from osrdyne_worker.pipelines.loading import View, dataset_of, load
 
@@ -31,7 +31,7 @@ def infer(worker_config: Mapping[str, Any], key: str) -> dict[str, str]:
     context = replace(context, session=sessions.build(context))
     try:
         views = load(context.session, dataset_of(config, key, context.session))
-        return {view.name: ddl(view) for view in views if view.format not in {"table", TELEMETRY}}
+        return {view.name: ddl(view) for view in views if view.format not in {"table"} | LIVE}
     finally:
         sessions.close(context.session)
 

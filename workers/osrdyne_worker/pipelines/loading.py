@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from osrdyne.errors import ConfigurationError, OsrdyneError
+from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.errors import DataChangedError, RequestError
 from osrdyne_worker.pipelines.caching import (
@@ -43,6 +43,8 @@ from osrdyne_worker.pipelines.caching import (
 )
 from osrdyne_worker.pipelines.data_versions import TRANSACTIONAL, DataFiles, TableFiles, data_files
 from osrdyne_worker.pipelines.datasets import (
+    LAST_VALUES,
+    LIVE,
     TELEMETRY,
     InvalidKeyPartError,
     KeyRange,
@@ -55,6 +57,7 @@ from osrdyne_worker.pipelines.datasets import (
 )
 from osrdyne_worker.pipelines.key_values import KEY_TYPES, is_key_type
 from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
+from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValuesOfKeys, last_values_of_keys
 from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
 from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
 from osrdyne_worker.spark.committed_files import committed_frame
@@ -128,7 +131,7 @@ def _on_default_file_system(dataset: ResolvedDataset, session: Any) -> ResolvedD
         return dataset
     tables = (
         replace(table, path=f"{address}{table.path}", directory=None)
-        if table.spec.format not in {"table", TELEMETRY} and table.path.startswith("/")
+        if table.spec.format not in {"table"} | LIVE and table.path.startswith("/")
         else table
         for table in dataset.tables
     )
@@ -367,6 +370,9 @@ def _read(session: Any, table: ResolvedTable, *, schema: StructType | None = Non
     reader = session.read.options(**spec.options)
     if spec.format == TELEMETRY:
         return _committed_rows(session, table)
+    if spec.format == LAST_VALUES:
+        # `LiveViews` reads them when a query names the view: other queries must not wait for the database.
+        return session.createDataFrame(COLUMNS.empty_table())
     if schema is not None:
         return reader.schema(schema).format(spec.format).load(table.path)
     if spec.format == "table":
@@ -407,6 +413,39 @@ def _committed_rows(session: Any, table: ResolvedTable) -> Any:
     assert table.keys is not None
     frame = committed_frame(session, table.path, listing_of(table).files, columns=EVENT_COLUMNS)
     return frame.where(_has_key(table.keys))
+
+
+def _last_values(table: ResolvedTable) -> LastValuesOfKeys:
+    assert table.keys is not None
+    assert table.spec.pool is not None
+    _check_directory(table)
+    return last_values_of_keys(table.spec.store, table.path, table.spec.pool, table.keys)
+
+
+def positions_of(table: ResolvedTable) -> dict[int, int]:
+    """What the last-value reader has read: it changes in each transaction that changes values. Raises
+    `DataProblemError`."""
+    with _last_value_problems():
+        return _last_values(table).positions()
+
+
+def open_last_values(session: Any, table: ResolvedTable) -> None:
+    """Create the view with the last values as they are now. Raises `DataProblemError`."""
+    with _last_value_problems():
+        values = _last_values(table).read()
+    # They are few: a DataFrame of them is data in memory, and needs no Spark job.
+    _filtered(session.createDataFrame(values), table, session).createOrReplaceTempView(table.spec.view)
+
+
+@contextmanager
+def _last_value_problems() -> Iterator[None]:
+    """Raise `DataProblemError` for a database of last values that cannot be used."""
+    try:
+        yield
+    except LastValueStoreError as error:
+        raise DataProblemError(error.message, code=503, error_code="dataset_unreachable", can_change=True) from None
+    except ConfigurationError as error:
+        raise DataProblemError(error.message, code=500, error_code="dataset_unreadable", can_change=True) from None
 
 
 def _has_key(keys: KeyRange) -> Any:

@@ -261,8 +261,12 @@ class SqlData:
             raise RequestError(problem.message, problem.code, problem.error_code) from None
 
     def open_views(self, names: Collection[str]) -> None:
-        """Open those of the views that no query has named yet; see `DeferredViews.open`."""
+        """Open those of the views that no query has named yet, see `DeferredViews.open`, or that have changed."""
         self._deferred.open(names)
+        try:
+            self._live.open_last_values(names)
+        except DataProblemError as problem:
+            raise RequestError(problem.message, problem.code, problem.error_code) from None
 
     def prepared(self, query: str, parameters: Parameters | None = None) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
@@ -318,6 +322,9 @@ class SqlData:
     ) -> tuple[PreparedQuery | None, int]:
         """The checked query if it may run again without a new analysis, otherwise None; and its size in the cache."""
         checked = self.check(query, columns, parameters)
+        # Last values are read when the query is checked.
+        if self._live.has_last_values(checked.named):
+            return None, len(query)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None, len(query)
         return prepare(checked.frame), len(query) + memory_bytes(checked.analyzed)

@@ -1,0 +1,84 @@
+"""The last values of some keys, for queries: read from the database of `osrdyne last-value` as an Arrow table.
+
+Nothing is written. A file of SQLite is read on the host of the reader, by the same user: SQLite shares memory between
+the programs that use a file. Source: docs/reference/telemetry/queries.md.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from osrdyne.errors import ConfigurationError, LastValueStoreError
+from osrdyne.telemetry.last_values.store import LastValueStore
+from osrdyne.telemetry.last_values.values import LastValue
+from osrdyne_worker.pipelines.datasets import KeyRange
+from osrdyne_worker.pipelines.telemetry.events import EVENTS
+
+MAX_ROWS = 200_000
+"""Last values of one view. They are in the memory of the worker and of the JVM."""
+
+COLUMNS = pa.schema(
+    [*(EVENTS.field(name) for name in EVENTS.names if name != "copy_of"), ("sent_ts", EVENTS.field("ts").type)]
+)
+
+
+class LastValuesOfKeys:
+    """The last values of one key, or of all keys that begin with a text. Thread-safe. Methods block, and raise
+    `LastValueStoreError`."""
+
+    def __init__(self, store: LastValueStore, keys: KeyRange) -> None:
+        self._store = store
+        self._keys = keys
+        self._lock = threading.Lock()
+
+    def positions(self) -> dict[int, int]:
+        """The next offset that the reader reads, by partition. Values change only together with it."""
+        with self._lock:
+            return self._store.positions()
+
+    def read(self) -> pa.Table:
+        """The values of all series of the keys."""
+        with self._lock:
+            found = self._store.find_keys(self._keys.text, is_prefix=self._keys.is_prefix, limit=MAX_ROWS + 1)
+        if len(found) > MAX_ROWS:
+            raise LastValueStoreError(
+                f"More than {MAX_ROWS} series have keys that begin with {self._keys.text!r}: give the view fewer keys."
+            )
+        return to_table(found)
+
+
+def to_table(values: list[LastValue]) -> pa.Table:
+    """Values as rows with `COLUMNS`."""
+    rows = [one._asdict() for one in values]
+    columns = {
+        **{name: [row[name] for row in rows] for name in COLUMNS.names if name in LastValue._fields},
+        "partition": [one.log_partition for one in values],
+        "offset": [one.log_offset for one in values],
+        "index": [one.log_index for one in values],
+        "attributes": [list(json.loads(one.attributes).items()) if one.attributes else [] for one in values],
+    }
+    return pa.table([pa.array(columns[one.name], one.type) for one in COLUMNS], schema=COLUMNS)
+
+
+@lru_cache(maxsize=256)
+def last_values_of_keys(store: str, path: str, pool: str, keys: KeyRange) -> LastValuesOfKeys:
+    """The last values of keys in a database. `store`: `sqlite`, with the file as `path`, or `postgresql`, with a file
+    that contains the URI. Connects later. Raises `ConfigurationError`."""
+    if store == "sqlite":
+        from osrdyne.telemetry.last_values.sqlite import SqliteStore
+
+        return LastValuesOfKeys(SqliteStore(Path(path), pool=pool), keys)
+    from osrdyne.telemetry.last_values.postgresql import PostgresqlStore  # psycopg is optional
+
+    try:
+        uri = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"Cannot read {path}, the file with the URI of PostgreSQL for last values: {type(error).__name__}."
+        ) from None
+    return LastValuesOfKeys(PostgresqlStore(uri, pool=pool), keys)
