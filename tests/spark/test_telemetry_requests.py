@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -212,3 +214,23 @@ async def test_table_at_its_limit_is_paused_or_purged(opened: Opened, broker: Em
         ask(paused)
     assert (refusal.value.code, refusal.value.error_code) == (507, "storage_limit")
     assert table_of(paused).positions() == {0: 6}
+
+
+async def test_throttled_table_takes_its_units_in_each_request_and_another_takes_all(
+    opened: Opened, broker: EmbeddedBroker, pool_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = START / 1000
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
+    await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(0), messages(0, 1_500, step=0))
+    warm, cold = opened("warm/0", preset="store-s1", units=2), opened("cold/0")
+    # Two units of S1 store 24 events a second: 12 messages. The clock stands between the ends of two messages.
+    for seconds, messages_stored in ((19.95, 240), (0, 240), (30, 600), (60, 1_320), (60, 1_500)):
+        now += seconds
+        before = table_of(warm).positions().get(0, 0)
+        answer = ask(warm)
+        taken = 2 * (messages_stored - before)
+        assert (answer["rows"], answer["blocks"]) == (taken, taken)
+        assert answer["offsets"] == {"start": before, "stop": messages_stored, "end": 1_500}
+        if not before:
+            assert ask(cold)["offsets"] == {"start": 0, "stop": 1_500, "end": 1_500}
+    assert stored(table_of(warm)) == stored(table_of(cold)) == events(0, 1_500)
