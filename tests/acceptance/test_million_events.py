@@ -1,8 +1,9 @@
-"""One million events, and 20 kills: each confirmed event is in the table once.
+"""One million events, and 20 kills: each confirmed event is in the table once, and each last value is the newest.
 
-`make soak` runs it. Two pools on a RabbitMQ of their own: `plant` has the log, `ingest` stores it with Spark. A client
-publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either pool, a worker of the
-ingest or RabbitMQ is killed, at points that a seed chooses: `OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
+`make soak` runs it. Two pools on a RabbitMQ of their own: `plant` has the log and the last values, `ingest` stores the
+log with Spark. A client publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either
+pool, a worker of the ingest, the reader of the last values or RabbitMQ is killed, at points that a seed chooses:
+`OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
+from last_value_process import LastValueProcess
 from managed_callers import LONG, apply
 from spark_fixtures import SMALL_SPARK
 
@@ -31,6 +32,7 @@ from osrdyne.client import AsyncClient, RequestError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError, OsrdyneError
 from osrdyne.protocol.names import PoolNames
+from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne_worker.pipelines.telemetry.table import Table
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -40,11 +42,24 @@ SEED = int(os.environ.get("OSRDYNE_SEED", "1"))
 IN_MESSAGE = 10
 MESSAGES = EVENTS // IN_MESSAGE
 PARTITIONS = 2
+KEYS = 50
+START = 1_795_341_600_000
+"""The earliest time of an event, in milliseconds."""
+VICTIMS = ("daemon of the log", "daemon of the ingest", "worker", "worker", "reader of the last values", "RabbitMQ")
 KILLS = 20
 UNCONFIRMED = 400
 ROUTE = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
 NAMES = PoolNames("plant")
 APP = "osrdyne_worker.pipelines.ingest:app"
+
+
+def key_of(message: int) -> str:
+    return f"device/{message % KEYS}"
+
+
+def time_of(message: int) -> int:
+    """The time of its events: those of a key are out of order, and in each time are several."""
+    return START + message // KEYS * 7919 % (MESSAGES // KEYS) // 10
 
 
 class Publisher:
@@ -81,10 +96,10 @@ class Publisher:
 
     async def _publish(self, channel: amqp.Channel, number: int) -> None:
         first = number * IN_MESSAGE
-        events = [{"series": f"s{index}", "value": first + index} for index in range(IN_MESSAGE)]
+        ts = time_of(number)
+        events = [{"series": f"s{index}", "ts": ts, "value": first + index} for index in range(IN_MESSAGE)]
         message = amqp.Message(json.dumps(events).encode(), message_id=f"m{number}")
-        key = f"device/{number % 50}"
-        await channel.publish(message, exchange=NAMES.requests_exchange, routing_key=key, mandatory=True)
+        await channel.publish(message, exchange=NAMES.requests_exchange, routing_key=key_of(number), mandatory=True)
 
 
 class Ingests:
@@ -119,18 +134,21 @@ class Ingests:
 
 
 class Killer:
-    """Kills one of four processes at each of its points."""
+    """Kills one process at each of its points, and each kind of process at least once."""
 
-    def __init__(self, broker: EmbeddedBroker, plant: DaemonProcess, ingest: DaemonProcess) -> None:
-        self._broker, self._plant, self._ingest = broker, plant, ingest
+    def __init__(
+        self, broker: EmbeddedBroker, plant: DaemonProcess, ingest: DaemonProcess, reader: LastValueProcess
+    ) -> None:
+        self._broker, self._plant, self._ingest, self._reader = broker, plant, ingest, reader
         self._random = random.Random(SEED)
         self.points = sorted(self._random.sample(range(MESSAGES), KILLS))
+        self._victims = [*VICTIMS, *self._random.choices(VICTIMS, k=KILLS - len(VICTIMS))]
+        self._random.shuffle(self._victims)
         self.killed: Counter[str] = Counter()
 
     async def run(self, publisher: Publisher) -> None:
-        for point in self.points:
+        for point, victim in zip(self.points, self._victims, strict=True):
             await until(lambda at=point: publisher.confirmed >= at, f"message {point} is confirmed", timeout=LONG)
-            victim = self._random.choice(["daemon of the log", "daemon of the ingest", "worker", "worker", "RabbitMQ"])
             match victim:
                 case "daemon of the log":
                     await self._plant.restart()
@@ -139,6 +157,8 @@ class Killer:
                 case "worker":
                     workers = await until(self._ingest.workers, "a worker of the ingest runs", timeout=LONG)
                     os.kill(self._random.choice(workers).pid, signal.SIGKILL)
+                case "reader of the last values":
+                    self._reader.restart()
                 case "RabbitMQ":
                     await self._broker.kill()
                     await self._broker.start()
@@ -179,27 +199,47 @@ async def ends_of_log(uri: str) -> dict[int, int]:
     return {partition: one.stop for partition, one in enumerate(bounds) if one is not None}
 
 
-def rows(files: Iterable[str]) -> tuple[int, int, set[int]]:
-    """Rows, different places (partition, offset, index) of rows, and the values of events."""
-    count, places, values = 0, set[int](), set[int]()
+Place = tuple[int, int, int]
+"""Partition, offset and index of an event."""
+
+
+def rows(files: Iterable[str]) -> Iterator[tuple[Place, int]]:
+    """The place and the value of each row."""
     for file in files:
         table = pq.read_table(file, partitioning=None, columns=["partition", "offset", "index", "value"])
-        count += table.num_rows
-        place = pc.add(pc.multiply(table["offset"], PARTITIONS * IN_MESSAGE), pc.multiply(table["index"], PARTITIONS))
-        places.update(pc.add(place, table["partition"]).to_pylist())
-        values.update(int(value) for value in table["value"].to_pylist())
-    return count, places, values
+        partitions, offsets, indexes, values = (column.to_pylist() for column in table.columns)
+        yield from zip(zip(partitions, offsets, indexes, strict=True), map(int, values), strict=True)
+
+
+def newest(stored: Iterable[tuple[Place, int]]) -> dict[tuple[str, str], tuple[int, Place, int]]:
+    """By key and series: the time, the place and the value of the event with the latest time, then place."""
+    found: dict[tuple[str, str], tuple[int, Place, int]] = {}
+    for place, value in stored:
+        number, index = divmod(value, IN_MESSAGE)
+        series, event = (key_of(number), f"s{index}"), (time_of(number), place, value)
+        found[series] = max(event, found.get(series, event))
+    return found
+
+
+def last_values(store: SqliteStore) -> dict[tuple[str, str], tuple[int, Place, int]]:
+    """The same, as the reader has stored it."""
+    return {
+        (key, one.series): (one.ts // 1000, (one.log_partition, one.log_offset, one.log_index), int(one.value or 0))
+        for key in map(key_of, range(KEYS))
+        for one in store.find(key, series=None, after=None, limit=IN_MESSAGE + 1)
+    }
 
 
 async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    table = Table(tmp_path / "cold")
+    table, last = Table(tmp_path / "cold"), tmp_path / "last-values.db"
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(EmbeddedBroker())
         at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
         uri = tmp_path / "uri"
         uri.touch(mode=0o600)
         uri.write_text(broker.amqp_uri)
-        plant = make_daemon(**at, pool="plant", telemetry={"name": "plant", "partitions": PARTITIONS})
+        telemetry = {"name": "plant", "partitions": PARTITIONS, "last_values": {"file": str(last)}}
+        plant = make_daemon(**at, pool="plant", telemetry=telemetry)
         plant.write_settings(pool={"kind": "managed"})
         config = {
             "pool": "plant",
@@ -217,7 +257,10 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
         )
         await asyncio.gather(plant.start(), ingest.start())
         apply(plant, tmp_path, {"log": ROUTE})
-        publisher, ingests, killer = Publisher(broker.amqp_uri), Ingests(broker.amqp_uri), Killer(broker, plant, ingest)
+        reader = LastValueProcess(plant)
+        stack.enter_context(reader.running())
+        publisher, ingests = Publisher(broker.amqp_uri), Ingests(broker.amqp_uri)
+        killer = Killer(broker, plant, ingest, reader)
         asking = asyncio.create_task(ingests.run())
         async with running(asking):
             publishing = asyncio.create_task(publisher.run())
@@ -235,14 +278,23 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
                 return is_whole and all(positions.get(one, 0) >= end for one, end in looks[-1].items())
 
             await until(is_stored, "the table has the whole log", timeout=LONG, interval=2)
-    count, places, values = await asyncio.to_thread(rows, table.files())
+        stored = await asyncio.to_thread(lambda: list(rows(table.files())))
+        store = SqliteStore(last, pool="plant")
+        stack.callback(store.close)
+        await until(lambda: store.totals().events >= len(stored), "the reader has read the whole log", timeout=LONG)
+        read, found = store.totals(), last_values(store)
+    count, places, values = len(stored), {place for place, _ in stored}, {value for _, value in stored}
     print(
         f"seed {SEED}: {EVENTS} events in {MESSAGES} messages, {publisher.repeated} messages published again, "
         f"killed {dict(killer.killed)}, answers {dict(ingests.answers)}, {count} rows, {count - len(places)} twice, "
-        f"{EVENTS - len(values)} lost"
+        f"{EVENTS - len(values)} lost, {len(found)} last values of {read.events} events"
     )
     assert len(places) == count
     assert values == set(range(EVENTS))
     assert count >= EVENTS
     assert sum(killer.killed.values()) == KILLS
     assert table.files(invalid=True) == []
+    assert found == newest(stored)
+    assert len(found) == KEYS * IN_MESSAGE
+    # A transaction of the reader has the values and the position: none was skipped, and none counted twice.
+    assert (read.events, read.invalid, read.lost) == (count, 0, 0)
