@@ -21,9 +21,11 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from test_telemetry import KEYS, ROUTES, telemetry_settings
 from test_term import SOON, daemon_of
+from typer.testing import CliRunner
 
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.client import ManagementClient
+from osrdyne.cli.main import full_command_line
 from osrdyne.config.models import BrokerSettings, LastValueSettings, Settings
 from osrdyne.errors import LastValueStoreError
 from osrdyne.ingress.routes.manifest import load_manifest
@@ -132,6 +134,17 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
             page = (await http.get("/v1/last", params={"key": KEYS[0], "limit": 1, "after": "t"})).json()
             assert ([one["series"] for one in page["values"]], page["next"]) == (["u"], None)
             assert f'outcome="invalid"}} {len(KEYS):.1f}' in (await http.get("/metrics")).text
+            command = ["last", KEYS[0], "--api", running.daemon.api.announced_url]
+            shown = await asyncio.to_thread(CliRunner().invoke, full_command_line(), command)
+            lines = [line.split()[:4] for line in shown.stdout.splitlines()]
+            assert [line for line in lines if line and line[0] in {"t", "u"}] == [
+                ["t", "2", "telemetry", "-"],
+                ["u", "on", "telemetry", "-"],
+            ]
+            one = await asyncio.to_thread(CliRunner().invoke, full_command_line(), [*command, "u", "--json"])
+            assert [value["value_text"] for value in json.loads(one.stdout)] == ["on"]
+            none = await asyncio.to_thread(CliRunner().invoke, full_command_line(), ["last", "other", *command[2:]])
+            assert none.output == "There is no last value of this key.\n"
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
