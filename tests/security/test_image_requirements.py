@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "deploy" / "images"
 NO_DOWNLOAD = {"--no-index", "--no-deps"}
-EXTRAS = {"controller": ("docker", "kubernetes"), "spark-worker": ("spark",)}
+EXTRAS = {"controller": ("docker", "kubernetes", "postgresql"), "spark-worker": ("postgresql", "spark")}
 
 
 def pinned(file: Path) -> dict[str, tuple[str, int]]:
