@@ -57,7 +57,7 @@ from osrdyne_worker.pipelines.datasets import (
 )
 from osrdyne_worker.pipelines.key_values import KEY_TYPES, is_key_type
 from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
-from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValuesOfKeys, last_values_of_keys
+from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
 from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
 from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
 from osrdyne_worker.spark.committed_files import committed_frame
@@ -415,13 +415,6 @@ def _committed_rows(session: Any, table: ResolvedTable) -> Any:
     return frame.where(_has_key(table.keys))
 
 
-def _last_values(table: ResolvedTable) -> LastValuesOfKeys:
-    assert table.keys is not None
-    assert table.spec.pool is not None
-    _check_directory(table)
-    return last_values_of_keys(table.spec.store, table.path, table.spec.pool, table.keys)
-
-
 def positions_of(table: ResolvedTable) -> dict[int, int]:
     """What the last-value reader has read: it changes in each transaction that changes values. Raises
     `DataProblemError`."""
@@ -431,10 +424,17 @@ def positions_of(table: ResolvedTable) -> dict[int, int]:
 
 def open_last_values(session: Any, table: ResolvedTable) -> None:
     """Create the view with the last values as they are now. Raises `DataProblemError`."""
+    assert table.keys is not None
     with _last_value_problems():
-        values = _last_values(table).read()
+        values = _last_values(table).read(table.keys)
     # They are few: a DataFrame of them is data in memory, and needs no Spark job.
     _filtered(session.createDataFrame(values), table, session).createOrReplaceTempView(table.spec.view)
+
+
+def _last_values(table: ResolvedTable) -> LastValues:
+    assert table.spec.pool is not None
+    _check_directory(table)
+    return last_values_in(table.spec.store, table.path, table.spec.pool)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The last values of some keys, for queries: read from the database of `osrdyne last-value` as an Arrow table.
+"""The last values of keys, for queries: read from the database of `osrdyne last-value` as an Arrow table.
 
 Nothing is written. A file of SQLite is read on the host of the reader, by the same user: SQLite shares memory between
 the programs that use a file. Source: docs/reference/telemetry/queries.md.
@@ -27,13 +27,11 @@ COLUMNS = pa.schema(
 )
 
 
-class LastValuesOfKeys:
-    """The last values of one key, or of all keys that begin with a text. Thread-safe. Methods block, and raise
-    `LastValueStoreError`."""
+class LastValues:
+    """The last values of one pool. Thread-safe. Methods block, and raise `LastValueStoreError`."""
 
-    def __init__(self, store: LastValueStore, keys: KeyRange) -> None:
+    def __init__(self, store: LastValueStore) -> None:
         self._store = store
-        self._keys = keys
         self._lock = threading.Lock()
 
     def positions(self) -> dict[int, int]:
@@ -41,13 +39,13 @@ class LastValuesOfKeys:
         with self._lock:
             return self._store.positions()
 
-    def read(self) -> pa.Table:
+    def read(self, keys: KeyRange) -> pa.Table:
         """The values of all series of the keys."""
         with self._lock:
-            found = self._store.find_keys(self._keys.text, is_prefix=self._keys.is_prefix, limit=MAX_ROWS + 1)
+            found = self._store.find_keys(keys.text, is_prefix=keys.is_prefix, limit=MAX_ROWS + 1)
         if len(found) > MAX_ROWS:
             raise LastValueStoreError(
-                f"More than {MAX_ROWS} series have keys that begin with {self._keys.text!r}: give the view fewer keys."
+                f"More than {MAX_ROWS} series have keys that begin with {keys.text!r}: give the view fewer keys."
             )
         return to_table(found)
 
@@ -66,13 +64,14 @@ def to_table(values: list[LastValue]) -> pa.Table:
 
 
 @lru_cache(maxsize=256)
-def last_values_of_keys(store: str, path: str, pool: str, keys: KeyRange) -> LastValuesOfKeys:
-    """The last values of keys in a database. `store`: `sqlite`, with the file as `path`, or `postgresql`, with a file
-    that contains the URI. Connects later. Raises `ConfigurationError`."""
+def last_values_in(store: str, path: str, pool: str) -> LastValues:
+    """The last values of a pool in a database. `store`: `sqlite`, with the file as `path`, or `postgresql`, with a file
+    that contains the URI. Connects later; all keys of this process share the connection. Raises
+    `ConfigurationError`."""
     if store == "sqlite":
         from osrdyne.telemetry.last_values.sqlite import SqliteStore
 
-        return LastValuesOfKeys(SqliteStore(Path(path), pool=pool), keys)
+        return LastValues(SqliteStore(Path(path), pool=pool))
     from osrdyne.telemetry.last_values.postgresql import PostgresqlStore  # psycopg is optional
 
     try:
@@ -81,4 +80,4 @@ def last_values_of_keys(store: str, path: str, pool: str, keys: KeyRange) -> Las
         raise ConfigurationError(
             f"Cannot read {path}, the file with the URI of PostgreSQL for last values: {type(error).__name__}."
         ) from None
-    return LastValuesOfKeys(PostgresqlStore(uri, pool=pool), keys)
+    return LastValues(PostgresqlStore(uri, pool=pool))
