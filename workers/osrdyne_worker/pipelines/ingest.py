@@ -525,29 +525,30 @@ def _data_may_be_lost(ingest: Ingest, wanted: Range) -> Iterator[None]:
         raise
 
 
+_REFUSALS: tuple[tuple[type[OsrdyneError], int, str], ...] = (
+    (CommitConflictError, 409, "ingest_conflict"),
+    (ReplayConflictError, 409, "replay_conflict"),
+    (ReplayError, 400, "invalid_range"),
+    (StorageLimitError, 507, "storage_limit"),
+    (StorageError, 507, "storage_error"),
+    (TableDamagedError, 500, "table_damaged"),
+    (StreamDataLostError, 410, "data_lost"),
+    (ConfigurationError, 500, "invalid_configuration"),
+    (BrokerError, 503, "log_unavailable"),
+)
+"""Errors of the log and of the table with the code and error code of their answer; the first that fits counts."""
+
+
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Translate errors of the log and of the table into answers."""
     try:
         yield
-    except CommitConflictError as error:
-        raise RequestError(error.message, code=409, error_code="ingest_conflict") from None
-    except ReplayConflictError as error:
-        raise RequestError(error.message, code=409, error_code="replay_conflict") from None
-    except ReplayError as error:
-        raise RequestError(error.message, code=400, error_code="invalid_range") from None
-    except StorageLimitError as error:
-        raise RequestError(error.message, code=507, error_code="storage_limit") from None
-    except StorageError as error:
-        raise RequestError(error.message, code=507, error_code="storage_error") from None
-    except TableDamagedError as error:
-        raise RequestError(error.message, code=500, error_code="table_damaged") from None
-    except StreamDataLostError as error:
-        raise RequestError(error.message, code=410, error_code="data_lost") from None
-    except ConfigurationError as error:
-        raise RequestError(error.message, code=500, error_code="invalid_configuration") from None
-    except BrokerError as error:
-        raise RequestError(error.message, code=503, error_code="log_unavailable") from None
+    except OsrdyneError as error:
+        for kind, code, error_code in _REFUSALS:
+            if isinstance(error, kind):
+                raise RequestError(error.message, code=code, error_code=error_code) from None
+        raise
 
 
 def _save_position(ingest: Ingest, *, is_last: bool) -> bool:
