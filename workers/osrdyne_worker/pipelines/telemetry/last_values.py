@@ -52,14 +52,11 @@ class LastValues:
 
 def to_table(values: list[LastValue]) -> pa.Table:
     """Values as rows with `COLUMNS`."""
-    rows = [one._asdict() for one in values]
-    columns = {
-        **{name: [row[name] for row in rows] for name in COLUMNS.names if name in LastValue._fields},
-        "partition": [one.log_partition for one in values],
-        "offset": [one.log_offset for one in values],
-        "index": [one.log_index for one in values],
-        "attributes": [list(json.loads(one.attributes).items()) if one.attributes else [] for one in values],
-    }
+    if not values:
+        return COLUMNS.empty_table()
+    columns = dict(zip(LastValue._fields, zip(*values, strict=True), strict=True))
+    columns |= {name: columns[f"log_{name}"] for name in ("partition", "offset", "index")}
+    columns["attributes"] = tuple(list(json.loads(one).items()) if one else [] for one in columns["attributes"])
     return pa.table([pa.array(columns[one.name], one.type) for one in COLUMNS], schema=COLUMNS)
 
 
