@@ -12,7 +12,6 @@ from osrdyne.cli.call_output import print_error
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.client import AsyncClient, Reply
-from osrdyne.errors import InvalidMessageError
 from osrdyne.telemetry.schedule import IngestAnswer
 from osrdyne.telemetry.times import parse_time
 
@@ -60,7 +59,12 @@ def replay(
                 counts = {"rows": 0, "invalid": 0}
                 while True:
                     key = f"{table}/{partition}"
-                    answer = _parsed(await client.call(key, "/replay", request, timeout=limit), pool=settings.pool.id)
+                    answer = IngestAnswer.of_reply(
+                        await client.call(key, "/replay", request, timeout=limit),
+                        path="/replay",
+                        pool=settings.pool.id,
+                        remedy="; name their pool with --pool",
+                    )
                     counts["rows"] += answer.rows
                     counts["invalid"] += answer.invalid
                     typer.echo(f"partition {partition}: {answer.stop:,} of {answer.end:,}", err=True)
@@ -80,16 +84,6 @@ def replay(
         return
     rows = [(str(one["partition"]), *(f"{one[name]:,}" for name in ("rows", "invalid", "offset"))) for one in answers]
     print_table(("partition", "rows", "invalid", "to offset"), rows, empty="No partition.")
-
-
-def _parsed(reply: Reply, *, pool: str) -> IngestAnswer:
-    try:
-        return IngestAnswer.parse(reply.json())
-    except ValueError as error:
-        raise InvalidMessageError(
-            f"This is not an answer of /replay: {error}. The workers of the pool {pool} must run "
-            "osrdyne_worker.pipelines.ingest:app; name their pool with --pool."
-        ) from None
 
 
 def range_end(text: str | None, option: str) -> int | str | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from osrdyne.client.reply import Reply
+from osrdyne.errors import InvalidMessageError
 from osrdyne.telemetry.status import ReaderLag
 
 MIN_PAUSE = 1.0
@@ -64,6 +66,17 @@ class IngestAnswer:
     @property
     def has_more(self) -> bool:
         return self.stop < self.end
+
+    @classmethod
+    def of_reply(cls, reply: Reply, *, path: str, pool: str, remedy: str = "") -> Self:
+        """The answer in a reply to `path`. Raises `InvalidMessageError`, whose text ends with `remedy`."""
+        try:
+            return cls.parse(reply.json())
+        except ValueError as error:
+            raise InvalidMessageError(
+                f"This is not an answer of {path}: {error}. The workers of the pool {pool} must run "
+                f"osrdyne_worker.pipelines.ingest:app{remedy}."
+            ) from None
 
     @classmethod
     def parse(cls, document: object) -> Self:

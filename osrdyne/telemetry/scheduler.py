@@ -205,13 +205,7 @@ class IngestScheduler:
         reply = await caller.call(key, PATH, body, raise_on_error=False, timeout=rules.request_timeout)
         if (error := error_from_reply(reply, key=key, path=PATH)) is not None:
             raise error
-        try:
-            return IngestAnswer.parse(reply.json())
-        except ValueError as error:
-            raise InvalidMessageError(
-                f"This is not an answer of {PATH}: {error}. The workers of the pool {rules.pool} must run "
-                "osrdyne_worker.pipelines.ingest:app."
-            ) from None
+        return IngestAnswer.of_reply(reply, path=PATH, pool=rules.pool)
 
     def _answered(self, table: _Table, partition: int, answer: IngestAnswer) -> Outcome:
         name = table.rules.name
