@@ -76,10 +76,9 @@ def _start_child() -> int:
     return child.pid
 
 
-def _report(environment: WorkerEnvironment, child: int | None) -> dict[str, object]:
+def describe(environment: WorkerEnvironment) -> dict[str, object]:
+    """What the suite compares with the environment that the driver was given."""
     return {
-        "pid": os.getpid(),
-        "child": child,
         "worker_id": environment.worker_id,
         "key": environment.key,
         "pool": environment.pool,
@@ -87,6 +86,14 @@ def _report(environment: WorkerEnvironment, child: int | None) -> dict[str, obje
         "paused": environment.paused,
         "uri_sha256": hashlib.sha256(environment.amqp_uri.encode()).hexdigest(),
         "config": dict(environment.config),
+    }
+
+
+def _report(environment: WorkerEnvironment, child: int | None) -> dict[str, object]:
+    return {
+        **describe(environment),
+        "pid": os.getpid(),
+        "child": child,
         "arguments": sys.argv,
         "variables": dict(os.environ),
     }

@@ -6,7 +6,6 @@ also runs in the image of the conformance suite (`pooled_process`), which has ha
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,7 @@ from osrdyne.protocol.pooled import (
     Refusal,
     Release,
 )
-from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.conformance_worker import Behaviour, describe
 
 JOB = 0.5
 """Seconds that the job of a busy worker takes."""
@@ -188,17 +187,7 @@ class PlayedProcess:
 
 def _first_lines(environment: WorkerEnvironment) -> tuple[str, ...]:
     """What the worker of the conformance suite prints first."""
-    said = {
-        "worker_id": environment.worker_id,
-        "key": environment.key,
-        "pool": environment.pool,
-        "queue": environment.requests_queue,
-        "paused": environment.paused,
-        "uri_sha256": hashlib.sha256(environment.amqp_uri.encode()).hexdigest(),
-        "config": dict(environment.config),
-        "arguments": [],
-    }
-    lines = [json.dumps(said)]
+    lines = [json.dumps({**describe(environment), "arguments": []})]
     lines += [f"line {number}" for number in range(int(str(environment.config.get("lines", 0))))]
     silent = environment.config.get("behaviour") == Behaviour.SILENT
     return tuple(lines if silent else [*lines, "ready"])
