@@ -9,11 +9,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from osrdyne.client.reply import Reply
 from osrdyne.errors import InvalidMessageError
 from osrdyne.telemetry.status import ReaderLag
+
+if TYPE_CHECKING:
+    from osrdyne.client.reply import Reply  # a daemon starts without the client
 
 MIN_PAUSE = 1.0
 """Seconds before the next request to a partition of which the last one stored nothing although there is more."""
