@@ -176,3 +176,21 @@ def test_last_values_of_a_site_are_those_of_the_moment(make_call: Any, tmp_path:
     for site in SITES:
         found = rows(make_call(settings, f"telemetry/{site}"), "select key from last where key like '%/1'")
         assert found == [[f"{site}/1"]]
+
+
+def test_uri_of_postgresql_lies_outside_of_the_data_and_stays_secret(make_call: Any, tmp_path: Path) -> None:
+    secrets = tmp_path / "uri"
+    settings = config(tmp_path / "data")
+    view = {"view": "last", "format": "last-values", "store": "postgresql", "path": str(secrets), "pool": "plant"}
+    settings["datasets"][0]["tables"] = [{**view, "keys": "{site}/%"}]
+    call = make_call(settings, "telemetry/a")
+    with pytest.raises(RequestError, match="No such file or directory") as missing:
+        rows(call, "select * from last")
+    secrets.write_text("postgresql://reader:hidden@127.0.0.1:1/sensors\n", encoding="utf-8")
+    with pytest.raises(RequestError, match="PostgreSQL cannot be used for last values") as away:
+        rows(call, "select * from last")
+    assert "hidden" not in away.value.message
+    assert [(one.value.code, one.value.error_code) for one in (missing, away)] == [
+        (500, "dataset_unreadable"),
+        (503, "dataset_unreachable"),
+    ]

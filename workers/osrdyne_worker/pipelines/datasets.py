@@ -334,6 +334,8 @@ def resolve(config: SqlConfig, key: str) -> ResolvedDataset:
 def _resolve_table(table: TableSpec, parts: dict[str, str], *, base: str | None) -> ResolvedTable:
     if table.format == "table":
         path, directory = table.path, None
+    elif table.store == "postgresql" and table.path.startswith("/"):  # the file of the URI is a secret, not data
+        path, directory = _resolve_path(table, parts, base=None)
     else:
         path, directory = _resolve_path(table, parts, base=base)
     return ResolvedTable(

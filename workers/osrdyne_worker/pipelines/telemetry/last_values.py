@@ -74,7 +74,8 @@ def last_values_in(store: str, path: str, pool: str) -> LastValues:
     try:
         uri = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(
-            f"Cannot read {path}, the file with the URI of PostgreSQL for last values: {type(error).__name__}."
+            f"Cannot read {path}, the file with the URI of PostgreSQL for last values: {reason}."
         ) from None
     return LastValues(PostgresqlStore(uri, pool=pool))
