@@ -90,7 +90,7 @@ class Daemon:
         self._driver: Driver = create_pool_driver(settings, clock=clock)
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
-        self._leader = LeaderAddress(self._management, pool=settings.pool.id)
+        self._leader = LeaderAddress(self._management, pool=settings.pool.id, own=lambda: self.api.announced_url)
         self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
         self._last_values = LastValues(settings)
         self._inspector = DaemonInspector(
@@ -100,7 +100,6 @@ class Daemon:
             management=self._management,
             pins=self._pins,
             leader=self._leader,
-            own_url=lambda: self.api.announced_url,
             prices=settings.prices.by_tier(),
             clock=clock,
             last_values=self._last_values,
@@ -215,7 +214,7 @@ class Daemon:
             pinned, *_ = await asyncio.gather(
                 self._pins.load(),
                 # The announcement is what tells a later leader that the pool was led before (lifecycle: token-queue).
-                self._leader.announce(self.api.announced_url, term=token.term),
+                self._leader.announce(term=token.term),
                 self._note_rights_of_workers(),
             )
             self._state.note("management", ok=True, detail="the HTTP API answers")

@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -95,7 +95,6 @@ class DaemonInspector:
         management: ManagementClient,
         pins: PinStore,
         leader: LeaderAddress,
-        own_url: Callable[[], str],
         prices: Mapping[str, float],
         clock: Clock,
         last_values: LastValues | None = None,
@@ -106,7 +105,6 @@ class DaemonInspector:
         self._management = management
         self._pins = pins
         self._leader = leader
-        self._own_url = own_url
         self._prices = prices
         self._clock = clock
         self._last_values = last_values
@@ -128,7 +126,7 @@ class DaemonInspector:
         return LeadershipView(True, term.state.tracker.generation.term, term.since, "leading")
 
     async def leader(self) -> str | None:
-        own = self._own_url()
+        own = self._leader.own()
         if self._state.term is not None:
             return own
         announced = None

@@ -7,7 +7,7 @@ is what a leader goes on from when the leader queue was deleted, with the last t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from osrdyne.pool.state.pins import Parameters
 from osrdyne.protocol.control import MAX_TERM
@@ -16,13 +16,16 @@ from osrdyne.protocol.control import MAX_TERM
 class LeaderAddress:
     """The address of one pool's leader."""
 
-    def __init__(self, parameters: Parameters, *, pool: str) -> None:
+    def __init__(self, parameters: Parameters, *, pool: str, own: Callable[[], str]) -> None:
+        """`own`: the address of this daemon's API, which is known once the API listens."""
         self._parameters = parameters
         self.name = f"osrdyne-{pool}-leader"
+        self.own = own
         self._announced: object = None
 
-    async def announce(self, url: str, *, term: int) -> None:
-        self._announced = {"api": url, "term": term}
+    async def announce(self, *, term: int) -> None:
+        """Announce this daemon as the leader of the term."""
+        self._announced = {"api": self.own(), "term": term}
         await self._parameters.put_global_parameter(self.name, self._announced)
 
     async def is_missing(self) -> bool:

@@ -30,8 +30,7 @@ class Standby(DaemonInspector):
             driver=unused,
             management=unused,
             pins=unused,
-            leader=LeaderAddress(self, pool="p"),
-            own_url=lambda: LOCAL,
+            leader=LeaderAddress(self, pool="p", own=lambda: LOCAL),
             prices={},
             clock=SystemClock(),
         )
@@ -65,10 +64,11 @@ async def test_standby_does_not_wait_for_a_slow_answer(monkeypatch: pytest.Monke
 
 
 async def test_announced_address_is_found_and_the_last_one_counts() -> None:
-    address = LeaderAddress(FakeManagement(FakeBroker(SystemClock())), pool="p")
+    management = FakeManagement(FakeBroker(SystemClock()))
+    address = LeaderAddress(management, pool="p", own=lambda: "http://two:2")
     assert await address.find() is None
-    await address.announce("http://one:1", term=1)
-    await address.announce("http://two:2", term=2)
+    await LeaderAddress(management, pool="p", own=lambda: "http://one:1").announce(term=1)
+    await address.announce(term=2)
     assert await address.find() == "http://two:2"
 
 
@@ -76,7 +76,7 @@ async def test_announced_address_is_found_and_the_last_one_counts() -> None:
 async def test_nonsense_is_not_an_address(value: object) -> None:
     management = FakeManagement(FakeBroker(SystemClock()))
     await management.put_global_parameter("osrdyne-p-leader", value)
-    assert await LeaderAddress(management, pool="p").find() is None
+    assert await LeaderAddress(management, pool="p", own=str).find() is None
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ def inspector(stack: Stack) -> Watched:
         management=unused,
         pins=unused,
         leader=unused,
-        own_url=str,
         prices={},
         clock=stack.clock,
     )

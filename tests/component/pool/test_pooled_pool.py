@@ -575,7 +575,6 @@ def inspector_of(stack: Stack) -> DaemonInspector:
         management=stack.management,
         pins=unused,  # type: ignore[arg-type]
         leader=unused,  # type: ignore[arg-type]
-        own_url=str,
         prices={},
         clock=stack.clock,
     )

@@ -266,7 +266,7 @@ async def test_page_of_the_registry_examines_a_bounded_number_of_keys(clock: Vir
     async with managing(clock, broker) as stack:
         inspector = DaemonInspector(
             pool=POOL, state=DaemonState(term=stack.term), driver=unused, management=unused, pins=unused,
-            leader=unused, own_url=str, prices={}, clock=clock,
+            leader=unused, prices={}, clock=clock,
         )  # fmt: skip
         now = clock.time()
         public = {keys[0], keys[MAX_EXAMINED + 7], keys[-1]}

@@ -261,7 +261,6 @@ class TestQueues:
                 management=unused,
                 pins=unused,
                 leader=unused,
-                own_url=str,
                 prices={},
                 clock=clock,
             )
