@@ -67,6 +67,7 @@ def _data(directory: str) -> dict[str, object]:
 
 async def _compare(client: AsyncClient) -> list[Figure]:
     same, new = itertools.repeat(QUERY.format(number=7)), (QUERY.format(number=number) for number in itertools.count())
+    await _ours(client, next(new))  # the SQL pipeline opens a view when a query first names it
     await _round(client, new, WARM_UP)
     await _round(client, same, 1)
     asked_again = [await _round(client, same, TIMES) for _ in range(ROUNDS)]
