@@ -199,14 +199,14 @@ class FakeHeap:
 
 def test_garbage_does_not_count_as_use_and_is_seldom_collected() -> None:
     heap, now = FakeHeap(), 0.0
-    live = LiveHeap(heap, monotonic=lambda: now)
+    live = LiveHeap(heap, monotonic=lambda: now, sleep=lambda seconds: None)
     assert (live.use().used, heap.collections, live.live) == (10, 0, None)
     heap.garbage = 80
-    assert (live.use().used, heap.collections, live.live) == (10, 1, 10)
+    assert (live.use().used, heap.collections, live.live) == (10, 2, 10)
     heap.garbage = 80
-    assert (live.use().used, heap.collections) == (10, 1)
+    assert (live.use().used, heap.collections) == (10, 2)
     now, heap.live = 61.0, 70
-    assert (live.use().used, heap.collections, live.live) == (70, 2, 70)
+    assert (live.use().used, heap.collections, live.live) == (70, 4, 70)
 
 
 def test_tasks_are_counted_for_the_key_that_runs_them(sessions: SparkSessions, spark: Any, living: LivingKeys) -> None:

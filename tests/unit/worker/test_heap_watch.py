@@ -11,11 +11,13 @@ FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
 
 
 class FakeHeap:
-    """A heap whose use the test sets; a collection leaves `live`."""
+    """A heap whose use the test sets; a collection leaves `live` and what Spark's context cleaner has not removed."""
 
     def __init__(self) -> None:
         self.now = HALF
         self.live = HALF
+        self.broadcasts: list[int] = []
+        """Bytes of broadcast variables without a reference; the cleaner removes one entry at each pause."""
         self.collections = 0
 
     def use(self) -> HeapUse:
@@ -23,7 +25,10 @@ class FakeHeap:
 
     def collect(self) -> None:
         self.collections += 1
-        self.now = self.live
+        self.now = HeapUse(self.live.used + sum(self.broadcasts), self.live.maximum)
+
+    def clean(self, seconds: float) -> None:
+        del self.broadcasts[:1]
 
 
 class Watched:
@@ -39,6 +44,7 @@ class Watched:
             cancel=self.cancel,
             held_by=lambda groups: {group: self.held[group] for group in groups},  # KeyError: Spark does not say
             monotonic=lambda: self.time,
+            sleep=self.heap.clean,
         )
 
     def cancel(self, group: str, reason: str) -> None:
@@ -66,6 +72,20 @@ def test_heap_full_of_garbage_is_collected_and_nothing_is_cancelled(watched: Wat
     watched.heap.now = FULL
     watched.check()
     assert (watched.cancelled, watched.heap.collections) == ([], 1)
+
+
+def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched: Watched) -> None:
+    watched.watch.began("a")
+    watched.heap.now, watched.heap.broadcasts = FULL, [5, 20, 20]
+    watched.check()
+    assert (watched.cancelled, watched.heap.now.used, watched.heap.collections) == ([], 70, 3)
+
+
+def test_cleaner_that_frees_too_little_does_not_prevent_the_cancel(watched: Watched) -> None:
+    watched.watch.began("a")
+    watched.heap.now, watched.heap.live, watched.heap.broadcasts = FULL, FULL, [5, 0, 0, 0]
+    watched.check()
+    assert (watched.cancelled, watched.heap.collections) == (["a"], 3)
 
 
 def test_full_heap_cancels_the_youngest_that_has_run_for_a_moment(watched: Watched) -> None:

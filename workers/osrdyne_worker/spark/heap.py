@@ -19,11 +19,15 @@ from osrdyne.logs import get_logger
 log = get_logger(__name__)
 
 LIMIT = "spark.osrdyne.maxHeapUse"
-"""Setting of the session: requests are cancelled if more than this share of the heap is in use after a collection."""
+"""Setting of the session: requests are cancelled if more than this share of the heap is in use after collections."""
 DEFAULT_LIMIT = 0.75
 """G1 reserves a tenth of the heap and needs room for new objects: above four fifths it spends most of its time on
 collections, and the query that fills the heap makes little progress."""
 INTERVAL = 0.5
+CLEANING_TIME = 0.25
+"""Seconds for Spark's context cleaner to remove what a collection has shown to be unused."""
+CLEANED = 0.01
+"""The share of the heap that one more collection must free for another one to be worth its time."""
 COLLECT_SHARE = 0.1
 """The maximum share of time for the collections that the watch triggers."""
 YOUNG = 0.5
@@ -64,13 +68,38 @@ class JvmHeap:
         self._runtime.gc()
 
 
+def use_after_collection(heap: Any, *, enough: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> HeapUse:
+    """The use without garbage, by as many collections as it takes; fewer once the share is below `enough`.
+
+    Spark removes a broadcast variable or a shuffle only after a collection has shown that nothing refers to it: the
+    next collection frees its memory. Many small joins leave hundreds of MiB in this state.
+    """
+    heap.collect()
+    after: HeapUse = heap.use()
+    while after.share >= enough:
+        before = after
+        sleep(CLEANING_TIME)
+        heap.collect()
+        after = heap.use()
+        if before.share - after.share < CLEANED:
+            break
+    return after
+
+
 class LiveHeap:
-    """The use of a heap without its garbage. Triggers a collection first if half of the heap seems to be in use, at
+    """The use of a heap without its garbage. Triggers collections first if half of the heap seems to be in use, at
     most once in `LIVE_INTERVAL` seconds and for at most `LIVE_SHARE` of the time."""
 
-    def __init__(self, heap: Any, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        heap: Any,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._heap = heap
         self._monotonic = monotonic
+        self._sleep = sleep
         self._not_before = -math.inf
         self._live: HeapUse | None = None
 
@@ -84,8 +113,7 @@ class LiveHeap:
         now: HeapUse = self._heap.use()
         since = self._monotonic()
         if now.share >= 0.5 and since >= self._not_before:
-            self._heap.collect()
-            now = self._live = self._heap.use()
+            now = self._live = use_after_collection(self._heap, sleep=self._sleep)
             ended = self._monotonic()
             self._not_before = ended + max(LIVE_INTERVAL, (ended - since) / LIVE_SHARE)
         return (
@@ -131,9 +159,11 @@ class HeapWatch:
         cancel: Callable[[str, str], None],
         held_by: Callable[[Sequence[str]], Mapping[str, int]] = unknown_memory,
         monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._heap = heap
         self._limit = limit
+        self._sleep = sleep
         self._cancel = cancel
         self._held_by = held_by
         self._monotonic = monotonic
@@ -176,11 +206,9 @@ class HeapWatch:
         # A collection stops all requests of the JVM: this bounds their share of the time.
         if now < self._not_before:
             return
-        use = self._heap.use()
-        if use.share < self._limit:
+        if self._heap.use().share < self._limit:
             return
-        self._heap.collect()  # the use before a collection includes garbage
-        after = self._heap.use()
+        after = use_after_collection(self._heap, enough=self._limit, sleep=self._sleep)
         self._not_before = self._monotonic() + (self._monotonic() - now) / COLLECT_SHARE
         if after.share < self._limit:
             return
@@ -221,8 +249,8 @@ class HeapWatch:
             except Exception as error:  # the JVM is ending, or has no memory left for an answer
                 if not self._closed:
                     log.warning("JVM heap could not be read", reason=type(error).__name__)
-                time.sleep(AFTER_CANCEL)
-            time.sleep(INTERVAL)
+                self._sleep(AFTER_CANCEL)
+            self._sleep(INTERVAL)
 
 
 def out_of_memory(use: HeapUse, *, loads: bool = False) -> str:
