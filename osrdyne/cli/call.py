@@ -116,6 +116,8 @@ def call(
         print_answer(outcome, output)
     else:
         print_error(outcome)
+        if broker is None and isinstance(outcome, BrokerUnavailableError) and is_default(settings):
+            typer.echo("Start `osrdyne dev`, or name your RabbitMQ with --broker, --config or broker.uri.", err=True)
         raise typer.Exit(exit_code(outcome))
 
 
@@ -159,6 +161,11 @@ def exit_code(outcome: BaseException) -> int:
             return USAGE_ERROR
         case _:
             return FAILED
+
+
+def is_default(settings: Settings) -> bool:
+    """Whether nothing is said about RabbitMQ: the caller may not know yet that one is needed."""
+    return settings.broker == type(settings.broker)()
 
 
 def broker_uri(given: str | None, settings: Settings) -> str:

@@ -170,6 +170,8 @@ def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if not message or context is None:
         return message
+    if message.startswith("Got unexpected extra argument") and context.info_name == "check-config":
+        message = "The configuration file is given with --config FILE, not as an argument"
     return f"{message if message.endswith(('.', '?')) else f'{message}.'} Try `{context.command_path} --help`."
 
 

@@ -166,7 +166,8 @@ def _unreachable(error: httpx.HTTPError, url: str) -> str:
             "signed it, and use a name that the certificate is for."
         )
     return (
-        f"No osrdyne daemon answers at {mask_uri(url)}: start one with `osrdyne run`, or name its address with --api."
+        f"No osrdyne daemon answers at {mask_uri(url)}: start one with `osrdyne run` or `osrdyne dev`, or name its "
+        "address with --api."
     )
 
 

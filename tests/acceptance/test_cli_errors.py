@@ -101,7 +101,7 @@ def test_wrong_configuration_of_the_application_is_found_before_anything_starts(
         f"worker:\n  config:\n    password: hidden\n    datasets:\n      - key: k\n        tables: [{table}]\n"
     )
     done = osrdyne(tmp_path, command)
-    assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: Extra inputs are not permitted")
+    assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: unknown setting (did you mean cache?)")
 
 
 @pytest.mark.parametrize("command", ["check-config", "doctor"])
@@ -140,7 +140,15 @@ def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["status"], ["groups", "list"], ["groups", "show", "k"], ["poison", "list"]])
 def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     done = osrdyne(tmp_path, *command, "--api", "http://127.0.0.1:1")
-    assert_sentence(done, 1, "No osrdyne daemon answers at http://127.0.0.1:1: start one with `osrdyne run`")
+    assert_sentence(
+        done, 1, "No osrdyne daemon answers at http://127.0.0.1:1: start one with `osrdyne run` or `osrdyne dev`"
+    )
+
+
+def test_configuration_file_as_an_argument_is_refused_with_its_option(tmp_path: Path) -> None:
+    assert_sentence(
+        osrdyne(tmp_path, "check-config", "osrdyne.yaml"), 2, "The configuration file is given with --config"
+    )
 
 
 def test_something_else_on_the_port_is_not_a_daemon(tmp_path: Path) -> None:

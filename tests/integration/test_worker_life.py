@@ -83,6 +83,8 @@ async def test_failing_start_reports_why_in_its_last_line(pool: Stage) -> None:
         ("nowhere:app", "There is no module 'nowhere', neither installed nor in the working directory"),
         ("json:dumps", "json:dumps is not an osrdyne_worker.App; it is function."),
         ("echo", "must be given as module:attribute"),
+        ("echo.py", "must be given as module:attribute, not 'echo.py': write echo:app in the directory of echo.py."),
+        ("echo.py:main", ": write echo:main in the directory of echo.py."),
     ],
 )
 async def test_unusable_application_is_one_sentence(pool: Stage, app: str, text: str) -> None:

@@ -40,6 +40,23 @@ def reply(value: object) -> Reply:
     return Reply(body=json.dumps(value).encode(), content_type="application/json")
 
 
+def test_unreachable_broker_of_the_defaults_is_a_reason_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "ask", lambda request: (request.close(), BrokerUnavailableError("No RabbitMQ."))[1])
+    with pytest.raises(typer.Exit):
+        module.call("k", "/sql")
+    assert capsys.readouterr().err.splitlines() == [
+        "No RabbitMQ.",
+        "Start `osrdyne dev`, or name your RabbitMQ with --broker, --config or broker.uri.",
+    ]
+    with pytest.raises(typer.Exit):
+        module.call("k", "/sql", broker="amqp://guest@127.0.0.1")
+    assert capsys.readouterr().err.splitlines() == ["No RabbitMQ."]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

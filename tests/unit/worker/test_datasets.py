@@ -145,8 +145,8 @@ def test_local_path_knows_the_directory_it_may_not_leave(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"dataset": []}, "worker.config.dataset: Extra"),
-        (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh: Extra"),
+        ({"dataset": []}, "worker.config.dataset: unknown setting"),
+        (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh: unknown setting (did you mean path?)"),
         (config(format="text"), "worker.config.datasets.0.tables.0.format"),
         (config(view="a.b"), "name of a view"),
         (config("k={a}"), "{scale} is not a part of the key pattern"),
@@ -181,6 +181,18 @@ def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], w
     with pytest.raises(ConfigurationError) as caught:
         parse_config(values)
     assert words in caught.value.message
+
+
+def test_mistyped_settings_are_named_and_nothing_else() -> None:
+    table = {"view": "t", "path": "/x", "formt": "csv"}
+    values = {"datasets": [{"key": "k", "tables": [table]}], "export": {"folder": "/x"}, "row_limits": 3}
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(values)
+    assert caught.value.message == (
+        "The configuration of the SQL pipeline is invalid: worker.config.datasets.0.tables.0.formt: unknown setting "
+        "(did you mean format?); worker.config.export.folder: unknown setting; worker.config.row_limits: unknown "
+        "setting (did you mean row_limit?)."
+    )
 
 
 def test_empty_configuration_has_no_datasets() -> None:

@@ -323,6 +323,14 @@ def test_failure_is_one_line_with_its_place() -> None:
     assert text.startswith("ValueError: no table of that name (test_worker_values.py, line ")
 
 
+def test_syntax_error_has_its_own_place_alone() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        compile("def f(:\n", "handlers.py", "exec")
+    text = describe_with_place(caught.value)
+    assert text.endswith("(handlers.py, line 1)")
+    assert text.count("line") == 1
+
+
 def test_failure_shows_no_password() -> None:
     assert "secret" not in describe(ValueError("cannot reach jdbc://me:secret@db/x"))
 

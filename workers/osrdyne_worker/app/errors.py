@@ -75,6 +75,7 @@ def describe(error: BaseException) -> str:
 def describe_with_place(error: BaseException) -> str:
     """`describe`, with the file and line that raised the exception: for errors in the application's own code."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, OsrdyneError) or not frames:
+    # The message of a syntax error has its place; the frames lead to the code that imports.
+    if isinstance(error, (OsrdyneError, SyntaxError)) or not frames:
         return describe(error)
     return f"{describe(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

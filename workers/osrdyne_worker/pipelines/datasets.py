@@ -6,16 +6,20 @@ path component or a value that a column is compared with, never SQL.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.protocol.key_patterns import KeyPattern as KeyPattern
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -310,10 +314,48 @@ def parse_config(values: Any) -> SqlConfig:
         return SqlConfig.model_validate(dict(values))
     except ValidationError as error:
         problems = "; ".join(
-            f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}".replace(".:", ":")
-            for problem in error.errors()
+            f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {_said(problem)}".replace(".:", ":")
+            for problem in _causes(error.errors())
         )
         raise ConfigurationError(f"The configuration of the SQL pipeline is invalid: {problems}.") from None
+
+
+def _causes(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without those of a list that is only too short because an entry of it is wrong."""
+    paths = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(len(path) > len(problem["loc"]) and path[: len(problem["loc"])] == problem["loc"] for path in paths)
+    ]
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What is wrong; for an unknown setting with the one that was probably meant."""
+    if problem["type"] != "extra_forbidden":
+        return problem["msg"]
+    *_, name = problem["loc"]
+    near = difflib.get_close_matches(str(name), _settings_beside(problem["loc"]), n=1)
+    return f"unknown setting (did you mean {near[0]}?)" if near else "unknown setting"
+
+
+def _settings_beside(path: tuple[int | str, ...]) -> list[str]:
+    """The names of the settings that may stand where that of `path` does."""
+    match [step for step in path if isinstance(step, str)]:
+        case ["datasets", _]:
+            model: type[BaseModel] = DatasetSpec
+        case ["datasets", "tables", _]:
+            model = TableSpec
+        case ["export", _]:
+            model = ExportConfig
+        case ["paging", _]:
+            model = PagingConfig
+        case [_]:
+            model = SqlConfig
+        case _:
+            return []
+    return list(model.model_fields)
 
 
 def resolve(config: SqlConfig, key: str) -> ResolvedDataset:

@@ -35,7 +35,9 @@ def import_app(reference: str) -> App:
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
-        raise ConfigurationError(f"The application must be given as module:attribute, not {reference!r}.")
+        raise ConfigurationError(
+            f"The application must be given as module:attribute, not {reference!r}{_likely(module_name, attribute)}."
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         # As `python -m` would: an application in the working directory needs no installation.
@@ -45,7 +47,8 @@ def import_app(reference: str) -> App:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"There is no module {error.name!r}, neither installed nor in the working directory {here}."
+                f"There is no module {error.name!r}, neither installed nor in the working directory {here}"
+                f"{_likely(module_name, attribute)}."
             ) from error
         raise ConfigurationError(
             f"The module {module_name!r} cannot be imported: {describe_with_place(error)}"
@@ -56,6 +59,14 @@ def import_app(reference: str) -> App:
     if not isinstance(app, App):
         raise ConfigurationError(f"{reference} is not an osrdyne_worker.App; it is {type(app).__name__}.")
     return app
+
+
+def _likely(module_name: str, attribute: str) -> str:
+    """What was probably meant, where the path of a file was given instead of a module."""
+    if not module_name.endswith(".py"):
+        return ""
+    file = Path(module_name)
+    return f": write {file.stem}:{attribute or 'app'} in the directory of {file.name}"
 
 
 def checked_config(app: App, worker_config: Mapping[str, object]) -> dict[str, Any]:
