@@ -43,6 +43,13 @@ EVERYTHING = {
     "priorityClassName": "high",
     "networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
     "sparkExecutors": {"enabled": True},
+    "config": {
+        "telemetry": {
+            "name": "sensors",
+            "last_values": {"store": "postgresql", "uri_file": "/run/secrets/osrdyne/postgresql-uri"},
+        }
+    },
+    "lastValueReader": {"enabled": True, "uriSecret": "reader"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
 }
 
@@ -85,6 +92,11 @@ def test_values_pass_their_own_schema(values):
         {"rbac": {"KEDA": True}},
         {"brokerSecret": ""},
         {"config": {"driver": {"options": {"namespace": "here"}}}},
+        {"lastValueReader": {"enabled": True}},
+        {
+            "lastValueReader": {"enabled": True},
+            "config": {"telemetry": {"name": "a", "last_values": {"store": "sqlite"}}},
+        },
     ],
     ids=str,
 )
@@ -115,14 +127,16 @@ async def test_example_configuration_is_one_that_the_driver_takes():
 
 def test_changed_configuration_rolls_the_daemon():
     before, after = (
-        the("Deployment", rendered(config={"pool": {"id": pool}}))["spec"]["template"]["metadata"]["annotations"]
+        the("Deployment", rendered(config={"pool": {"id": pool}}), "blue")["spec"]["template"]["metadata"][
+            "annotations"
+        ]
         for pool in ("a", "b")
     )
     assert before["checksum/config"] != after["checksum/config"]
 
 
 def test_probes_ask_the_api():
-    [container] = the("Deployment", rendered())["spec"]["template"]["spec"]["containers"]
+    [container] = the("Deployment", rendered(), "blue")["spec"]["template"]["spec"]["containers"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "api"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "api"}
     assert container["ports"] == [{"name": "api", "containerPort": 4242}]
@@ -131,7 +145,7 @@ def test_probes_ask_the_api():
 def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
     objects = rendered(**EVERYTHING)
     api = yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])["api"]
-    pod = the("Deployment", objects)["spec"]["template"]["spec"]
+    pod = the("Deployment", objects, "blue")["spec"]["template"]["spec"]
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     [secret] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "api-tokens"]
     assert (secret["secretName"], f"{mounts['api-tokens']}/tokens.json") == ("osrdyne-api-tokens", api["tokens_file"])
@@ -139,6 +153,38 @@ def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
     assert api["allowed_hosts"]
     [endpoint] = the("PodMonitor", objects)["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "osrdyne-metrics-token", "key": "token"}
+
+
+def test_last_value_reader_has_the_configuration_of_the_daemon_and_a_uri_of_its_own():
+    objects = rendered(**EVERYTHING)
+    reader, daemon = the("Deployment", objects, "blue-last-value"), the("Deployment", objects, "blue")
+    pod = reader["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    [secret] = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] == "last-value"]
+    assert container["args"] == ["last-value"]
+    assert environment["OSRDYNE_CONFIG"] == f"{mounts['config']}/osrdyne.yaml"
+    assert (secret, environment["OSRDYNE__TELEMETRY__LAST_VALUES__URI_FILE"]) == (
+        "reader",
+        f"{mounts['last-value']}/uri",
+    )
+    assert "api-tokens" not in mounts
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == daemon["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    # Neither the daemon's Deployment nor its NetworkPolicy selects the pod.
+    labels = reader["spec"]["template"]["metadata"]["labels"]
+    assert not daemon["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert the("NetworkPolicy", objects, "blue-last-value")["spec"]["podSelector"] == reader["spec"]["selector"]
+    assert the("NetworkPolicy", objects, "blue-last-value")["spec"]["ingress"] == []
+
+
+def test_last_value_reader_is_off_and_may_use_the_uri_of_the_daemon():
+    assert [item["metadata"]["name"] for item in rendered() if item["kind"] == "Deployment"] == ["blue"]
+    reader = the("Deployment", rendered(**EVERYTHING | {"lastValueReader": {"enabled": True}}), "blue-last-value")
+    [container] = reader["spec"]["template"]["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"]] == ["OSRDYNE_CONFIG"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["config", "broker", "tmp"]
 
 
 def test_only_named_peers_reach_the_api():
@@ -168,7 +214,7 @@ def test_workers_live_in_a_namespace_of_their_own_and_the_daemon_has_rights_ther
     assert the("Role", objects)["metadata"]["namespace"] == "blue-workers"
     assert the("RoleBinding", objects)["metadata"]["namespace"] == "blue-workers"
     assert the("RoleBinding", objects)["subjects"][0]["namespace"] == "daemons"
-    [container] = the("Deployment", objects)["spec"]["template"]["spec"]["containers"]
+    [container] = the("Deployment", objects, "blue")["spec"]["template"]["spec"]["containers"]
     assert {"name": "OSRDYNE__DRIVER__OPTIONS__NAMESPACE", "value": "blue-workers"} in container["env"]
     assert not [item for item in objects if item["kind"].startswith("Cluster")]
 
