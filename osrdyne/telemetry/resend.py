@@ -80,7 +80,7 @@ class Progress:
         return cls(order, file, ranges)
 
     def save(self) -> None:
-        """Replace the file in one step. Raises `ConfigurationError`."""
+        """Replace the file in one step, also for a host that loses power. Raises `ConfigurationError`."""
         if self.file is None:
             return
         ranges = {str(one): [wanted.start, wanted.stop] for one, wanted in self.ranges.items()}
@@ -91,6 +91,11 @@ class Progress:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self.file)
+            directory = os.open(self.file.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
         except OSError as error:
             raise ConfigurationError(f"--state: {self.file} cannot be written: {error.strerror}.") from None
 

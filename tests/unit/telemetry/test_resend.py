@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -104,3 +106,17 @@ def test_file_that_is_not_the_progress_of_this_replay_is_refused(tmp_path: Path,
     (tmp_path / "state").write_text(content)
     with pytest.raises(ConfigurationError, match=r"--state: .*; name another file"):
         Progress.load(ORDER, tmp_path / "state")
+
+
+def test_progress_is_on_disk_before_and_after_its_file_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[bool, list[str]]] = []
+
+    def fsync(descriptor: int) -> None:
+        names = sorted(path.name for path in tmp_path.iterdir())
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), names))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Progress(ORDER, tmp_path / "state").save()
+    assert synced == [(False, ["state.tmp"]), (True, ["state"])]
