@@ -44,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     - `data_version`: the lowest version of the data that may answer, an integer; the worker reloads older data first.
     - `correlation_id`: instead of one of the client's own, to `cancel` the call by.
     - `message_id`: the same for each copy of a message, so that readers of the log of telemetry can recognise copies.
+    - `token`: an API token or a JWT for this request, instead of the client's.
     """
 
     timeout: float | None
@@ -55,6 +56,7 @@ class RequestOptions(TypedDict, total=False):
     data_version: int | None
     correlation_id: str | None
     message_id: str | None
+    token: str | None
 
 
 @dataclass(slots=True)
@@ -131,8 +133,9 @@ def build_request(
     """
     options = options or {}
     headers: dict[str, object] = dict(options.get("headers") or {})
-    if sender.token is not None:
-        headers[AUTHORIZATION_HEADER] = f"Bearer {check_token(sender.token)}"
+    token = sender.token if (own := options.get("token")) is None else own
+    if token is not None:
+        headers[AUTHORIZATION_HEADER] = f"Bearer {check_token(token)}"
     if path:
         headers[PATH_HEADER] = encode_path(path)
     if (accept := options.get("accept")) is not None:

@@ -748,6 +748,11 @@ class ScheduledTable(Model):
     request_timeout: Duration = Field(
         600.0, ge=1, le=86_400, description="Deadline of a request; without an answer it is sent again."
     )
+    token_file: str | None = Field(
+        None,
+        description="A file with the API token or JWT of the requests, for a managed pool whose policies demand one. "
+        "It is read for each request, so that it can be replaced.",
+    )
 
     @field_validator("pool")
     @classmethod
@@ -823,7 +828,7 @@ class TelemetrySettings(Model):
     tables: tuple[ScheduledTable, ...] = Field(
         (),
         description="Tables for which the leader requests ingests: a list of mappings with `name`, `pool`, "
-        "`target_lag`, `interval`, `at_once` and `request_timeout`.",
+        "`target_lag`, `interval`, `at_once`, `request_timeout` and `token_file`.",
     )
     last_values: LastValueSettings = Field(
         default_factory=LastValueSettings, description="The last-value reader, `osrdyne last-value`."

@@ -557,6 +557,7 @@ def wire_telemetry(resources: Resources, state: TermState) -> tuple[LogInspector
                 interval=table.interval,
                 at_once=table.at_once,
                 request_timeout=table.request_timeout,
+                token_file=table.token_file,
             )
             for table in tables
         ],

@@ -33,7 +33,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """When a table is to be written. `pool`: the one whose workers do it. Times in seconds."""
+    """When a table is to be written. `pool`: the one whose workers do it. Times in seconds. `token_file`: has the token
+    of the requests; None: they have none."""
 
     name: str
     pool: str
@@ -41,6 +42,7 @@ class TableRules:
     interval: float | None = None
     at_once: int = 4
     request_timeout: float = 600.0
+    token_file: str | None = None
 
     @property
     def latest(self) -> float:

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.aio.tasks import start_endless
+from osrdyne.client.daemon_api import token_of_file
 from osrdyne.client.errors import PoolNotFoundError, RequestError, RequestTimeoutError, error_from_reply
 from osrdyne.client.reply import Reply
 from osrdyne.errors import BrokerError, InvalidMessageError, OsrdyneError
@@ -50,7 +51,8 @@ _REMEDIES = {
     "no_pool": "Start the daemon of the pool {pool}, or correct telemetry.tables.",
     "capacity": "Raise lifecycle.max_groups of the pool {pool}, or lower at_once of the table.",
     "no-route": "Add a route for {path} to the manifest of the pool {pool}, or give the table another pool.",
-    "unauthorized": "Give the table a pool whose policies demand no token for {key!r}.",
+    "unauthorized": "Set token_file of the table to a file with a token that may send to {key!r}.",
+    "forbidden": "Give the token in token_file of the table the grant send for {key!r}.",
     "start-failed": "`osrdyne groups show {key}` of the pool {pool} has the reason.",
 }
 
@@ -58,7 +60,9 @@ _REMEDIES = {
 class Caller(Protocol):
     """Sends requests to one pool and waits for their answers; `AsyncClient` does."""
 
-    async def call(self, key: str, path: str, body: object, *, raise_on_error: bool, timeout: float) -> Reply: ...
+    async def call(
+        self, key: str, path: str, body: object, *, raise_on_error: bool, timeout: float, token: str | None
+    ) -> Reply: ...
 
     async def close(self) -> None: ...
 
@@ -202,7 +206,10 @@ class IngestScheduler:
         caller = await self._callers.of(rules.pool)
         rate = self._rate_of(key)
         body = {} if rate is None else {"rate": rate.to_wire()}
-        reply = await caller.call(key, PATH, body, raise_on_error=False, timeout=rules.request_timeout)
+        # Each time: tokens expire, and the file is replaced then.
+        token = rules.token_file and await asyncio.to_thread(token_of_file, rules.token_file, "token_file")
+        timeout = rules.request_timeout
+        reply = await caller.call(key, PATH, body, raise_on_error=False, timeout=timeout, token=token)
         if (error := error_from_reply(reply, key=key, path=PATH)) is not None:
             raise error
         return IngestAnswer.of_reply(reply, path=PATH, pool=rules.pool)

@@ -52,6 +52,7 @@ class World:
     positions: dict[str, int] = field(default_factory=dict)
     stored: dict[str, Counter[int]] = field(default_factory=dict)
     requests: list[tuple[float, str]] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
     busy: set[str] = field(default_factory=set)
     most_busy: int = 0
     fault: Callable[[str], Reply | Exception | None] = lambda key: None
@@ -96,8 +97,11 @@ class World:
 
     # The workers. A caller that is cancelled ends no work: as when its process was killed.
 
-    async def call(self, key: str, path: str, body: object, *, raise_on_error: bool, timeout: float) -> Reply:
+    async def call(
+        self, key: str, path: str, body: object, *, raise_on_error: bool, timeout: float, token: str | None
+    ) -> Reply:
         assert (path, raise_on_error) == ("/ingest", False)
+        self.tokens.append(token)
         assert body == ({} if self.rate is None else {"rate": self.rate.to_wire()})
         self.requests.append((self.clock.monotonic(), key))
         if (fault := self.fault(key)) is not None:

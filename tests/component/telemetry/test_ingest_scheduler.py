@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -128,10 +131,12 @@ async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: W
         (PoolNotFoundError("There is no pool 'ingest'"), "no_pool", "Start the daemon of the pool ingest"),
         (Reply(status="capacity"), "capacity", "Raise lifecycle.max_groups"),
         (Reply(status="no-route"), "no-route", "Add a route for /ingest"),
+        (Reply(status="unauthorized"), "unauthorized", "Set token_file of the table"),
+        (Reply(status="forbidden"), "forbidden", "the grant send for 'cold/0'"),
         (Reply(body=b"[]"), "invalid_answer", "must run osrdyne_worker.pipelines.ingest:app"),
         (Reply(body=b'{"offsets": {}}'), "invalid_answer", "must run osrdyne_worker.pipelines.ingest:app"),
     ],
-    ids=["no answer", "no pool", "capacity", "no route", "no object", "no offsets"],
+    ids=["no answer", "no pool", "capacity", "no route", "no token", "token without grant", "no object", "no offsets"],
 )
 async def test_failure_is_logged_with_its_code_and_remedy(
     world: World, clock: VirtualClock, fault: Reply | Exception, code: str, remedy: str
@@ -145,6 +150,28 @@ async def test_failure_is_logged_with_its_code_and_remedy(
     assert (first["event"], first["code"], first["partition"]) == ("ingest failed", code, 0)
     assert remedy in first["error"]
     assert world.count("cold", "failed") >= 1
+
+
+async def test_token_is_read_again_for_each_request(world: World, clock: VirtualClock, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+
+    async def request(*, fails: bool = False) -> None:
+        """One more request, or one more that is not sent."""
+        sent, failed = len(world.tokens), world.count("cold", "failed")
+        world.write()
+        while len(world.tokens) == sent and (not fails or world.count("cold", "failed") == failed):
+            await clock.advance(1.0)
+            await asyncio.sleep(0.01)  # the file is read in a thread, which knows no virtual time
+
+    async with world.scheduling(replace(COLD, token_file=str(file))) as scheduler:
+        await request(fails=True)
+        [shown] = scheduler.status()
+        assert shown.partitions[0].error == f"token_file: cannot read {file}: No such file or directory."
+        for token in ("first", "second"):
+            file.write_text(f"{token}\n")
+            await request()
+    assert world.tokens[0] == "first"
+    assert world.tokens[-1] == "second"
 
 
 async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(

@@ -108,6 +108,13 @@ def test_token_is_sent_as_a_bearer_and_shown_nowhere() -> None:
     assert "authorization" not in build().message.headers
 
 
+def test_token_of_a_request_replaces_that_of_the_client() -> None:
+    sender = Sender("app", token="of the client")
+    times = CallTimes(0.0, 1.0)
+    own = build_request("k", "", None, correlation_id="c", times=times, sender=sender, options={"token": "own"})
+    assert own.message.headers["authorization"] == "Bearer own"
+
+
 @pytest.mark.parametrize(
     "token", ["", "two words", "line\n", "ä", "x" * 8193], ids=["empty", "blank", "line", "ä", "long"]
 )
