@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -116,3 +118,16 @@ def delta_files(table: Table) -> dict[str, int]:
 
 def live_files(table: Table) -> dict[str, int]:
     return {one.path: one.rows for partition in table.partitions() for one in table.live(partition).files.values()}
+
+
+@contextmanager
+def refusing_writes(table: Table) -> Iterator[None]:
+    """The directory of the table is away, and what stands in its place is none: this refuses root as well."""
+    away = table.directory.with_name("away")
+    table.directory.rename(away)
+    table.directory.write_text("not a directory")
+    try:
+        yield
+    finally:
+        table.directory.unlink()
+        away.rename(table.directory)

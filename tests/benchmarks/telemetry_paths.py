@@ -1,8 +1,9 @@
-"""The hot, last-value and cold paths of telemetry, while the warm table keeps up and while it is an hour behind.
+"""The hot, last-value and cold paths of telemetry, while the warm table keeps up, fails, and is an hour behind.
 
-Both states alternate in one run, in the same pool and with the same load. To put the warm table behind, the benchmark
-writes a backlog of one hour to the log, as many events as the throttle of the table takes in an hour; afterwards it
-lets the table store all of it without the throttle. Daemons, the last-value reader and Spark workers are real.
+The states alternate in one run, in the same pool and with the same load. The warm table fails because its directory
+refuses writes. To put it behind, the benchmark writes a backlog of one hour to the log, as many events as the throttle
+of the table takes in an hour; afterwards it lets the table store all of it without the throttle. Daemons, the
+last-value reader and Spark workers are real.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 from osrdyne.telemetry.last_values.query import LastValues
 from osrdyne.telemetry.last_values.values import LastValue
+from osrdyne.telemetry.scheduler import RETRY
 from osrdyne_worker.pipelines.telemetry.table import Table
 from tests.acceptance.daemon_process import until
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.filled_streams import batched
+from tests.stored_telemetry import refusing_writes
 
 POOL, INGEST = "bench_paths", "bench_paths_ingest"
 NAMES = PoolNames(POOL)
@@ -68,17 +71,20 @@ class Times:
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
         async with _running(broker, Path(directory)) as bench:
-            rounds = [(await bench.healthy(), await bench.behind()) for _ in range(ROUNDS + 1)][1:]
-    hot = [Round(percentile(behind.bare, 50), percentile(behind.paths[PATHS[0]], 50)) for _, behind in rounds]
+            rounds = [(await bench.healthy(), await bench.failing(), await bench.behind()) for _ in range(ROUNDS + 1)][
+                1:
+            ]
+    hot = [Round(percentile(behind.bare, 50), percentile(behind.paths[PATHS[0]], 50)) for _, _, behind in rounds]
     name = "telemetry, publish to handler, warm an hour behind, p50"
     figures = [figure(name, "ms", hot, Goal(50, Comparison.ABSOLUTE))]
-    for path in PATHS:
-        for percent, limit in ((50, 1.25), (95, 1.5), (99, 1.5)):
-            both = [
-                Round(percentile(healthy.paths[path], percent), percentile(behind.paths[path], percent))
-                for healthy, behind in rounds
-            ]
-            figures.append(figure(f"telemetry, {path}, warm an hour behind, p{percent}", "ms", both, Goal(limit)))
+    for place, state in ((2, "warm an hour behind"), (1, "warm fails")):
+        for path in PATHS:
+            for percent, limit in ((50, 1.25), (95, 1.5), (99, 1.5)):
+                both = [
+                    Round(percentile(states[0].paths[path], percent), percentile(states[place].paths[path], percent))
+                    for states in rounds
+                ]
+                figures.append(figure(f"telemetry, {path}, {state}, p{percent}", "ms", both, Goal(limit)))
     return figures
 
 
@@ -96,6 +102,8 @@ class _Bench:
     """The request for ingests of the warm table."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with a change of `warm`."""
+    failures: int = 0
+    """Ingests of the warm table that have failed in a row."""
     _number: int = 0
 
     async def healthy(self) -> Times:
@@ -104,6 +112,16 @@ class _Bench:
         self.changed.set()
         await self._until_stored("warm")
         return await self._measure()
+
+    async def failing(self) -> Times:
+        """Measure while the warm table refuses writes, and only it."""
+        with refusing_writes(self.tables["warm"]):
+            await self._until_stored("cold")
+            await until(lambda: self.failures, "an ingest of the warm table has failed", timeout=PATIENCE, interval=0.2)
+            times = await self._measure()
+            assert self.failures
+        self.changed.set()
+        return times
 
     async def behind(self) -> Times:
         """Measure while the warm table is an hour behind, and only it."""
@@ -122,13 +140,20 @@ class _Bench:
         return self.tables[table].positions().get(0, 0)
 
     async def keep_ingesting(self) -> None:
-        """Request ingests of the warm table every second, or when its throttle allows the next one, as the scheduler
-        does. The leader requests those of the cold table."""
+        """Request ingests of the warm table every second, or when its throttle allows the next one, or later after
+        failures, as the scheduler does. The leader requests those of the cold table."""
         while True:
             self.changed.clear()
-            answer = await self.ingests.call("warm/0", "/ingest", self.warm, timeout=PATIENCE, idempotent=True)
+            answer = await self.ingests.call(
+                "warm/0", "/ingest", self.warm, timeout=PATIENCE, idempotent=True, raise_on_error=False
+            )
+            if answer.status == "ok":
+                self.failures, pause = 0, max(1.0, answer.json().get("next_after", 0.0))
+            else:
+                self.failures += 1
+                pause = RETRY.delay(self.failures)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), max(1.0, answer.json().get("next_after", 0.0)))
+                await asyncio.wait_for(self.changed.wait(), pause)
 
     async def _until_stored(self, table: str) -> None:
         """Wait until a table and the last values have what is in the log now."""
