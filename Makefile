@@ -8,8 +8,8 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 # them waited for its time limit, the run would take hours.
 PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
 
-# The demos start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
-DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py
+# These start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
+DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py tests/acceptance/test_tutorial_of_telemetry.py
 
 .PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs audit sbom requirements
 

@@ -1,0 +1,164 @@
+"""The tutorial "From device to dashboard query": its files and commands work as they stand on the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from daemon_process import PATIENCE, ROOT, free_port, until
+from own_home import processes_of
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
+
+PAGE = ROOT / "docs" / "tutorials" / "device-to-query.md"
+_BLOCK = re.compile(r"(?:Save this as `(?P<file>[^`]+)`(?:[^\n]*\n)+?\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)
+_DAEMON = re.compile(r"^osrdyne (dev|run) .*$", re.MULTILINE)
+SPARK_START = 400.0
+"""Seconds for a start of Spark on a busy machine."""
+
+
+def rows(table: str) -> list[list[str]]:
+    """The words of each line, without the rules between them."""
+    return [words for line in table.splitlines() if (words := line.strip("─ \n").split())]
+
+
+class Tutorial:
+    """A reader of the page, with directories and ports of their own."""
+
+    def __init__(self, home: dict[str, str], directory: Path) -> None:
+        self.directory = directory
+        (directory / "run").mkdir(mode=0o700)
+        path = f"{Path(sys.executable).parent}:{home['PATH']}"
+        self._environment = {**home, "PATH": path, "PYTHONPATH": str(ROOT)}  # the page is read in a clone
+        self._changes = {
+            "/tmp/telemetry": str(directory / "telemetry"),
+            "~/.local/state/osrdyne/dev.yaml": str(directory / "run" / "osrdyne" / "dev.yaml"),
+            "osrdyne dev": "osrdyne dev --set api.port=0",
+            "port: 4243": f"port: {free_port()}",
+            "port: 4244": f"port: {free_port()}",
+        }
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        """By the file of their configuration."""
+        self._blocks = list(_BLOCK.finditer(PAGE.read_text(encoding="utf-8")))
+
+    def shown(self, start: str) -> list[list[str]]:
+        """The table on the page that starts like this."""
+        [text] = [one["text"] for one in self._blocks if one["kind"] == "text" and one["text"].startswith(start)]
+        return rows(text)
+
+    def until(self, command: str) -> str:
+        """Follow the page up to the block of commands that contains this one. The output of that block."""
+        while self._blocks:
+            block = self._blocks.pop(0)
+            if block["kind"] == "yaml":
+                (self.directory / block["file"]).write_text(self._changed(block["text"]), encoding="utf-8")
+            elif block["kind"] == "bash":
+                output = self.run(block["text"])
+                if command in block["text"]:
+                    return output
+        raise AssertionError(command)
+
+    def run(self, commands: str) -> str:
+        """Run the commands in a shell; one that starts a daemon goes on in the background."""
+        daemon = _DAEMON.search(commands)
+        ended = subprocess.run(
+            ["bash", "-ec", self._changed(_DAEMON.sub("", commands))],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SPARK_START,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{commands}\n{ended.stdout}{ended.stderr}"
+        if daemon is not None:
+            self.start(daemon[0])
+        return ended.stdout
+
+    def start(self, command: str) -> None:
+        """Start a daemon, again if it has run before."""
+        words = shlex.split(self._changed(command))
+        log = self.directory / f"{words[-1]}.log"
+        with log.open("ab") as file:
+            self.daemons[words[-1]] = subprocess.Popen(
+                words, cwd=self.directory, env=self._environment, stdout=file, stderr=file
+            )
+
+    def stop(self, config: str) -> None:
+        daemon = self.daemons[config]
+        daemon.send_signal(signal.SIGINT)
+        assert daemon.wait(PATIENCE) == 0, (self.directory / f"{config}.log").read_text()
+
+    def leads(self, config: str) -> bool:
+        return '"leading"' in (self.directory / f"{config}.log").read_text()
+
+    def lag(self) -> int | None:
+        """The messages that the table `warm` does not have; None before it has any."""
+        readers = json.loads(self.run("osrdyne telemetry lag -o json"))
+        return next((int(one["messages"]) for one in readers if one["reader"] == "warm"), None)
+
+    def groups(self, config: str) -> list[str]:
+        listed = json.loads(self.run(f"osrdyne groups list --config {config} -o json"))
+        return [str(group["key"]) for group in listed]
+
+    def _changed(self, text: str) -> str:
+        for page, ours in self._changes.items():
+            text = text.replace(page, ours)
+        return text
+
+
+@pytest.fixture
+def tutorial(home: dict[str, str], tmp_path: Path) -> Iterator[Tutorial]:
+    tutorial = Tutorial(home, tmp_path)
+    yield tutorial
+    for left in processes_of(home):
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    for daemon in tutorial.daemons.values():
+        daemon.wait(PATIENCE)
+
+
+async def test_commands_of_the_tutorial_work_in_their_order(tutorial: Tutorial, home: dict[str, str]) -> None:
+    simulated, queried = tutorial.shown("kind"), tutorial.shown("key")
+    tutorial.until("osrdyne dev")
+    announced = tutorial.directory / "run" / "osrdyne" / "dev.yaml"
+    await until(announced.exists, "osrdyne dev is up")
+    output = tutorial.until("telemetry simulate")
+    # Without the durations.
+    assert [row[:5] for row in rows(output)[: len(simulated)]] == [row[:5] for row in simulated]
+
+    tutorial.until("osrdyne run --config ingest.yaml")
+    await until(lambda: tutorial.lag() == 0, "the table has the whole log", timeout=SPARK_START, interval=2)
+
+    tutorial.until("osrdyne run --config queries.yaml")
+    await until(lambda: tutorial.leads("queries.yaml"), "the pool of the queries is there")
+    output = tutorial.until("osrdyne call")
+    assert rows(output)[: len(queried)] == queried
+    assert "temperature" in tutorial.until("osrdyne last")
+
+    # Section 6 has no commands of its own.
+    tutorial.stop("ingest.yaml")
+    again = tutorial.run(
+        "osrdyne telemetry simulate --devices 50 --sites 5 --alarms 2/min --duration 1m --speed 20 --seed 2"
+    )
+    [alarms] = [row[1:] for row in rows(again) if row[0] == "alarm"]
+    assert alarms[:4] == [alarms[0], alarms[0], "0", "0"]
+    assert tutorial.lag()
+    tutorial.start("osrdyne run --config ingest.yaml")
+    await until(lambda: tutorial.lag() == 0, "the table has the whole log again", timeout=SPARK_START, interval=2)
+
+    tutorial.until("osrdyne groups stop")
+    for config in ("queries.yaml", "ingest.yaml"):
+        await until(lambda config=config: not tutorial.groups(config), "the groups are gone", interval=1)  # type: ignore[misc]
+        tutorial.stop(config)
+    tutorial.stop("plant.yaml")
+    assert [process.cmdline()[:3] for process in processes_of(home)] == []
