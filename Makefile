@@ -11,7 +11,7 @@ PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once
 # These start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
 DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py tests/acceptance/test_tutorial_of_telemetry.py
 
-.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs audit sbom requirements
+.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 # The archive of classes halves the processor time of each start of Java. Tests that come before it do without.
 test: setup ## Run the whole suite on real RabbitMQ and Spark; a skipped test is a failure
 	$(BIN)/osrdyne spark warm-archive >/dev/null & \
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts --ignore=tests/delta --ignore=tests/hdfs $(DEMO_TESTS:%=--ignore=%) $(ARGS); \
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts --ignore=tests/delta --ignore=tests/hdfs --ignore=tests/s3 $(DEMO_TESTS:%=--ignore=%) $(ARGS); \
 	status=$$?; wait; exit $$status
 
 # Each test starts Java processes of its own, several at once: beside others they would only wait for each other. The
@@ -93,6 +93,9 @@ test-delta: setup ## Run the SQL pipeline on Delta Lake, with the versions of th
 
 test-hdfs: setup ## Run the SQL pipeline on a real HDFS, whose servers come from Maven
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/hdfs $(ARGS)
+
+test-s3: setup ## Run the SQL pipeline on an S3 server; its jars come from Maven (690 MB), the server from PyPI
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/s3 $(ARGS)
 
 fuzz-sql: setup ## Generate statements from sqlglot's and Spark's tests and check them with the plan guard: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)

@@ -516,6 +516,14 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
     if failure is None:
         return error
     view, path = table.spec.view, table.path
+    if failure.store is not None:
+        code, error_code = (404, "dataset_not_found") if failure.store.is_missing else (503, "dataset_unreachable")
+        return DataProblemError(
+            f"The data of the view {view} at {path} cannot be read: {failure.message}",
+            code=code,
+            error_code=error_code,
+            can_change=True,
+        )
     if _MISSING.search(failure.condition):
         return DataProblemError(
             f"There is no data for the view {view}: {path} does not exist.",

@@ -2,6 +2,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.CommonPathCapabilities;
 import org.apache.hadoop.fs.EtagSource;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
@@ -18,6 +19,8 @@ public final class FileListing {
     private final Path given;
     private final int mostLevels;
     private FileSystem files;
+    /** Whether directories have a time. Those of S3A claim to have changed at the moment of each listing. */
+    private boolean directoriesHaveTimes;
     private String root;
     /** Directories that are still to be listed, and their levels. */
     private final ArrayList directories = new ArrayList();
@@ -33,7 +36,7 @@ public final class FileListing {
 
     /**
      * The next entries, one in a line; null after the last one. A line has `d` or `f`, the size, the modification time
-     * in milliseconds, an identity, and the escaped path below the root. The root comes first. Throws
+     * in milliseconds (0: none), an identity, and the escaped path below the root. The root comes first. Throws
      * FileNotFoundException if it does not exist.
      */
     public String slice(int most) throws IOException {
@@ -41,6 +44,8 @@ public final class FileListing {
         int count = 0;
         if (files == null) {
             files = given.getFileSystem(configuration);
+            // Stores of objects, which have no directories of their own, tag the content of each object.
+            directoriesHaveTimes = !files.hasPathCapability(given, CommonPathCapabilities.ETAGS_AVAILABLE);
             FileStatus first = files.getFileStatus(given);
             root = first.getPath().toUri().getRawPath();
             if (first.isDirectory()) {
@@ -98,7 +103,8 @@ public final class FileListing {
         String below = path.startsWith(root) ? path.substring(root.length()) : path;
         String tag = status instanceof EtagSource ? ((EtagSource) status).getEtag() : null;
         lines.append(status.isDirectory() ? 'd' : 'f').append(' ').append(status.getLen()).append(' ');
-        lines.append(status.getModificationTime()).append(' ');
+        boolean hasTime = !status.isDirectory() || directoriesHaveTimes;
+        lines.append(hasTime ? status.getModificationTime() : 0L).append(' ');
         lines.append(tag == null || tag.isEmpty() ? "-" : tag.replace(' ', '_')).append(' ').append(below).append('\n');
     }
 }

@@ -16,6 +16,7 @@ from osrdyne.logs import mask_uri
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark import missing_jars
 from osrdyne_worker.spark.exhaustion import exhaustion
+from osrdyne_worker.spark.store_errors import StoreFailure, store_failure
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
@@ -40,6 +41,8 @@ class SparkFailure:
     is_query: bool = False
     exhausted: bool = False
     """The query has exhausted memory, or a limit on results; Spark itself is healthy."""
+    store: StoreFailure | None = None
+    """The failure of S3 that is the cause."""
     exception: str | None = None
     """The class of the exception that a Python function of the query has raised."""
 
@@ -66,6 +69,9 @@ def describe(error: BaseException) -> SparkFailure | None:
         text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
     else:
         return None
+    store = store_failure(_causes(error) or text) if "s3a" in f"{text} {error}" else None
+    if store is not None:
+        return SparkFailure(condition="OBJECT_STORE", message=store.message, store=store)
     exhausted = exhaustion(error)
     if exhausted is not None:
         return SparkFailure(condition=exhausted.condition, message=exhausted.message, exhausted=True)
@@ -100,6 +106,16 @@ def _root_message(error: Py4JJavaError) -> str:
             return str(message)
         text, cause = str(message) or text, cause.getCause()
     return text
+
+
+def _causes(error: BaseException) -> str:
+    """The exceptions of Java below `error`, one in a line; empty if there are none."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    found: list[str] = []
+    while cause is not None and len(found) < 20:
+        found.append(str(cause.toString()))
+        cause = cause.getCause()
+    return "\n".join(found)
 
 
 def _python_error(text: str) -> tuple[str, str]:
