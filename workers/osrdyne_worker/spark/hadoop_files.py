@@ -66,7 +66,13 @@ class HadoopFiles:
         """Move a file of this host to `name`."""
         source = self._jvm.org.apache.hadoop.fs.Path(local.absolute().as_uri())
         self._files.mkdirs(self._java_path(name).getParent())
-        self._files.copyFromLocalFile(True, True, source, self._java_path(name))
+        local_files = self._jvm.org.apache.hadoop.fs.FileSystem.getLocal(self._conf)
+        # Not `copyFromLocalFile`: in S3A it has an HTTP client of its own, which not every store understands.
+        copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
+            local_files, source, self._files, self._java_path(name), True, True, self._conf
+        )
+        if not copied:
+            raise OSError(f"The file system did not take {self.path(name)}.")
 
     def listed(self, name: str) -> list[tuple[str, int]]:
         """The paths and sizes of the files in a directory, without hidden ones (`_SUCCESS`)."""
