@@ -36,9 +36,9 @@ def rate_from_wire(value: object) -> EventRate | None:
         raise ValueError("a rate is an object or null")
     events, size = value.get("events_per_minute"), value.get("event_bytes")
     if isinstance(events, bool) or not isinstance(events, int | float) or not 0 < events <= _LARGEST:
-        raise ValueError("events_per_minute must be a number above 0")
+        raise ValueError(f"events_per_minute must be a number above 0 and at most {_LARGEST:,}")
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _LARGEST:
-        raise ValueError("event_bytes must be a whole number above 0")
+        raise ValueError(f"event_bytes must be a whole number above 0 and at most {_LARGEST:,}")
     return EventRate(float(events), size)
 
 
