@@ -18,7 +18,7 @@ from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import PATH_HEADER
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, PATH_HEADER
 from osrdyne.protocol.names import PoolNames
 from osrdyne_worker.pipelines.telemetry.table import Table
 
@@ -50,7 +50,9 @@ async def test_leader_killed_before_the_answer_requests_the_ingest_again(
     connection = await amqp.connect(amqp.ConnectionOptions(uri=broker_settings.uri.get_secret_value()))
     channel = await connection.channel(confirms=True)
     await declare_topology(channel, pool_topology(ingest.pool))
-    daemon = managed(make_daemon, telemetry=tables(ingest.pool))
+    token = tmp_path / "token"
+    token.write_text("a-secret-token\n")
+    daemon = managed(make_daemon, telemetry=tables(ingest.pool, token_file=str(token)))
     await without_workers(daemon)
     apply(daemon, tmp_path, {"log": ROUTE})
     await publish(channel, PoolNames(pool_id), 0, 10)
@@ -76,6 +78,8 @@ async def test_leader_killed_before_the_answer_requests_the_ingest_again(
         await daemon.start()
         second = await requests.get()
     assert [(one.routing_key, one.headers[PATH_HEADER]) for one in (first, second)] == [("cold/0", b"/ingest")] * 2
+    assert [one.headers[AUTHORIZATION_HEADER] for one in (first, second)] == ["Bearer a-secret-token"] * 2
+    assert "a-secret-token" not in daemon.log()
     assert json.loads(first.body) == {}
     assert json.loads(second.body) == {"rate": {"events_per_minute": 720.0, "event_bytes": 1024}}
     assert all(isinstance(one.headers[DEADLINE_HEADER], int) for one in (first, second))
