@@ -35,7 +35,13 @@ class TrustedProxies:
         """The user of a request from `peer`, the address of the socket. `headers`: all values of a name."""
         if not self.trusts(peer):
             return Refusal.NO_TOKEN
-        return identify_proxied(headers(self._user_header), headers(self._role_header))
+        return identify_proxied(_decoded(headers(self._user_header)), _decoded(headers(self._role_header)))
+
+
+def _decoded(values: Sequence[str]) -> list[str]:
+    """The values of a header as UTF-8, which proxies send; the framework reads them as Latin-1. What is not UTF-8 gets
+    surrogates, which no name of a user has."""
+    return [value.encode("latin-1").decode("utf-8", "surrogateescape") for value in values]
 
 
 @dataclass(frozen=True, slots=True)

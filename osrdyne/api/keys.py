@@ -74,8 +74,9 @@ async def status_keys(request: Request) -> set[Key] | None:
 def _raw_values(request: Request, name: str) -> Iterator[str]:
     query: bytes = request.scope["query_string"]
     for pair in query.decode("latin-1").split("&"):
-        key, _, value = pair.partition("=")
-        if key == name:
+        parameter, _, value = pair.partition("=")
+        # Decoded, as the audit reads it: a parameter that is not taken must not be in the record of the change.
+        if unquote_to_bytes(parameter) == name.encode():
             yield value
 
 

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+LONGEST = 2.0**63
+"""Seconds that no duration reaches."""
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)")
 _ISO = re.compile(
@@ -31,7 +34,7 @@ def parse_duration(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be a duration such as 10s, 5m, 1h30m, PT5M or a number of seconds")
     if not isinstance(value, str):
-        seconds = float(value) if abs(value) < 2**63 else float("inf")
+        seconds = float(value) if abs(value) < LONGEST else float("inf")
     elif (number := re.fullmatch(r"\d+(?:\.\d+)?", value.strip())) is not None:
         seconds = float(number[0])
     elif (iso := _ISO.match(value.strip())) is not None and any(iso.groups()):
@@ -41,7 +44,8 @@ def parse_duration(value: object) -> object:
         if not parts or _PART.sub("", value).strip():
             raise ValueError(f"{value!r} is not a duration; write 10s, 5m, 1h30m, PT5M or a number of seconds")
         seconds = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
-    if not 0 <= seconds < float("inf"):
+    # The same limit for texts and numbers: a duration that was read from a text is stored as a number and read again.
+    if not 0 <= seconds < LONGEST:
         raise ValueError("a duration must be finite and not negative")
     return seconds
 

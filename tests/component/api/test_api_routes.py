@@ -736,6 +736,23 @@ async def test_trusted_proxy_is_responsible_for_the_tls_of_its_clients(pool: Fak
         assert (await api.get("/v1/group?key=a")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "author"),
+    [("élodie".encode(), "élodie"), ("Àgnes".encode(), "Àgnes"), ("山田".encode(), "山田"), (b"\xe9ric", None)],
+    ids=["latin", "with a control character in latin-1", "other", "not UTF-8"],
+)
+async def test_user_that_a_proxy_names_is_read_as_utf_8(pool: FakeInspector, name: bytes, author: str | None) -> None:
+    settings = ApiSettings(trusted_proxies=("10.0.0.7",), allowed_hosts=("api",))
+    access = Access(Authenticators(proxies=TrustedProxies(settings)))
+    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1", access=access), client=("10.0.0.7", 5000))
+    headers = [(b"x-forwarded-user", name), (b"x-forwarded-role", b"admin")]
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as api:
+        changed = await api.put("/v1/policies", json={"policies": []}, params={"author": "other"})
+        assert changed.status_code == (200 if author else 401)
+        if author is not None:
+            assert (await api.get("/v1/policies")).json()["current"]["author"] == author
+
+
 async def test_quotas_have_versions_and_their_use_is_shown_and_measured(api: httpx.AsyncClient) -> None:
     assert (await api.get("/v1/quota")).json() == {"pool": "fake", "version": 0, "current": None, "usage": None}
     document = {"pool": {"messages_per_day": 10}, "rules": [{"name": "r", "per": "rule", "send_rate": 1}]}
