@@ -82,7 +82,8 @@ class CounterTable:
             if self._least_named >= count:
                 return
             del self.names[smallest]
-        self.names[hashed] = name[:_MAX_NAME]
+        # Any client chooses an application id, which may be no UTF-8: names are stored, and shown to people.
+        self.names[hashed] = name.encode("utf-8", "backslashreplace").decode()[:_MAX_NAME]
 
     def count(self, hashed: int) -> int:
         """The value of a counter; 0 if there is none."""

@@ -100,6 +100,23 @@ async def test_killed_leader_loses_at_most_the_counts_of_a_second(clock: Virtual
         assert len(waiting(stack, None)) == 7 + (10 - usage.meters[0].used)
 
 
+async def test_application_whose_name_is_not_utf_8_is_counted_and_stored(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    # As the AMQP library reads the byte FF. Any client can send it.
+    async with managing(clock, broker) as stack:
+        await limit(stack, pool={"messages_per_day": 10, "share": "principal"})
+        await ask(stack, 2, app_id="app \udcff")
+        await clock.advance(1.0)
+        await ask(stack, 1, app_id="app \udcff")
+        await clock.advance(1.0)
+        await stack.kill()
+    async with managing(clock, broker) as stack:
+        usage = stack.term.routing.quotas.usage()
+        assert usage is not None
+        assert usage.meters[0].largest == (("app \\udcff", 3),)
+
+
 async def test_leader_that_ends_in_order_loses_nothing(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, pool={"messages_per_day": 10})
