@@ -79,9 +79,18 @@ _COMMANDS = {
 }
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 def _options(
     context: typer.Context,
     _debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for unexpected errors.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker."""
     if context.invoked_subcommand != "version":  # which logs nothing
@@ -106,7 +115,7 @@ def command_line(chosen: str | None) -> typer.Typer:
     )
     application.callback()(_options)
     application.command()(version)
-    for name in [chosen] if chosen in _COMMANDS else [] if chosen == "version" else _COMMANDS:
+    for name in [chosen] if chosen in _COMMANDS else [] if chosen in {"version", "--version"} else _COMMANDS:
         module, attribute = _COMMANDS[name]
         command = getattr(import_module(module), attribute)
         if isinstance(command, typer.Typer):

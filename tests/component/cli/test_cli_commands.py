@@ -43,8 +43,9 @@ def failing_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("osrdyne.cli.status.remote", fail)
 
 
-def test_version_is_printed() -> None:
-    result = CliRunner().invoke(app, ["version"])
+@pytest.mark.parametrize("arguments", ["version", "--version", "--debug --version"])
+def test_version_is_printed(arguments: str) -> None:
+    result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")
 
 
@@ -448,6 +449,7 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "unused"),
     [
         (["version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
+        (["--version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
         (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.dev"}),
     ],
 )
