@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+import structlog
 from hypothesis import settings
 from log_tails import log_tails
 from pydantic import SecretStr
@@ -83,6 +84,17 @@ def own_runtime_directory() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="osr-") as directory, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", directory)
         yield
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that a test runs in this process sets the level of its logs, and the next test may look at warnings."""
+    if not structlog.is_configured():
+        configure_events("warning", as_json=False)
+    before = structlog.get_config()
+    yield
+    if structlog.get_config() != before:
+        structlog.configure(**before)
 
 
 @pytest.fixture(autouse=True)
