@@ -12,7 +12,8 @@ from http import HTTPStatus
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import BaseModel, Field
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, FiniteFloat
 from starlette.exceptions import HTTPException
 
 from osrdyne.aio.tasks import off_loop
@@ -143,13 +144,13 @@ class Sample(BaseModel):
 
     key: str
     path: str = ""
-    headers: dict[str, str | int | float | bool | None] = {}
+    headers: dict[str, str | int | FiniteFloat | bool | None] = {}
     body: Any = Field(None, description="Of content type application/json, in UTF-8; null is no body.")
     app_id: str | None = None
     principal: str | None = Field(
         None, max_length=200, description="Owner of the token of the request, with the grant `send` for all keys."
     )
-    timeout: float | None = Field(None, gt=0, description="The caller's own limit, seconds.")
+    timeout: FiniteFloat | None = Field(None, gt=0, description="The caller's own limit, seconds.")
 
 
 def manifest_routes(inspector: ManifestInspector) -> APIRouter:
@@ -182,8 +183,8 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
         match = None if found is None else found.match
         return KeyPolicy.model_validate({"pool": inspector.pool, "key": key, "match": match, "elements": elements})
 
-    @router.post("/explain", summary="What would happen to a request, and why")
-    async def explain(request: Request, sample: Sample) -> dict[str, Any]:
+    @router.post("/explain", summary="What would happen to a request, and why", response_class=JSONResponse)
+    async def explain(request: Request, sample: Sample) -> Response:
         require(request, Grant.VIEW, sample.key)
         with suppress(InvalidKeyError):  # no policy acts on an invalid key
             require_protected(request, inspector, [parse_key(sample.key)])
@@ -198,7 +199,8 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
             now=time.time(),
         )
         explanation: Explanation = await inspector.explain(arrival)
-        return explanation.to_json()
+        # ASCII only: the explanation quotes the sample, which may hold half of a surrogate pair; UTF-8 cannot.
+        return Response(json.dumps(explanation.to_json()), media_type="application/json")
 
     return router
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from osrdyne.errors import ConfigurationError
 
+MAX_PROBLEMS = 100  # of one document, in an answer and on a terminal
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -43,9 +45,11 @@ def _printable(text: str) -> str:
 
 
 class InvalidDocumentError(ConfigurationError):
-    """A document was refused as a whole; `problems` are all of its errors."""
+    """A document was refused as a whole; `problems` are its errors, of very many only the first and their number."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
+        if (more := len(problems) - MAX_PROBLEMS) > 1:
+            problems = [*problems[:MAX_PROBLEMS], Problem(f"{more:,} more errors are not shown")]
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -566,6 +567,32 @@ class TestRoutes:
     async def test_invalid_key_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/explain", json={"key": "x" * 256})
         assert answer.json()["code"] == "invalid-key"
+
+    @pytest.mark.parametrize(
+        "sample", [{"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}]
+    )
+    async def test_request_with_half_of_a_surrogate_pair_is_explained(
+        self, api: httpx.AsyncClient, sample: dict[str, object]
+    ) -> None:
+        routes = {"r": "FROM /* WHERE a REGEXP 'b' INTO $upstream"}
+        await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+        answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **sample}), headers=JSON)
+        assert (answer.status_code, [one["key"] for one in answer.json()["passages"]]) == (200, ["k"])
+
+    @pytest.mark.parametrize("sample", ['"timeout": 1e400', '"headers": {"a": 1e400}'])
+    async def test_number_without_a_bound_is_refused(self, api: httpx.AsyncClient, sample: str) -> None:
+        answer = await api.post("/v1/explain", content=f'{{"key": "k", {sample}}}', headers=JSON)
+        assert (answer.status_code, "finite number" in answer.text) == (422, True)
+
+    async def test_of_very_many_errors_the_first_are_shown(self, api: httpx.AsyncClient) -> None:
+        document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
+        answer = await api.put("/v1/routes", json=document, params={"author": "me"})
+        problems = answer.json()["problems"]
+        assert (answer.status_code, len(problems), problems[-1]["message"]) == (
+            422,
+            101,
+            "900 more errors are not shown",
+        )
 
 
 class TestSplitter:
