@@ -197,7 +197,7 @@ class PoisonDrops:
         if copy.message.content_encoding:
             headers["content-encoding"] = copy.message.content_encoding
         if copy.message.correlation_id is not None:
-            headers["x-osrdyne-correlation-id"] = quote(copy.message.correlation_id, safe="")
+            headers["x-osrdyne-correlation-id"] = quote(copy.message.correlation_id, safe="", errors="surrogateescape")
         client = await self._http_client()
         request = client.build_request(
             "POST",

@@ -100,8 +100,8 @@ async def sending(
     await asyncio.wait({running})
 
 
-def delivery(broker: FakeBroker, body: bytes = b"body") -> Delivery:
-    properties = Message(content_type="text/plain", correlation_id="c").properties()
+def delivery(broker: FakeBroker, body: bytes = b"body", correlation_id: str = "c") -> Delivery:
+    properties = Message(content_type="text/plain", correlation_id=correlation_id).properties()
     return Delivery(FakeChannel(broker), 1, "", "a", False, body, properties)
 
 
@@ -131,6 +131,20 @@ async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
         assert (request.content, request.headers["content-type"]) == (b"body", "text/plain")
         assert request.headers["x-osrdyne-key"] == "a%2F%C3%A9"
         assert outcome(drops, "sent") == 1.0
+
+
+async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualClock, broker: FakeBroker) -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(204)
+
+    async with sending(clock, answer) as drops:
+        asked = delivery(broker, correlation_id=b"\xff/\xc3\xa9".decode("utf-8", "surrogateescape"))
+        drops.submit(Key("a"), asked, reason="delivery_limit", deliveries=3)
+        await clock.settle()
+        assert [request.headers["x-osrdyne-correlation-id"] for request in seen] == ["%FF%2F%C3%A9"]
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
