@@ -24,7 +24,7 @@ from osrdyne import amqp
 from osrdyne.amqp import Message
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings, ScalingSettings
 from osrdyne.daemon.daemon import Daemon
-from osrdyne.errors import BrokerNotFoundError
+from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 from tests.conftest import delete_all
@@ -69,16 +69,18 @@ class Pool:
         """A worker of the key that dies at the end: what it has not acknowledged returns, as a failed delivery."""
         name = self.names.request_queue(Key(key))
 
-        async def consume() -> tuple[amqp.Channel, amqp.Consumer] | None:
-            channel = await self.connection.channel()
+        async def consume() -> tuple[amqp.Connection, amqp.Consumer] | None:
+            # Its own: RabbitMQ ends one that consumes while the queue is declared (broker: consume-after-declaration).
+            connection = await amqp.connect(self.connection.options)
             try:
-                return channel, await channel.consume(name, prefetch=1)
-            except BrokerNotFoundError:  # closes the channel
+                return connection, await (await connection.channel()).consume(name, prefetch=1)
+            except (BrokerNotFoundError, BrokerInternalError):
+                await connection.close()
                 return None
 
-        channel, consumer = await until(consume, f"the queue {name}")
+        connection, consumer = await until(consume, f"the queue {name}")
         yield consumer
-        await channel.close()
+        await connection.close()
 
     async def serve(self, key: str) -> bytes:
         """Receive one request, and be done with it."""
