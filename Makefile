@@ -8,13 +8,16 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 # them waited for its time limit, the run would take hours.
 PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
 
+# The folders that have a target of their own.
+OTHER_TESTS := acceptance spark_starts docker kubernetes delta hdfs s3 benchmarks
+
 # These start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
 DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py tests/acceptance/test_tutorial_of_telemetry.py
 
-.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
+.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-acceptance test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install RabbitMQ, PostgreSQL, Java, Chromium and .venv if they are missing
 	@PYTHON="$(PYTHON)" tools/setup
@@ -47,10 +50,13 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	$(BIN)/mkdocs build --strict --quiet
 
 # The archive of classes halves the processor time of each start of Java. Tests that come before it do without.
-test: setup ## Run the whole suite on real RabbitMQ and Spark; a skipped test is a failure
+test: setup ## Run the tests of each layer on real RabbitMQ and Spark; a skipped test is a failure
 	$(BIN)/osrdyne spark warm-archive >/dev/null & \
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts --ignore=tests/delta --ignore=tests/hdfs --ignore=tests/s3 $(DEMO_TESTS:%=--ignore=%) $(ARGS); \
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=tests/%) $(ARGS); \
 	status=$$?; wait; exit $$status
+
+test-acceptance: setup ## Run the tests of daemons and workers as processes, with faults; lost requests fail it
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(DEMO_TESTS:%=--ignore=%) $(ARGS)
 
 # Each test starts Java processes of its own, several at once: beside others they would only wait for each other. The
 # tests of clusters take longest and come first; both of their files wait minutes for a start that must fail.

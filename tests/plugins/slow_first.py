@@ -1,6 +1,6 @@
 """A pytest plugin: the order in which the processes of pytest-xdist get the test files.
 
-Loaded by `make test` and `make test-spark-starts`, with `--no-loadscope-reorder`: pytest-xdist would put files with few
+Loaded by the test targets of the Makefile, with `--no-loadscope-reorder`: pytest-xdist would put files with few
 tests last, and here those are the slow ones.
 
 - The folders whose files take longest come first, so that no process works alone at the end. Within a folder the order
