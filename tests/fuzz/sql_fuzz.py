@@ -92,18 +92,20 @@ class Statements:
         self._seeds = seeds
         self._views = views
         self._rng = rng
+        # These words stand for the canaries while a text is drawn, so that it depends on the seed alone.
+        self._canaries = {"canary_file": str(canary_file), "canary_url": canary_url}
         xsd = "map('rowTag','a','rowValidationXSDPath','%s')"
-        self.hostile = [
+        self._hostile = [
             "hidden", "global_temp.hidden", "default.hidden", "spark_catalog.default.hidden", "`hidden`",
-            f"text.`{canary_file}`", f"csv.`{canary_file}`", f"`text`.`{canary_file}`",
+            "text.`canary_file`", "csv.`canary_file`", "`text`.`canary_file`",
             "identifier('hidden')", "table(hidden)",
             "identifier('hid' || 'den')", "(select osrdyne_secret from hidden)",
             "(with t as (select * from hidden) select * from t)",
             "(table hidden)", "(from hidden)", "exists (from hidden)",
-            f"from_xml('<a/>', 'x string', {xsd % canary_file.as_uri()})",
-            f"from_xml('<a/>', 'x string', {xsd % (canary_url + '/x')})",
-            f"read_files('{canary_file}')", f"schema_of_xml('<!DOCTYPE a SYSTEM \"{canary_url}/d\"><a/>')",
-            f"xpath('<!DOCTYPE a SYSTEM \"{canary_url}/x\"><a/>', 'a')",
+            f"from_xml('<a/>', 'x string', {xsd % 'file://canary_file'})",
+            f"from_xml('<a/>', 'x string', {xsd % 'canary_url/x'})",
+            "read_files('canary_file')", "schema_of_xml('<!DOCTYPE a SYSTEM \"canary_url/d\"><a/>')",
+            "xpath('<!DOCTYPE a SYSTEM \"canary_url/x\"><a/>', 'a')",
             "java_method('java.lang.System', 'setProperty', 'osrdyne.canary', 'yes')",
             "reflect('java.lang.System', 'setProperty', 'osrdyne.canary', 'yes')",
             "try_reflect('java.lang.System', 'setProperty', 'osrdyne.canary', 'yes')",
@@ -111,6 +113,7 @@ class Statements:
             "system.builtin.java_method('java.lang.System', 'setProperty', 'osrdyne.canary', 'yes')",
             "input_file_name()", "current_user()", "session_user", "current_catalog()",
         ]  # fmt: skip
+        self.hostile = [self._with_canaries(text) for text in self._hostile]
         self._glue = ["'", '"', "`", "(", ")", ",", ";", "--", "-- \\\n", "\\\n", "\n", "/*", "*/", "/*+",
                       "/*+ broadcast(t) */", "::", "->", "=>", ":", ".", "*", "{", "}", "${x}", "?", ":p", "|>", "\r",
                       "\u00a0", "\u2028"]  # fmt: skip
@@ -123,7 +126,12 @@ class Statements:
         for _ in range(self._rng.choice((0, 1, 1, 1, 1, 2, 2, 3))):
             text = self._changed(text)
         # Large numbers make bombs, which other tests are about.
-        return re.sub(r"\d{5,}|\d+[eE]\+?\d+", "7", text)[:6000]
+        return self._with_canaries(re.sub(r"\d{5,}|\d+[eE]\+?\d+", "7", text)[:6000])
+
+    def _with_canaries(self, text: str) -> str:
+        for name, address in self._canaries.items():
+            text = text.replace(name, address)
+        return text
 
     def _over_views(self, text: str) -> str:
         """The text with the key's views as its relations, so that more texts pass."""
@@ -143,7 +151,7 @@ class Statements:
         kind = rng.randrange(13)
         if kind <= 3:  # something hostile where a name or a value is
             named = [index for index in places if re.match(r"[\w'`\"]", tokens[index])] or places
-            tokens[rng.choice(named)] = rng.choice(self.hostile)
+            tokens[rng.choice(named)] = rng.choice(self._hostile)
         elif kind == 4:
             tokens[place] = MARKER
         elif kind == 5:
