@@ -9,10 +9,13 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
 
 # The folders that have a target of their own.
-OTHER_TESTS := acceptance spark_starts docker kubernetes delta hdfs s3 benchmarks
+OTHER_TESTS := $(addprefix tests/,acceptance spark_starts docker kubernetes delta hdfs s3 benchmarks)
 
-# These start several JVMs one after the other; they run with the tests of starts, where they delay no other test.
-DEMO_TESTS := tests/acceptance/test_demo.py tests/acceptance/test_demo_telemetry.py tests/acceptance/test_tutorial_of_telemetry.py
+# These start Java processes of their own, in other folders; they run with the tests of starts, where they delay no other.
+JAVA_TESTS := $(addprefix tests/,acceptance/test_demo.py acceptance/test_demo_telemetry.py \
+	acceptance/test_tutorial_of_telemetry.py integration/test_changing_data.py integration/test_handlers_on_spark.py \
+	integration/test_pooled_sql.py security/test_query_bombs.py security/test_worker_killers.py \
+	spark/test_sql_worker.py spark/test_warm_up.py)
 
 .PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-acceptance test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
@@ -52,16 +55,16 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 # The archive of classes halves the processor time of each start of Java. Tests that come before it do without.
 test: setup ## Run the tests of each layer on real RabbitMQ and Spark; a skipped test is a failure
 	$(BIN)/osrdyne spark warm-archive >/dev/null & \
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=tests/%) $(ARGS); \
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=%) $(JAVA_TESTS:%=--ignore=%) $(ARGS); \
 	status=$$?; wait; exit $$status
 
 test-acceptance: setup ## Run the tests of daemons and workers as processes, with faults; lost requests fail it
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(DEMO_TESTS:%=--ignore=%) $(ARGS)
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(JAVA_TESTS:%=--ignore=%) $(ARGS)
 
 # Each test starts Java processes of its own, several at once: beside others they would only wait for each other. The
 # tests of clusters take longest and come first; both of their files wait minutes for a start that must fail.
-test-spark-starts: setup ## Run the tests of starts of Spark: archives, failures, clusters, the demos
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/spark_starts $(DEMO_TESTS) $(ARGS)
+test-spark-starts: setup ## Run the tests that start Spark processes: archives, failures, clusters, the demos
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/spark_starts $(JAVA_TESTS) $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
