@@ -328,7 +328,6 @@ def _sqlglot_seeds(cache: Path) -> Iterator[str]:
             "download",
             "--quiet",
             "--no-deps",
-            "--no-build-isolation",
             "--no-binary",
             ":all:",
         ]
@@ -388,8 +387,7 @@ def main() -> None:
     from osrdyne.protocol.names import Key
     from osrdyne_worker import Context
     from osrdyne_worker.pipelines.datasets import SqlConfig
-    from osrdyne_worker.pipelines.loading import load
-    from osrdyne_worker.pipelines.sql import sessions
+    from osrdyne_worker.pipelines.sql import SqlData, sessions
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
@@ -411,7 +409,9 @@ def main() -> None:
         spark = {"master": "local[1]", "conf": {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 1}}
         session = sessions.build(Context(key=Key("fuzz"), pool="fuzz", worker_config={"spark": spark}))
         session.sparkContext.setLogLevel("OFF")
-        load(session, SqlConfig.model_validate({"datasets": [{"key": "fuzz", "tables": tables}]}), "fuzz")
+        data = SqlData(session, SqlConfig.model_validate({"datasets": [{"key": "fuzz", "tables": tables}]}), "fuzz")
+        data.load()
+        data.views()  # opens all of them
         fuzzer = Fuzzer(session, views, seeds, directory, seed=arguments.seed)
         started = time.monotonic()
         outcome = fuzzer.run(arguments.count, seconds=arguments.seconds)
