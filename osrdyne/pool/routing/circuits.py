@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import Wakeup
+from osrdyne.errors import BrokerUnavailableError
 from osrdyne.ingress.acceptance import RoutedRequest
 from osrdyne.ingress.checks import DeliveryCheck, Refusal
 from osrdyne.ingress.circuits.breaker import (
@@ -257,13 +258,19 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
 
     async def close(self, circuit: str | None, *, author: str) -> list[CircuitView]:
         """Close the circuit with this hash, or all; returns those that were not closed. Returns once that is stored.
-        Raises `PoolConflictError` in a direct pool."""
+
+        Raises `PoolConflictError` in a direct pool, and `BrokerUnavailableError` if RabbitMQ did not store it: the
+        leader tries again every second, and if it dies before, its successor has the state from before.
+        """
         found = [one for one in self.circuits() if circuit in {None, one.hash}]
         names = {one.hash for one in found if one.status is not CircuitState.CLOSED}
         self._log.info("circuits closed by hand", author=author, circuits=sorted(names))
         ids = [one for one in self._breaker.state.circuits if one.hash in names]
         self._apply(self._breaker.close(ids, now_ms=now_ms(self._clock)))
-        await self.step()
+        if not await self.step():
+            raise BrokerUnavailableError(
+                "RabbitMQ did not store that circuits were closed; this daemon tries again every second."
+            )
         return [one for one in found if one.hash in names]
 
     # --- acting
@@ -288,8 +295,9 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             self._breaker.next_step_ms() is None
         )
 
-    async def step(self) -> None:
-        """Store the state if it has changed, and then carry out what the breaker has decided."""
+    async def step(self) -> bool:
+        """Store the state if it has changed, and then carry out what the breaker has decided. False if RabbitMQ did
+        not store it."""
         async with self._stepping:
             at, before = now_ms(self._clock), len(self._breaker.state.circuits)
             self._apply(self._breaker.keep_routes(self._routes(), now_ms=at))
@@ -297,7 +305,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             self._show()
             effects, self._effects = self._effects, []
             if not effects and not self._changed and before == len(self._breaker.state.circuits):
-                return
+                return True
             # Cleared first: what changes while it is saved is saved the next time.
             self._changed = False
             # Crash before: the next leader goes on with the state of a second ago, in which nothing of this has
@@ -323,6 +331,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
                     # Also if it could not be stored: requests must not wait for that.
                     self._settle(effect.key)
             self._show_probing()
+            return is_stored
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         """Take decisions of the breaker, to be stored and carried out by the next step."""

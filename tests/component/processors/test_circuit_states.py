@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from circuit_pool import CircuitPool
 
-from osrdyne.errors import BrokerSilentError
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import explain
 from osrdyne.ingress.requests import sample_arrival
@@ -270,6 +270,25 @@ async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool
     refuses = False
     await pool.run(3.0)
     assert pool.paused == list(GROUPS)
+
+
+async def test_close_that_is_not_stored_is_an_error_and_is_stored_later(pool: CircuitPool) -> None:
+    refuses, circuits = True, pool.stack.term.routing.circuits
+
+    async def refuse(command: Command) -> None:
+        if refuses and "-snapshot-circuits-" in command.target and not command.done:
+            raise BrokerSilentError("no confirm")
+
+    await pool.open(*GROUPS)
+    pool.broker.hook = refuse
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailableError, match="did not store"):
+            await circuits.close(pool.circuit.hash, author="me")
+    assert pool.paused == list(GROUPS)
+    refuses = False
+    assert await circuits.close(pool.circuit.hash, author="me") == []
+    await pool.run(6.0)
+    assert (pool.state, pool.paused) == ("closed", [])
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
