@@ -28,6 +28,7 @@ KEPT_VERSIONS = 20  # The active version and those before it.
 MAX_KEPT_BYTES = 4 * 2**20  # Maximum stored size of one manifest.
 # Maximum stored size of all versions of a kind; the oldest are dropped. RabbitMQ refuses bodies of about 20 MB.
 MAX_HISTORY_BYTES = 8 * 2**20
+SHORT = 400  # Characters of a manifest that is loaded on the loop: it has room for few patterns.
 _LOADED = 2  # Loaded manifests that stay in memory: the active one and the one before it.
 
 
@@ -139,8 +140,11 @@ class ManifestStore(Generic[D]):
     async def load(self, text: str) -> D:
         """Load a manifest; a recently active one is in memory. Raises `InvalidDocumentError`."""
         known = self._loaded.get(text)
-        # In a thread: compiling thousands of conditions would stop the heartbeats of the leader.
-        return known if known is not None else await off_loop(len(text), self._read_whole, text)
+        if known is not None:
+            return known
+        # In a thread: to compile, or to refuse, 200 patterns of 20 characters takes seconds, and would stop the
+        # heartbeats of the leader.
+        return await off_loop(len(text) * SMALL // SHORT, self._read_whole, text)
 
     async def load_kept(self, kept: KeptManifest) -> D | None:
         """The manifest of a version; None if it has none. Raises `InvalidDocumentError`."""

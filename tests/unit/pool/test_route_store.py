@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import threading
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ import structlog
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.policies.manifest import PolicyManifest, load_policies
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
@@ -58,6 +60,21 @@ async def test_kept_manifest_is_read_once_until_another_one_is_kept() -> None:
     await store.save(manifest("b"), author="me", at=1.0)
     await store.current()
     assert read == [kept.manifest]
+
+
+async def test_manifest_with_twenty_patterns_is_loaded_outside_of_the_event_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def load(text: str) -> PolicyManifest:
+        threads.append(threading.current_thread())
+        return load_policies(text)
+
+    store = ManifestStore(Parameters(), pool="p", kind=ManifestKind.POLICIES, load=load)
+    # RE2 refuses each after milliseconds, which no limit of the length prevents.
+    policies = [{"match": f"{number}{{a:\\pL{{500}}}}"} for number in range(20)]
+    with pytest.raises(InvalidDocumentError, match="pattern too large"):
+        await store.load(json.dumps({"policies": policies}))
+    assert threading.current_thread() not in threads != []
 
 
 async def test_only_the_last_versions_are_kept() -> None:
