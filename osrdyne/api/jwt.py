@@ -86,7 +86,7 @@ class JwtVerifier:
         """The same as `verify` where that needs neither a thread nor a read of the keys; else None."""
         if len(token) > MAX_TOKEN or not token.isascii():
             return Refusal.MALFORMED
-        if self._clock.monotonic() - self._read_at > MAX_KEY_AGE:
+        if self._are_keys_old():
             return None
         claims = self._cached(hashlib.sha256(token.encode()).digest())
         return None if claims is None else self._principal(claims)
@@ -95,7 +95,7 @@ class JwtVerifier:
         """The principal of a token, or why it is refused."""
         if len(token) > MAX_TOKEN or not token.isascii():
             return Refusal.MALFORMED
-        if self._clock.monotonic() - self._read_at > MAX_KEY_AGE:
+        if self._are_keys_old():
             await self._read_again()
         digest = hashlib.sha256(token.encode()).digest()
         claims = self._cached(digest)
@@ -126,9 +126,13 @@ class JwtVerifier:
             return Refusal.SIGNATURE
 
     def _choose(self, signed: Any) -> Key:
-        """The key that the header of a token names. A key without an id may have signed any token."""
-        wanted = signed.headers().get("kid")
-        found = [key for key in self._keys if wanted is None or key.get("kid") in {None, wanted}]
+        """The key that the header of a token names; without a key of this id, one without an id may have signed it."""
+        if "crit" in (header := signed.headers()):
+            raise ValueError("a header that must be understood")  # osrdyne knows none (RFC 7515, section 4.1.11)
+        wanted = header.get("kid")
+        found = [key for key in self._keys if wanted is None or key.get("kid") == wanted]
+        if not found:
+            found = [key for key in self._keys if key.get("kid") is None]
         if len(found) != 1:
             raise InvalidKeyIdError("no key of this id")
         return found[0]
@@ -145,6 +149,9 @@ class JwtVerifier:
         return principal_of_claims(claims, role_claim=settings.role_claim, roles=settings.roles) or Refusal.CLAIMS
 
     # --- keys
+
+    def _are_keys_old(self) -> bool:
+        return self._settings.key_file is None and self._clock.monotonic() - self._read_at > MAX_KEY_AGE
 
     async def _read_again(self) -> bool:
         """Read the keys again, at most once a minute. True if this or a concurrent call has read them."""

@@ -131,6 +131,7 @@ def forged_tokens(clock: VirtualClock) -> dict[str, str]:
         "two parts": f"{start}.{middle}",
         "algorithm of another size": signed(sound, RSA, "RS512"),
         "critical header": f"{part({'alg': 'RS256', 'crit': ['x'], 'x': 1})}.{middle}.{end}",
+        "critical header without names": signed(sound, crit=[]),
         "list as claims": f"{start}.{part([1])}.{end}",
         "deep": f"{base64.urlsafe_b64encode(b'[' * 3000).decode()}.{middle}.{end}",
         "empty": "",
@@ -189,6 +190,8 @@ async def test_only_what_was_verified_before_is_known_without_a_thread(
     assert authenticators.known(forged) is None
     assert authenticators.known("osr_" + "A" * 43) is Refusal.MALFORMED
     await clock.advance(71)
+    assert authenticators.known(token) is Refusal.EXPIRED
+    await clock.advance(MAX_KEY_AGE)  # a key in a file does not grow old
     assert authenticators.known(token) is Refusal.EXPIRED
     assert Authenticators().known(token) is Refusal.NO_KEYS
 
@@ -361,6 +364,22 @@ async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualC
     for number in range(len(broken)):
         found = await verifier.verify(signed(claims(clock), EC, "ES256", kid=f"k{number}"))
         assert found is Refusal.UNKNOWN_KEY, broken[number]
+
+
+async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: VirtualClock, tmp_path: Path) -> None:
+    named, other, bare = (ECKey.generate_key("P-256") for _ in range(3))
+    keys = [named.as_dict(private=False, kid="a"), other.as_dict(private=False, kid="b"), bare.as_dict(private=False)]
+    file = tmp_path / "keys"
+    file.write_text(json.dumps({"keys": [{n: v for n, v in key.items() if n != "kid" or v in "ab"} for key in keys]}))
+    verifier = JwtVerifier(settings_of(file, "ES256", key_file=None, jwks_file=str(file)), clock=clock)
+
+    async def found(key: Key, **header: str) -> object:
+        return await verifier.verify(signed(claims(clock), key, "ES256", **header))
+
+    for key, name in ((named, "a"), (other, "b"), (bare, "c")):
+        assert isinstance(await found(key, kid=name), Principal)
+    assert await found(bare, kid="a") is Refusal.SIGNATURE
+    assert await found(bare) is Refusal.UNKNOWN_KEY  # any of them may have signed it
 
 
 async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_remembered(
