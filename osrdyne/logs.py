@@ -17,6 +17,8 @@ Logger = structlog.typing.FilteringBoundLogger
 
 _URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*@", re.IGNORECASE)
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # A message may have tabs and several lines.
+
 
 def mask_uri(text: str) -> str:
     """Replace the password of every URI in `text` by `***`.
@@ -40,6 +42,16 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 
 
+def _escape_control_characters(_: Any, __: str, event: Any) -> Any:
+    """In the message of an application, which may quote a caller; structlog escapes the other values."""
+    text = event.get("event")
+    return event | {"event": _CONTROL.sub(_escaped, text)} if isinstance(text, str) else event
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
+
+
 _COMMON: tuple[structlog.typing.Processor, ...] = (
     structlog.contextvars.merge_contextvars,
     structlog.processors.add_log_level,
@@ -54,7 +66,11 @@ def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing
     # A plain traceback: the default one prints local variables, credentials among them.
     plain = structlog.dev.plain_traceback
     colors = (stream or sys.stderr).isatty()
-    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain), _mask_line]
+    return [
+        _escape_control_characters,
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
+        _mask_line,
+    ]
 
 
 # Levels of libraries whose records are of no use to the author of an application.

@@ -53,6 +53,16 @@ def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
     assert SECRET not in stream.getvalue()
 
 
+def test_text_of_a_caller_cannot_act_on_a_terminal() -> None:
+    stream, forged = io.StringIO(), "a\r \x1b[2J\x9b\x07\u2028b"
+    configure_logging(json=False, stream=stream)
+    get_logger("pool").info("key required", key=f"{forged}\n", keys=[forged], error=ValueError(forged))
+    configure_application_logs({}, json=False, stream=stream)
+    logging.getLogger("application").info("asked for %s", forged)
+    lines = stream.getvalue().splitlines()
+    assert [line.isprintable() for line in lines] == [True, True]
+
+
 def test_json_line_is_an_object_with_the_phrase_and_its_keys() -> None:
     stream = io.StringIO()
     configure_logging(json=True, stream=stream)
