@@ -9,15 +9,16 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
 
 # The folders that have a target of their own.
-OTHER_TESTS := $(addprefix tests/,acceptance spark_starts docker kubernetes delta hdfs s3 benchmarks)
+OTHER_TESTS := $(addprefix tests/,acceptance docker kubernetes delta hdfs s3 benchmarks)
 
-# These start Java processes of their own, in other folders; they run with the tests of starts, where they delay no other.
-JAVA_TESTS := $(addprefix tests/,acceptance/test_demo.py acceptance/test_demo_telemetry.py \
-	acceptance/test_tutorial_of_telemetry.py integration/test_changing_data.py integration/test_handlers_on_spark.py \
-	integration/test_pooled_sql.py security/test_query_bombs.py security/test_worker_killers.py \
-	spark/test_sql_worker.py spark/test_warm_up.py)
+# Every test that starts Spark, in whichever folder. Beside it, the tests of the other layers would wait for a processor.
+SPARK_TESTS := $(addprefix tests/,spark spark_starts acceptance/test_demo.py acceptance/test_demo_telemetry.py \
+	acceptance/test_tutorial_of_telemetry.py contract/test_rabbit_stream_contract.py \
+	integration/test_changing_data.py integration/test_handlers_on_spark.py integration/test_pooled_sql.py \
+	integration/test_telemetry_ingest.py security/test_query_bombs.py security/test_sql_escape.py \
+	security/test_sql_fuzz.py security/test_worker_killers.py)
 
-.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-acceptance test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
+.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-acceptance test-spark test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,19 +53,18 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
-# The archive of classes halves the processor time of each start of Java. Tests that come before it do without.
-test: setup ## Run the tests of each layer on real RabbitMQ and Spark; a skipped test is a failure
-	$(BIN)/osrdyne spark warm-archive >/dev/null & \
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=%) $(JAVA_TESTS:%=--ignore=%) $(ARGS); \
-	status=$$?; wait; exit $$status
+test: setup ## Run the tests of each layer on real RabbitMQ; a skipped test is a failure
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=%) $(SPARK_TESTS:%=--ignore=%) $(ARGS)
 
 test-acceptance: setup ## Run the tests of daemons and workers as processes, with faults; lost requests fail it
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(JAVA_TESTS:%=--ignore=%) $(ARGS)
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(SPARK_TESTS:%=--ignore=%) $(ARGS)
 
-# Each test starts Java processes of its own, several at once: beside others they would only wait for each other. The
-# tests of clusters take longest and come first; both of their files wait minutes for a start that must fail.
-test-spark-starts: setup ## Run the tests that start Spark processes: archives, failures, clusters, the demos
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/spark_starts $(JAVA_TESTS) $(ARGS)
+# The tests of clusters take longest and come first; both of their files wait minutes for a start that must fail. The
+# archive of classes halves the processor time of each start of Java. Tests that come before it do without.
+test-spark: setup ## Run the tests on real Spark: handlers, SQL, telemetry, clusters, failures, the demos
+	$(BIN)/osrdyne spark warm-archive >/dev/null & \
+	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --hypothesis-profile=thorough --durations=15 $(SPARK_TESTS) $(ARGS); \
+	status=$$?; wait; exit $$status
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
