@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -65,12 +67,26 @@ class Running:
         return term
 
     async def leads(self, *, after: int = 0) -> int:
-        """Wait until it leads in a later term; its number."""
-        async with asyncio.timeout(SOON):
-            while self.daemon._state.term is None or self.term.state.tracker.generation.term <= after:
-                assert not self.task.done()
-                await asyncio.sleep(0.02)
+        """Wait until it leads in a later term; its number. If it does not, the output shows where each task waits."""
+        try:
+            async with asyncio.timeout(SOON):
+                while self.daemon._state.term is None or self.term.state.tracker.generation.term <= after:
+                    assert not self.task.done()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            print(*map(where_it_waits, asyncio.all_tasks()), sep="\n", file=sys.stderr)
+            raise
         return self.term.state.tracker.generation.term
+
+
+def where_it_waits(task: asyncio.Task[Any]) -> str:
+    """The name of a task, how often it was cancelled, and the functions that it is in, the innermost last."""
+    awaited: Any = task.get_coro()
+    functions = []
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        functions.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        awaited = awaited.cr_await
+    return f"{task.get_name()}, cancelled {task.cancelling()} times: {' > '.join(functions)} > {awaited}"
 
 
 @asynccontextmanager
