@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,12 @@ from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
+
+# aiormq logs connection URLs, and expected failures as errors; callers report those with context. A level that the
+# application has set stays.
+_underlay_log = logging.getLogger("aiormq")
+if _underlay_log.level == logging.NOTSET:
+    _underlay_log.setLevel(logging.CRITICAL)
 
 _NO_LIMIT = 65_535
 _CLOSE_TIMEOUT = 5.0

@@ -6,6 +6,8 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,18 @@ def test_only_the_package_imports_the_libraries() -> None:
         if LIBRARIES & {name.partition(".")[0] for name in imported(ast.parse(text))}
     }
     assert users == {PACKAGE}
+    assert {file.parent for file, text in naming.items() if "aiormq" in text} == {PACKAGE}
+
+
+@pytest.mark.parametrize(("before", "after"), [("NOTSET", "CRITICAL"), ("INFO", "INFO")])
+def test_aiormq_logs_nothing_unless_the_application_has_set_its_level(before: str, after: str) -> None:
+    program = (
+        f"import logging; log = logging.getLogger('aiormq'); log.setLevel({before!r}); import osrdyne.amqp; "
+        "print(logging.getLevelName(log.level))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == (
+        f"{after}\n"
+    )
 
 
 @pytest.mark.parametrize(
