@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-SLOW = ("acceptance", "spark", "security", "integration", "contract", "component")
+SLOW = ("acceptance", "spark_starts", "spark", "security", "integration", "contract", "component")
 FILES = ("test_clusters.py", "test_lost_masters.py", "test_dev_stack.py", "test_faults_from_a_seed.py")
 """The slowest of all."""
 SPARK = re.compile(r"(?<![\w.])(?:spark|make_call|tpch_call)(?:: |, |\))")
