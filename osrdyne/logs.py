@@ -75,9 +75,6 @@ def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing
 
 # Levels of libraries whose records are of no use to the author of an application.
 QUIET_LIBRARIES: Mapping[str, str] = {
-    # The AMQP client logs connection URLs and expected failures as errors; the worker reports those with context. The
-    # library below it is set in `osrdyne.amqp`.
-    "aio_pika": "critical",
     "asyncio": "warning",
     # The HTTP client logs each URL, whose path or query may hold a secret.
     "httpx": "warning",

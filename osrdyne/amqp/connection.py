@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,9 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationErr
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
 
-# aiormq logs connection URLs, and expected failures as errors; callers report those with context. A level that the
-# application has set stays.
-_underlay_log = logging.getLogger("aiormq")
-if _underlay_log.level == logging.NOTSET:
-    _underlay_log.setLevel(logging.CRITICAL)
-
+LOG_LEVELS: Mapping[str, str] = {"aio_pika": "critical", "aiormq": "critical"}
+"""Levels for the loggers of the libraries: they log connection URLs, and expected failures as errors, which callers
+report with context."""
 _NO_LIMIT = 65_535
 _CLOSE_TIMEOUT = 5.0
 

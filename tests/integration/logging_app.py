@@ -15,6 +15,8 @@ def write(call: Call) -> None:
     log.debug("too small to be seen")
     log.warning("table %s is stale", "lineitem")
     logging.getLogger("chatty").warning("of no interest")
+    for library in ("aio_pika", "aiormq.connection"):
+        logging.getLogger(library).error("of no interest: %s", library)
     try:
         raise ValueError("amqp://user:s3cret@host/")
     except ValueError:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import uvloop
 
+from osrdyne.amqp import LOG_LEVELS as AMQP_LOG_LEVELS
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_application_logs, configure_logging, get_logger
 from osrdyne.protocol.environment import (
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
         _forget_source(os.environ)  # before any code of the application runs
-        configure_application_logs(runtime_settings(environment.config).log_level)
+        configure_application_logs({**AMQP_LOG_LEVELS, **runtime_settings(environment.config).log_level})
         with times.part("python"):
             early = _allow_early_start(environment)
             app = import_app(app_reference)
