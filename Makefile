@@ -13,7 +13,8 @@ OTHER_TESTS := $(addprefix tests/,acceptance docker kubernetes delta hdfs s3 ben
 
 # Every test that starts Spark, in whichever folder. Beside it, the tests of the other layers would wait for a processor.
 SPARK_TESTS := $(addprefix tests/,spark spark_starts acceptance/test_demo.py acceptance/test_demo_telemetry.py \
-	acceptance/test_tutorial_of_telemetry.py contract/test_rabbit_stream_contract.py \
+	acceptance/test_dev_stack.py acceptance/test_failing_tables.py acceptance/test_million_events.py \
+	acceptance/test_scheduled_ingests.py acceptance/test_tutorial_of_telemetry.py contract/test_rabbit_stream_contract.py \
 	integration/test_changing_data.py integration/test_handlers_on_spark.py integration/test_pooled_sql.py \
 	integration/test_telemetry_ingest.py security/test_query_bombs.py security/test_sql_escape.py \
 	security/test_sql_fuzz.py security/test_worker_killers.py)
