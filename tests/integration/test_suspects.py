@@ -36,6 +36,9 @@ async def suspect(pool: Stage, gate: Path, *, concurrency: int = 1) -> str:
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
     worker.signal(signal.SIGKILL)
     await worker.wait()
+    # RabbitMQ notices the death a moment later. Until then it may deliver further requests to the dead worker, which
+    # makes suspects of them.
+    await pool.until_returned(requests=1)
     return request
 
 

@@ -203,10 +203,22 @@ class Stage:
                     await asyncio.sleep(0.05)
 
     async def ready_requests(self) -> int:
+        return (await self._request_queue()).ready
+
+    async def until_returned(self, *, requests: int) -> None:
+        """Wait until the queue has no consumer and this many requests are ready in it."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                queue = await self._request_queue()
+                if queue.consumers == 0 and queue.ready == requests:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _request_queue(self) -> amqp.QueueInfo:
         channel = await self.connection.channel()
         info = await channel.declare_queue(self.names.request_queue(self.key), passive=True)
         await channel.close()
-        return info.ready
+        return info
 
 
 class Caller:
