@@ -19,7 +19,7 @@ from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.export import ExportRequest
 from osrdyne_worker.pipelines.lookup import LookupRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
-from osrdyne_worker.spark.missing_jars import NEWEST_DELTA, delta_problem
+from osrdyne_worker.spark.failures.missing_jars import NEWEST_DELTA, delta_problem
 
 CONF = {
     "spark.driver.memory": "768m",

@@ -52,7 +52,7 @@ def test_worker_has_java_and_may_write_where_it_is(spark_worker_image):
 
 
 def test_worker_image_has_an_archive_that_its_user_may_read(spark_worker_image):
-    find = "from osrdyne_worker.spark.archive import find_archive; archive = find_archive({})"
+    find = "from osrdyne_worker.spark.java.archive import find_archive; archive = find_archive({})"
     found = inside(spark_worker_image, "python", "-c", f"{find}; print(archive, len(archive.open('rb').read(9)))")
     assert found.startswith("/opt/osrdyne/share/osrdyne/class-data/")
     assert found.endswith(".jsa 9")

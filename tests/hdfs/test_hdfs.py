@@ -20,8 +20,8 @@ from osrdyne_worker.pipelines import export as exporting
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
-from osrdyne_worker.spark import file_listing
-from osrdyne_worker.spark.hadoop_files import HadoopFiles
+from osrdyne_worker.spark.files import file_listing
+from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 
 CACHE = Path(__file__).parents[2] / "build" / "hdfs"
 COUNT = "select count(*), sum(id) from t"

@@ -18,7 +18,7 @@ from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
-from osrdyne_worker.spark.hadoop_files import HadoopFiles
+from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 
 CACHE = Path(__file__).parents[2] / "build" / "s3"
 COUNT = "select count(*), sum(id) from t"

@@ -15,7 +15,7 @@ from osrdyne.client.streams import BatchDecoder
 from osrdyne.protocol.streams import PART_BYTES
 from osrdyne_worker import Answer, DataChangedError, RequestError
 from osrdyne_worker.app.streams import ArrowStream, open_stream
-from osrdyne_worker.spark import streams
+from osrdyne_worker.spark.answers import streams
 from osrdyne_worker.spark.session import SparkSessions
 
 PATIENCE = 120.0
@@ -61,7 +61,7 @@ QUERIES = {
 def test_streamed_rows_are_those_of_to_arrow(
     spark: Any, sessions: SparkSessions, query: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osrdyne_worker.spark.results import prepare
+    from osrdyne_worker.spark.answers.results import prepare
 
     if way == "by partition":  # as on a cluster
         monkeypatch.setattr(streams, "_is_local", lambda context: False)

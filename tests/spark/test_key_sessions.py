@@ -14,7 +14,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
 from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_SETTINGS
-from osrdyne_worker.spark.heap import HeapUse, LiveHeap
+from osrdyne_worker.spark.java.heap import HeapUse, LiveHeap
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 from osrdyne_worker.spark.session import SparkSessions
 from osrdyne_worker.spark.task_times import PoolTimes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from osrdyne_worker.spark.parquet_schema import parquet_schema
+from osrdyne_worker.spark.files.parquet_schema import parquet_schema
 
 TABLE = pa.table(
     {

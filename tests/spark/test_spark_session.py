@@ -20,8 +20,8 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context, RequestError
 from osrdyne_worker.pipelines.caching import BackgroundCaching
-from osrdyne_worker.spark.errors import describe
-from osrdyne_worker.spark.heap import JvmHeap
+from osrdyne_worker.spark.failures.errors import describe
+from osrdyne_worker.spark.java.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
 # One task that does not end by itself: it leaves a core for others.
@@ -153,7 +153,7 @@ CHILD = """
 import sys, threading
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
-from osrdyne_worker.spark.heap import JvmHeap
+from osrdyne_worker.spark.java.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
 conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}

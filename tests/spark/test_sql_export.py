@@ -22,7 +22,7 @@ from osrdyne_worker.app.errors import CallCancelledError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.datasets import parse_config
 from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
-from osrdyne_worker.spark.hadoop_files import HadoopFiles
+from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 from osrdyne_worker.spark.jobs import progress_of
 
 KEY = Key("tpch/sf=0.001")

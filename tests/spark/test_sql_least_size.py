@@ -10,8 +10,8 @@ import pytest
 from osrdyne.protocol.messages import ARROW_TYPE, Request
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.spark.least_size import least_bytes
-from osrdyne_worker.spark.results import PreparedQuery
+from osrdyne_worker.spark.answers.least_size import least_bytes
+from osrdyne_worker.spark.answers.results import PreparedQuery
 
 KEY = "tpch/sf=0.001"
 WHOLE = [

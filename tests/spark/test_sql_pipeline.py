@@ -17,7 +17,7 @@ from osrdyne_worker import Answer, Call, RequestError
 from osrdyne_worker.pipelines import caching
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
-from osrdyne_worker.spark.results import prepare
+from osrdyne_worker.spark.answers.results import prepare
 
 QUERIES = Path(__file__).parents[1] / "queries"
 

@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
-from osrdyne_worker.spark import jvm
+from osrdyne_worker.spark.java import jvm
 from osrdyne_worker.spark.session import SparkSessions
 
 conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-Dmine=yes"}

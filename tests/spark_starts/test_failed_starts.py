@@ -41,7 +41,7 @@ DEAF = """
 import sys, time
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
-from osrdyne_worker.spark import gateway
+from osrdyne_worker.spark.java import gateway
 from osrdyne_worker.spark.session import SparkSessions
 
 conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": sys.argv[1]}

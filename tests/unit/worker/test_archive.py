@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne_worker.spark import archive
-from osrdyne_worker.spark.archive import DRIVER_OPTIONS, archive_stem, find_archive, with_archive, written_aside
+from osrdyne_worker.spark.java import archive
+from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, archive_stem, find_archive, with_archive, written_aside
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne_worker.pipelines import data_versions
 from osrdyne_worker.pipelines.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
 from osrdyne_worker.pipelines.datasets import parse_config, resolve
-from osrdyne_worker.spark.file_listing import ListedFile, ListingError
+from osrdyne_worker.spark.files.file_listing import ListedFile, ListingError
 
 LATER = 10_000_000.0
 """Seconds after now, when nothing is recent."""

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from osrdyne_worker.spark import compiler
+from osrdyne_worker.spark.java import compiler
 
 
 def test_priority_of_the_second_compiler_alone_is_lowered() -> None:

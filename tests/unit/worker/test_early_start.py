@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from osrdyne.errors import StartFailedError
 from osrdyne_worker.app.app import Context, EarlyStart, importing
-from osrdyne_worker.spark.jvm import Jvm, JvmStartError, StartingJvm
+from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.session import SparkSessions
 
 PATIENCE = 120.0
@@ -72,7 +72,7 @@ class Starts:
         monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
         monkeypatch.setattr("osrdyne_worker.spark.session.StartingJvm", Fake)
         monkeypatch.setattr("osrdyne_worker.spark.session.require_reachable", lambda master: None)
-        monkeypatch.setattr("osrdyne_worker.spark.jvm.require_java", lambda: None)
+        monkeypatch.setattr("osrdyne_worker.spark.java.jvm.require_java", lambda: None)
         for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON"):
             monkeypatch.setenv(name, "")  # the code under test sets them
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne_worker.spark.gateway import MAX_UNANSWERED, PROBE_INTERVAL, GatewayWatch
+from osrdyne_worker.spark.java.gateway import MAX_UNANSWERED, PROBE_INTERVAL, GatewayWatch
 
 
 class Gateway:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.protocol.spark_master import parse_spark_master
-from osrdyne_worker.spark.archive import DRIVER_OPTIONS
+from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS
 from osrdyne_worker.spark.session import session_conf
 
 OURS = "-XX:InitialHeapSize=256m -XX:GCTimeRatio=4"

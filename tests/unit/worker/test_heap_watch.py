@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne_worker.spark.exhaustion import exhaustion
-from osrdyne_worker.spark.heap import HeapUse, HeapWatch
+from osrdyne_worker.spark.failures.exhaustion import exhaustion
+from osrdyne_worker.spark.java.heap import HeapUse, HeapWatch
 
 FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
 

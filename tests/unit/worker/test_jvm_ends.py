@@ -8,7 +8,7 @@ import time
 import pytest
 
 from osrdyne_worker.app.errors import describe
-from osrdyne_worker.spark.jvm import RECENT, JvmOutput, cause_of_end, last_error
+from osrdyne_worker.spark.java.jvm import RECENT, JvmOutput, cause_of_end, last_error
 
 NOISE = [
     "WARNING: Using incubator modules: jdk.incubator.vector",

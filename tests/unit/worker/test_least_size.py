@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne_worker.app.tables import Rows
-from osrdyne_worker.spark.least_size import least_row_bytes
+from osrdyne_worker.spark.answers.least_size import least_row_bytes
 
 COLUMNS = {
     "int": (pa.int32(), st.integers(-9, 9)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne_worker.spark.missing_jars import Versions, delta_problem, installed_versions, remedy
+from osrdyne_worker.spark.failures.missing_jars import Versions, delta_problem, installed_versions, remedy
 
 NEW = Versions("4.3.0", "2.13", "3.5.0")
 PACKAGES = "Set worker.spark_conf.spark.jars.packages to "

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from osrdyne_worker.spark.streams import SpooledPartitions
+from osrdyne_worker.spark.answers.streams import SpooledPartitions
 
 
 def test_job_that_cannot_begin_leaves_no_thread_and_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:

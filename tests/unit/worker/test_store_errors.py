@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne_worker.spark.store_errors import store_failure
+from osrdyne_worker.spark.failures.store_errors import store_failure
 
 HEAD = "getFileStatus on s3a://reports/data: software.amazon.awssdk.services.s3.model"
 

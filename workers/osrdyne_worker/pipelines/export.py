@@ -30,9 +30,9 @@ from osrdyne.protocol.data_versions import required_data_version
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines.datasets import ExportConfig
 from osrdyne_worker.pipelines.paging import StoredResults
-from osrdyne_worker.spark.arrow_batches import estimated_bytes
-from osrdyne_worker.spark.hadoop_files import HadoopFiles
-from osrdyne_worker.spark.results import PreparedQuery
+from osrdyne_worker.spark.answers.arrow_batches import estimated_bytes
+from osrdyne_worker.spark.answers.results import PreparedQuery
+from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 
 log = get_logger(__name__)
 

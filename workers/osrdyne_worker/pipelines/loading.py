@@ -60,9 +60,9 @@ from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, local_p
 from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
 from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
 from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
-from osrdyne_worker.spark.committed_files import committed_frame
-from osrdyne_worker.spark.errors import CALL_FROM, SparkFailure, describe
-from osrdyne_worker.spark.parquet_schema import parquet_schema
+from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
+from osrdyne_worker.spark.files.committed_files import committed_frame
+from osrdyne_worker.spark.files.parquet_schema import parquet_schema
 
 log = get_logger(__name__)
 

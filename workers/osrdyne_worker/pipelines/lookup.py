@@ -22,7 +22,7 @@ from osrdyne_worker import Answer, Call, RequestError
 from osrdyne_worker.app.tables import Rows
 from osrdyne_worker.pipelines.key_values import UnequalError, arrow_type, read_key_value
 from osrdyne_worker.pipelines.loading import View
-from osrdyne_worker.spark.results import prepare
+from osrdyne_worker.spark.answers.results import prepare
 
 MAX_BATCH = 256
 _ROWS_AT_ONCE = 10_000

@@ -29,8 +29,8 @@ from osrdyne.protocol.data_versions import DATA_VERSION_HEADER
 from osrdyne_worker import Answer, RequestError
 from osrdyne_worker.app.tables import Rows
 from osrdyne_worker.pipelines.datasets import PagingConfig
-from osrdyne_worker.spark.arrow_batches import arrow_batches, estimated_bytes
-from osrdyne_worker.spark.results import PreparedQuery
+from osrdyne_worker.spark.answers.arrow_batches import arrow_batches, estimated_bytes
+from osrdyne_worker.spark.answers.results import PreparedQuery
 
 READ_AGAIN = 60.0
 """Seconds for which the last page can be requested again: its answer may have been lost."""

@@ -43,13 +43,13 @@ from osrdyne_worker.pipelines.parameters import cache_key, length_of, read_param
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.schemas import RememberedSchemas, schema_directory
 from osrdyne_worker.pipelines.sql_guard import Limits
-from osrdyne_worker.spark.errors import SparkFailure, describe
-from osrdyne_worker.spark.file_listing import list_files
-from osrdyne_worker.spark.least_size import least_bytes
+from osrdyne_worker.spark.answers.least_size import least_bytes
+from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
+from osrdyne_worker.spark.answers.streams import StreamedFrame, is_streamable
+from osrdyne_worker.spark.failures.errors import SparkFailure, describe
+from osrdyne_worker.spark.files.file_listing import list_files
 from osrdyne_worker.spark.parameters import Parameters
 from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
-from osrdyne_worker.spark.results import PreparedQuery, prepare
-from osrdyne_worker.spark.streams import StreamedFrame, is_streamable
 
 log = get_logger(__name__)
 

@@ -26,8 +26,8 @@ from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_JAVA_OPTIONS, REQUIRED_SETTINGS, GuardedSessions
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest, explain, open_data, schema, sql
-from osrdyne_worker.spark import jvm
-from osrdyne_worker.spark.archive import (
+from osrdyne_worker.spark.java import jvm
+from osrdyne_worker.spark.java.archive import (
     DRIVER_OPTIONS,
     EXTRA_CLASS_PATH,
     archive_in,

@@ -24,7 +24,7 @@ from typing import Any
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, MasterKind, SparkMaster, find_reachable, parse_spark_master
-from osrdyne_worker.spark import jvm
+from osrdyne_worker.spark.java import jvm
 
 log = get_logger(__name__)
 

@@ -26,8 +26,6 @@ from osrdyne.protocol.spark_master import MasterKind, SparkMaster
 from osrdyne_worker.app.app import Context, KeySessions, importing
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
-from osrdyne_worker.spark import compiler, heap, jvm, missing_jars
-from osrdyne_worker.spark.archive import DRIVER_OPTIONS, spark_home, with_archive
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -40,17 +38,20 @@ from osrdyne_worker.spark.cluster import (
     read_master,
     require_reachable,
 )
-from osrdyne_worker.spark.exhaustion import exhaustion
-from osrdyne_worker.spark.gateway import CLOSED, GatewayWatch, connect_to
-from osrdyne_worker.spark.heap import HeapWatch, JvmHeap, LiveHeap
+from osrdyne_worker.spark.failures import missing_jars
+from osrdyne_worker.spark.failures.exhaustion import exhaustion
+from osrdyne_worker.spark.java import compiler, heap, jvm
+from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, spark_home, with_archive
+from osrdyne_worker.spark.java.gateway import CLOSED, GatewayWatch, connect_to
+from osrdyne_worker.spark.java.heap import HeapWatch, JvmHeap, LiveHeap
+from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
-from osrdyne_worker.spark.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.task_times import ApplicationTimes, PoolTimes
 
 if TYPE_CHECKING:
     from osrdyne_worker.app.tables import Rows
+    from osrdyne_worker.spark.answers.streams import FrameBatches
     from osrdyne_worker.spark.key_sessions import LivingKeys
-    from osrdyne_worker.spark.streams import FrameBatches
 
 log = get_logger(__name__)
 
@@ -383,7 +384,7 @@ class SparkSessions:
 
     def refusal(self, error: Exception) -> RequestError | None:
         """The answer to a request whose handler raised an error of Spark: its error class, SQLSTATE and one line."""
-        from osrdyne_worker.spark.errors import describe
+        from osrdyne_worker.spark.failures.errors import describe
 
         failure = describe(error)
         return None if failure is None else failure.refusal()
@@ -394,13 +395,15 @@ class SparkSessions:
 
         if not isinstance(value, DataFrame):
             return None
-        from osrdyne_worker.spark.results import prepare  # pyarrow and functions of Spark are needed only here
+        # pyarrow and functions of Spark are needed only here
+        from osrdyne_worker.spark.answers.results import prepare
 
         return prepare(value).run(limit=limit)
 
     def batches(self, value: Any) -> FrameBatches | None:
         """The record batches of a DataFrame of Spark, for a streamed answer; None for any other value."""
-        from osrdyne_worker.spark.streams import open_batches  # pyarrow and functions of Spark are needed only here
+        # pyarrow and functions of Spark are needed only here
+        from osrdyne_worker.spark.answers.streams import open_batches
 
         return open_batches(value)
 

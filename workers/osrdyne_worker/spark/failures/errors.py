@@ -14,9 +14,9 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from osrdyne.logs import mask_uri
 from osrdyne_worker.app.errors import RequestError
-from osrdyne_worker.spark import missing_jars
-from osrdyne_worker.spark.exhaustion import exhaustion
-from osrdyne_worker.spark.store_errors import StoreFailure, store_failure
+from osrdyne_worker.spark.failures import missing_jars
+from osrdyne_worker.spark.failures.exhaustion import exhaustion
+from osrdyne_worker.spark.failures.store_errors import StoreFailure, store_failure
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")

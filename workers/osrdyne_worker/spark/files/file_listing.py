@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.failures.errors import describe
 
 SLICE = 1_000
 MAX_LEVELS = 20

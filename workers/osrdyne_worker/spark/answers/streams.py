@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from osrdyne.protocol.spark_master import parse_spark_master
 from osrdyne_worker.app.errors import RequestError
-from osrdyne_worker.spark.results import PreparedQuery, prepare
+from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
 
 MIN_FREE_BYTES = 1024**3
 """Bytes that the disk of the temporary files keeps free: a larger result ends with an error."""

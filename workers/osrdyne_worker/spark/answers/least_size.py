@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from osrdyne_worker.spark.results import PreparedQuery
+from osrdyne_worker.spark.answers.results import PreparedQuery
 
 MAX_FILES = 1000
 """Files whose numbers of rows are read."""
