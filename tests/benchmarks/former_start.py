@@ -11,8 +11,8 @@ from osrdyne_worker.app.app import importing
 importing.set(None)  # before the module that would start the JVM
 
 from osrdyne_worker import App, Context  # noqa: E402
-from osrdyne_worker.pipelines import loading  # noqa: E402
 from osrdyne_worker.pipelines import sql as pipeline  # noqa: E402
+from osrdyne_worker.pipelines.views import loading  # noqa: E402
 
 CACHE_TIMEOUT = 300.0
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from osrdyne_worker import App, Call
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_SETTINGS
-from osrdyne_worker.pipelines.lookup import MAX_BATCH, LookupRequest
+from osrdyne_worker.pipelines.guard.sessions import REQUIRED_SETTINGS
+from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest
 from osrdyne_worker.spark.session import SparkSessions
 
 app = App(sessions=SparkSessions(required=REQUIRED_SETTINGS))

@@ -16,8 +16,8 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Answer, Call, Context, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.export import ExportRequest
-from osrdyne_worker.pipelines.lookup import LookupRequest
+from osrdyne_worker.pipelines.queries.export import ExportRequest
+from osrdyne_worker.pipelines.queries.lookup import LookupRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.failures.missing_jars import NEWEST_DELTA, delta_problem
 

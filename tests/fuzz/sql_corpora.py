@@ -31,9 +31,9 @@ import yaml
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from osrdyne_worker.pipelines.datasets import SqlConfig
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.sql import SqlData
+from osrdyne_worker.pipelines.views.datasets import SqlConfig
 from osrdyne_worker.spark.plans import parse_query
 
 from .sql_fuzz import SPARK_TESTS, TESTS, spark_tests

@@ -35,9 +35,9 @@ import yaml
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
-from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import check_query
+from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import check_query
 from osrdyne_worker.spark.plans import analyzed_plan, frame_of, parse_query
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -386,8 +386,8 @@ def _split(text: str) -> Iterator[str]:
 def main() -> None:
     from osrdyne.protocol.names import Key
     from osrdyne_worker import Context
-    from osrdyne_worker.pipelines.datasets import SqlConfig
     from osrdyne_worker.pipelines.sql import SqlData, sessions
+    from osrdyne_worker.pipelines.views.datasets import SqlConfig
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)

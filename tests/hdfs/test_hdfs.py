@@ -16,9 +16,9 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.app.errors import DataChangedError
-from osrdyne_worker.pipelines import export as exporting
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
+from osrdyne_worker.pipelines.queries import export as exporting
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.files import file_listing
 from osrdyne_worker.spark.files.hadoop_files import HadoopFiles

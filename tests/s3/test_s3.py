@@ -16,7 +16,7 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 

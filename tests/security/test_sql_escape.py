@@ -20,9 +20,9 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.spark_master import parse_spark_master
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.guarded_sessions import GuardedSessions
-from osrdyne_worker.pipelines.plan_guard import check_parsed
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.plan_guard import check_parsed
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.sessions import GuardedSessions
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.plans import parse_query
 from osrdyne_worker.spark.session import session_conf

@@ -16,12 +16,12 @@ import pytest
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, DataChangedError, RequestError
-from osrdyne_worker.pipelines import loading
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.data_versions import data_files
-from osrdyne_worker.pipelines.datasets import parse_config, resolve
-from osrdyne_worker.pipelines.lookup import LookupRequest
+from osrdyne_worker.pipelines.queries.lookup import LookupRequest
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+from osrdyne_worker.pipelines.views import loading
+from osrdyne_worker.pipelines.views.data_versions import data_files
+from osrdyne_worker.pipelines.views.datasets import parse_config, resolve
 
 NAMES = ("first", "second", "third")
 

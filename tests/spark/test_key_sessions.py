@@ -13,7 +13,7 @@ from test_spark_session import SLOW, active_jobs, wait_for
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
-from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_SETTINGS
+from osrdyne_worker.pipelines.guard.sessions import REQUIRED_SETTINGS
 from osrdyne_worker.spark.java.heap import HeapUse, LiveHeap
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 from osrdyne_worker.spark.session import SparkSessions

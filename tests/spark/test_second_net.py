@@ -10,8 +10,8 @@ import yaml
 from pyspark.errors import AnalysisException, PySparkException
 
 from osrdyne_worker import Call
-from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 from osrdyne_worker.spark.plans import analyzed_plan, parse_query
 
 QUERIES = Path(__file__).parents[1] / "queries"

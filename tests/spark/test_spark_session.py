@@ -19,7 +19,7 @@ import pytest
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context, RequestError
-from osrdyne_worker.pipelines.caching import BackgroundCaching
+from osrdyne_worker.pipelines.views.caching import BackgroundCaching
 from osrdyne_worker.spark.failures.errors import describe
 from osrdyne_worker.spark.java.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions

@@ -20,8 +20,8 @@ from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.app.errors import CallCancelledError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.datasets import parse_config
-from osrdyne_worker.pipelines.export import MANIFEST, ExportRequest
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest
+from osrdyne_worker.pipelines.views.datasets import parse_config
 from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
 from osrdyne_worker.spark.jobs import progress_of
 
@@ -123,7 +123,7 @@ def test_limit_and_parameters_hold_for_exports(call: Call) -> None:
 def test_repeated_request_finds_its_first_export(call: Call, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker died after the manifest was there and before its reply: the request is delivered again."""
     first = export(sent(call, "c1"))
-    monkeypatch.setattr("osrdyne_worker.pipelines.export.Exports._write", None)  # nothing can be written again
+    monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)  # nothing can be written again
     assert export(sent(call, "c1")) == {**first, "repeated": True}
     assert len(list(target.rglob(MANIFEST))) == 1
 
@@ -198,7 +198,7 @@ def test_export_above_the_limit_leaves_nothing(make: Any, target: Path) -> None:
 def test_export_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     make: Any, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osrdyne_worker.pipelines.export.Exports._write", None)
+    monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)
     error = refusal(make(max_bytes=1000), "select * from lineitem")
     assert error.error_code == "export_too_large"
     assert "would have about" in error.message
@@ -211,7 +211,7 @@ def test_export_above_the_limit_is_cancelled_while_it_is_written(
     make: Any, spark: Any, target: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """1,000 tasks would write about 4 GB."""
-    monkeypatch.setattr("osrdyne_worker.pipelines.export.SIZE_INTERVAL", 0.05)
+    monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.SIZE_INTERVAL", 0.05)
     query = "select id, repeat(cast(uuid() as string), 100) as text from range(0, 1000000, 1, 1000)"
     group = f"too large {kind}"
     call = make(max_bytes=10_000)

@@ -17,10 +17,10 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import ARROW_TYPE, Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Answer, Call, RequestError
-from osrdyne_worker.pipelines import lookup
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.key_values import UnequalError, arrow_type, read_key_value
-from osrdyne_worker.pipelines.lookup import LookupRequest
+from osrdyne_worker.pipelines.queries import lookup
+from osrdyne_worker.pipelines.queries.key_values import UnequalError, arrow_type, read_key_value
+from osrdyne_worker.pipelines.queries.lookup import LookupRequest
 
 KEY = "lookups"
 KEYS = {

@@ -207,7 +207,7 @@ def test_result_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = make(max_bytes=100_000)
-    monkeypatch.setattr("osrdyne_worker.pipelines.paging.arrow_batches", None)  # nothing can be computed
+    monkeypatch.setattr("osrdyne_worker.pipelines.queries.paging.arrow_batches", None)  # nothing can be computed
     error = refusal(call, query="select * from lineitem order by l_shipdate", page_size=10)
     assert error.error_code == "answer_too_large"
     assert "would have about" in error.message

@@ -14,9 +14,9 @@ import yaml
 
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, Call, RequestError
-from osrdyne_worker.pipelines import caching
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+from osrdyne_worker.pipelines.views import caching
 from osrdyne_worker.spark.answers.results import prepare
 
 QUERIES = Path(__file__).parents[1] / "queries"

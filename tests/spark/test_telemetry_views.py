@@ -15,7 +15,7 @@ from osrdyne.telemetry.last_values.values import Changes, LastValue
 from osrdyne_sources.rabbit_stream.rows import to_batch
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.lookup import LookupRequest
+from osrdyne_worker.pipelines.queries.lookup import LookupRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.pipelines.telemetry.data_files import WriteRange
 from osrdyne_worker.pipelines.telemetry.ranges import Range, store

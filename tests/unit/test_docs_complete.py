@@ -19,7 +19,7 @@ from osrdyne.config.loading import load_settings
 from osrdyne.config.schema import all_settings
 from osrdyne.metrics import Metrics
 from osrdyne.testing.inspector import FakeInspector
-from osrdyne_worker.pipelines.datasets import SqlConfig
+from osrdyne_worker.pipelines.views.datasets import SqlConfig
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "config" / "osrdyne.yaml"

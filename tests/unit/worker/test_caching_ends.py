@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from osrdyne_worker.pipelines import caching, loading
-from osrdyne_worker.pipelines.caching import BackgroundCaching
-from osrdyne_worker.pipelines.datasets import ResolvedTable, SqlConfig, parse_config
-from osrdyne_worker.pipelines.loading import DataProblemError, dataset_of
+from osrdyne_worker.pipelines.views import caching, loading
+from osrdyne_worker.pipelines.views.caching import BackgroundCaching
+from osrdyne_worker.pipelines.views.datasets import ResolvedTable, SqlConfig, parse_config
+from osrdyne_worker.pipelines.views.loading import DataProblemError, dataset_of
 
 
 class FakeSession:

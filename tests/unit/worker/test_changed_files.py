@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from osrdyne.errors import ConfigurationError
-from osrdyne_worker.pipelines import data_versions
-from osrdyne_worker.pipelines.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
-from osrdyne_worker.pipelines.datasets import parse_config, resolve
+from osrdyne_worker.pipelines.views import data_versions
+from osrdyne_worker.pipelines.views.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
+from osrdyne_worker.pipelines.views.datasets import parse_config, resolve
 from osrdyne_worker.spark.files.file_listing import ListedFile, ListingError
 
 LATER = 10_000_000.0

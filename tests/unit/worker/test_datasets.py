@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.errors import ConfigurationError
-from osrdyne_worker.pipelines.datasets import (
+from osrdyne_worker.pipelines.views.datasets import (
     InvalidKeyPartError,
     KeyPattern,
     KeyRange,

@@ -9,7 +9,7 @@ import pytest
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context
-from osrdyne_worker.pipelines.export import ExportRequest, _export_name
+from osrdyne_worker.pipelines.queries.export import ExportRequest, _export_name
 
 
 def name(export_id: str | None = "monthly", query: str = "select 1", **request: Any) -> str:

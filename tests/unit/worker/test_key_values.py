@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from osrdyne.errors import ConfigurationError
 from osrdyne_worker import RequestError
-from osrdyne_worker.pipelines.datasets import parse_config
-from osrdyne_worker.pipelines.key_values import UnequalError, arrow_type, is_key_type, read_key_value
+from osrdyne_worker.pipelines.queries.key_values import UnequalError, arrow_type, is_key_type, read_key_value
+from osrdyne_worker.pipelines.views.datasets import parse_config
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from osrdyne_worker.app.errors import RequestError
-from osrdyne_worker.pipelines import loading
+from osrdyne_worker.pipelines.views import loading
 from osrdyne_worker.spark.session import SparkSessions
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 
 CATALYST = "org.apache.spark.sql.catalyst."
 LOGICAL = f"{CATALYST}plans.logical."

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from osrdyne_worker.pipelines.infer import as_yaml, ddl
-from osrdyne_worker.pipelines.loading import View
+from osrdyne_worker.pipelines.views.loading import View
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from osrdyne_worker.pipelines.datasets import SqlConfig
-from osrdyne_worker.pipelines.limits import (
+from osrdyne_worker.pipelines.guard.limits import (
     LimitExceededError,
     PlanLimits,
     check_limits,
@@ -19,6 +18,7 @@ from osrdyne_worker.pipelines.limits import (
     interval_microseconds,
 )
 from osrdyne_worker.pipelines.sql import Remembered
+from osrdyne_worker.pipelines.views.datasets import SqlConfig
 
 CATALYST = "org.apache.spark.sql.catalyst"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from osrdyne_worker import RequestError
-from osrdyne_worker.pipelines.parameters import cache_key, length_of, read_parameters
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import check_query
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import check_query
+from osrdyne_worker.pipelines.queries.parameters import cache_key, length_of, read_parameters
 from osrdyne_worker.spark.parameters import Parameter
 
 VALID: list[tuple[Any, Parameter]] = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne_worker.pipelines.schemas import RememberedSchemas, signature
+from osrdyne_worker.pipelines.views.schemas import RememberedSchemas, signature
 
 SCHEMA = {"type": "struct", "fields": []}
 
@@ -77,7 +77,7 @@ def test_file_that_others_may_write_is_ignored(schemas: RememberedSchemas, tmp_p
 def test_number_of_schemas_is_limited(
     schemas: RememberedSchemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osrdyne_worker.pipelines.schemas.MAX_SCHEMAS", 20)
+    monkeypatch.setattr("osrdyne_worker.pipelines.views.schemas.MAX_SCHEMAS", 20)
     for number in range(50):
         schemas.put(f"/data/{number}", "parquet", {}, SCHEMA, files="x")
     assert 18 <= len(list((tmp_path / "schemas").iterdir())) <= 20

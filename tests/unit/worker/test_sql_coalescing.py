@@ -11,8 +11,8 @@ import pytest
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context
-from osrdyne_worker.pipelines.datasets import parse_config
 from osrdyne_worker.pipelines.sql import app
+from osrdyne_worker.pipelines.views.datasets import parse_config
 
 coalesces = app.routes()["/sql"].coalesce
 PLAIN = {"query": "select brand, sum(current) as n from t group by brand", "limit": 10}

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from case_tables import failures
 
-from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
-from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
+from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import Limits, check_query
 
 QUERIES = Path(__file__).parents[2] / "queries"
 VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from osrdyne_worker.pipelines import paging
-from osrdyne_worker.pipelines.datasets import PagingConfig
-from osrdyne_worker.pipelines.paging import StoredResults
+from osrdyne_worker.pipelines.queries import paging
+from osrdyne_worker.pipelines.queries.paging import StoredResults
+from osrdyne_worker.pipelines.views.datasets import PagingConfig
 
 LATER = 10_000.0
 SCHEMA = pa.schema({"n": pa.int64()})

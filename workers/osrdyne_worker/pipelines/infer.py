@@ -19,9 +19,9 @@ from osrdyne.logs import configure_logging
 from osrdyne.protocol.environment import config_from_variables, read_key
 from osrdyne.protocol.names import parse_key
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.pipelines.datasets import LIVE, SqlConfig, parse_config
-from osrdyne_worker.pipelines.guarded_sessions import sessions
-from osrdyne_worker.pipelines.loading import View, dataset_of, load
+from osrdyne_worker.pipelines.guard.sessions import sessions
+from osrdyne_worker.pipelines.views.datasets import LIVE, SqlConfig, parse_config
+from osrdyne_worker.pipelines.views.loading import View, dataset_of, load
 
 
 def infer(worker_config: Mapping[str, Any], key: str) -> dict[str, str]:

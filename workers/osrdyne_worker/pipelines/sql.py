@@ -1,13 +1,14 @@
 """The SQL pipeline: answers queries over the data of its key. Its application: `osrdyne_worker.pipelines.sql:app`.
 
-This module has the handlers. `guard` decides which queries may run, `datasets` and `loading` provide the data. Spark
-evaluates no query that the guard has not accepted. See docs/reference/sql-pipeline/restrictions.md.
+This module has the handlers. `guard` decides which queries may run, `views` opens the data, and `queries` has the forms
+of a query besides its text. Spark evaluates no query that the guard has not accepted. See
+docs/reference/sql-pipeline/restrictions.md.
 """
 
 from __future__ import annotations
 
 # First: the worker's JVM starts with it, beside the imports below.
-from osrdyne_worker.pipelines.guarded_sessions import sessions  # isort: split
+from osrdyne_worker.pipelines.guard.sessions import sessions  # isort: split
 
 import platform
 import re
@@ -29,20 +30,20 @@ from osrdyne.protocol.messages import wants_arrow
 from osrdyne_worker import Answer, App, Call, Context, DataChangedError, RequestError
 from osrdyne_worker.app.errors import answer_too_large
 from osrdyne_worker.app.tables import Rows
-from osrdyne_worker.pipelines.caching import BackgroundCaching, cached_name, drop_cached
-from osrdyne_worker.pipelines.data_versions import TRANSACTIONAL, DataFiles, data_files
-from osrdyne_worker.pipelines.datasets import ResolvedDataset, SqlConfig, parse_config
-from osrdyne_worker.pipelines.export import ExportRequest, Exports
-from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
-from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
-from osrdyne_worker.pipelines.live_views import LiveViews
-from osrdyne_worker.pipelines.loading import DataProblemError, DeferredViews, View, dataset_of, is_lost_file, load
-from osrdyne_worker.pipelines.lookup import MAX_BATCH, LookupRequest, look_up
-from osrdyne_worker.pipelines.paging import Page, StoredResults
-from osrdyne_worker.pipelines.parameters import cache_key, length_of, read_parameters
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.schemas import RememberedSchemas, schema_directory
-from osrdyne_worker.pipelines.sql_guard import Limits
+from osrdyne_worker.pipelines.guard.check import CheckedQuery, checked_query
+from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_named_windows, check_text
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import Limits
+from osrdyne_worker.pipelines.queries.export import ExportRequest, Exports
+from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest, look_up
+from osrdyne_worker.pipelines.queries.paging import Page, StoredResults
+from osrdyne_worker.pipelines.queries.parameters import cache_key, length_of, read_parameters
+from osrdyne_worker.pipelines.views.caching import BackgroundCaching, cached_name, drop_cached
+from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, data_files
+from osrdyne_worker.pipelines.views.datasets import ResolvedDataset, SqlConfig, parse_config
+from osrdyne_worker.pipelines.views.live_views import LiveViews
+from osrdyne_worker.pipelines.views.loading import DataProblemError, DeferredViews, View, dataset_of, is_lost_file, load
+from osrdyne_worker.pipelines.views.schemas import RememberedSchemas, schema_directory
 from osrdyne_worker.spark.answers.least_size import least_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
 from osrdyne_worker.spark.answers.streams import StreamedFrame, is_streamable

@@ -24,7 +24,7 @@ from osrdyne.protocol.messages import ARROW_TYPE, Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.call import Call
-from osrdyne_worker.pipelines.guarded_sessions import REQUIRED_JAVA_OPTIONS, REQUIRED_SETTINGS, GuardedSessions
+from osrdyne_worker.pipelines.guard.sessions import REQUIRED_JAVA_OPTIONS, REQUIRED_SETTINGS, GuardedSessions
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest, explain, open_data, schema, sql
 from osrdyne_worker.spark.java import jvm
 from osrdyne_worker.spark.java.archive import (

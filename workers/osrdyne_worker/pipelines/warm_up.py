@@ -25,7 +25,7 @@ from osrdyne.protocol.names import Key
 from osrdyne_worker.app.app import Context, KeySessions
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import answer_to_response
-from osrdyne_worker.pipelines.datasets import parse_config
+from osrdyne_worker.pipelines.views.datasets import parse_config
 from osrdyne_worker.spark.plans import load_plan_walker
 
 if TYPE_CHECKING:

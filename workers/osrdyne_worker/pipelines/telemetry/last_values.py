@@ -16,8 +16,8 @@ import pyarrow as pa
 from osrdyne.errors import ConfigurationError, LastValueStoreError
 from osrdyne.telemetry.last_values.store import LastValueStore
 from osrdyne.telemetry.last_values.values import LastValue
-from osrdyne_worker.pipelines.datasets import KeyRange
 from osrdyne_worker.pipelines.telemetry.events import EVENTS
+from osrdyne_worker.pipelines.views.datasets import KeyRange
 
 MAX_ROWS = 200_000
 """Last values of one view. They are in the memory of the worker and of the JVM."""

@@ -20,8 +20,8 @@ from pyspark.sql.types import IntegerType, StructType
 
 from osrdyne_worker import Answer, Call, RequestError
 from osrdyne_worker.app.tables import Rows
-from osrdyne_worker.pipelines.key_values import UnequalError, arrow_type, read_key_value
-from osrdyne_worker.pipelines.loading import View
+from osrdyne_worker.pipelines.queries.key_values import UnequalError, arrow_type, read_key_value
+from osrdyne_worker.pipelines.views.loading import View
 from osrdyne_worker.spark.answers.results import prepare
 
 MAX_BATCH = 256

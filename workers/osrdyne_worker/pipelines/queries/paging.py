@@ -28,7 +28,7 @@ import pyarrow as pa
 from osrdyne.protocol.data_versions import DATA_VERSION_HEADER
 from osrdyne_worker import Answer, RequestError
 from osrdyne_worker.app.tables import Rows
-from osrdyne_worker.pipelines.datasets import PagingConfig
+from osrdyne_worker.pipelines.views.datasets import PagingConfig
 from osrdyne_worker.spark.answers.arrow_batches import arrow_batches, estimated_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery
 

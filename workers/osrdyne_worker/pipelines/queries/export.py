@@ -28,8 +28,8 @@ from pyspark.sql import functions as F
 from osrdyne.logs import get_logger
 from osrdyne.protocol.data_versions import required_data_version
 from osrdyne_worker import Call, RequestError
-from osrdyne_worker.pipelines.datasets import ExportConfig
-from osrdyne_worker.pipelines.paging import StoredResults
+from osrdyne_worker.pipelines.queries.paging import StoredResults
+from osrdyne_worker.pipelines.views.datasets import ExportConfig
 from osrdyne_worker.spark.answers.arrow_batches import estimated_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery
 from osrdyne_worker.spark.files.hadoop_files import HadoopFiles

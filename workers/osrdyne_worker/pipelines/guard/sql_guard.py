@@ -16,8 +16,8 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
-from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
+from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
+from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
 
 JOIN_HINTS = frozenset(
     {

@@ -21,7 +21,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 
 Node = dict[str, Any]
 

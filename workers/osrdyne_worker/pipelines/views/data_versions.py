@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osrdyne.logs import get_logger
-from osrdyne_worker.pipelines.datasets import LIVE, ResolvedTable
-from osrdyne_worker.pipelines.schemas import MAX_FILES, has_wildcards, local_path, walk_files
+from osrdyne_worker.pipelines.views.datasets import LIVE, ResolvedTable
+from osrdyne_worker.pipelines.views.schemas import MAX_FILES, has_wildcards, local_path, walk_files
 from osrdyne_worker.spark.files.file_listing import ListedFile, ListingError
 
 log = get_logger(__name__)

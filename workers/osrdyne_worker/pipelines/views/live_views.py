@@ -10,9 +10,9 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from osrdyne_worker.pipelines.datasets import LAST_VALUES, TELEMETRY, ResolvedTable
-from osrdyne_worker.pipelines.loading import listing_of, open_last_values, open_view, positions_of
 from osrdyne_worker.pipelines.telemetry.listing import Listing
+from osrdyne_worker.pipelines.views.datasets import LAST_VALUES, TELEMETRY, ResolvedTable
+from osrdyne_worker.pipelines.views.loading import listing_of, open_last_values, open_view, positions_of
 
 
 class LiveViews:

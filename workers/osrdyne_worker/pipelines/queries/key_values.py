@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from osrdyne_worker import RequestError
-from osrdyne_worker.pipelines.parameters import read_value
+from osrdyne_worker.pipelines.queries.parameters import read_value
 
 KEY_TYPES = "boolean, integers, decimals, string, date, timestamp, timestamp_ntz and binary"
 

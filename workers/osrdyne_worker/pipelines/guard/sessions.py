@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from osrdyne.errors import ConfigurationError
 from osrdyne_worker.app.app import Context, KeySessions
-from osrdyne_worker.pipelines.datasets import parse_config
+from osrdyne_worker.pipelines.views.datasets import parse_config
 from osrdyne_worker.spark.cluster import read_master
 from osrdyne_worker.spark.failures.missing_jars import delta_problem
 from osrdyne_worker.spark.session import SparkSessions

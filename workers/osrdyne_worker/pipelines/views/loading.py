@@ -33,7 +33,11 @@ from pyspark.sql.types import (
 from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.errors import DataChangedError, RequestError
-from osrdyne_worker.pipelines.caching import (
+from osrdyne_worker.pipelines.queries.key_values import KEY_TYPES, is_key_type
+from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
+from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
+from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
+from osrdyne_worker.pipelines.views.caching import (
     cache_now,
     drop_cached,
     group_of_thread,
@@ -41,8 +45,8 @@ from osrdyne_worker.pipelines.caching import (
     use_group,
     use_pool,
 )
-from osrdyne_worker.pipelines.data_versions import TRANSACTIONAL, DataFiles, TableFiles, data_files
-from osrdyne_worker.pipelines.datasets import (
+from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, TableFiles, data_files
+from osrdyne_worker.pipelines.views.datasets import (
     LAST_VALUES,
     LIVE,
     TELEMETRY,
@@ -55,11 +59,7 @@ from osrdyne_worker.pipelines.datasets import (
     UnknownDatasetError,
     resolve,
 )
-from osrdyne_worker.pipelines.key_values import KEY_TYPES, is_key_type
-from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
-from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
-from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
-from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
+from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
 from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
 from osrdyne_worker.spark.files.parquet_schema import parquet_schema

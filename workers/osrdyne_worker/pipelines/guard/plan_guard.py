@@ -12,9 +12,9 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import JOIN_HINTS
+from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
+from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import JOIN_HINTS
 
 Node = dict[str, Any]
 

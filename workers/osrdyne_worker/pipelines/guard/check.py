@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
-from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
+from osrdyne_worker.pipelines.guard.sql_guard import Limits, check_query
 from osrdyne_worker.spark.parameters import Parameters, ParametersNotSupportedError
 from osrdyne_worker.spark.plans import ParsedQuery, analyzed_plan, frame_of, parse_query
 
