@@ -15,7 +15,7 @@ from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.requests.suspects import RefusedTexts, SuspectGate
+from osrdyne_worker.requests.scheduling.suspects import RefusedTexts, SuspectGate
 from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.reports import Reporter

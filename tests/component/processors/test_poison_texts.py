@@ -16,8 +16,8 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
-from osrdyne_worker.requests.priorities import Slots
-from osrdyne_worker.requests.suspects import MAX_TEXTS, SUSPECT_PRIORITY, RefusedTexts
+from osrdyne_worker.requests.scheduling.priorities import Slots
+from osrdyne_worker.requests.scheduling.suspects import MAX_TEXTS, SUSPECT_PRIORITY, RefusedTexts
 
 A = Key("a")
 

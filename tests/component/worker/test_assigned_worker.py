@@ -18,7 +18,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Context
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
-from osrdyne_worker.requests.suspects import SuspectGate
+from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode
 from osrdyne_worker.runtime.settings import RuntimeContext
 

@@ -25,8 +25,8 @@ from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call
-from osrdyne_worker.requests.rates import BURST, MAX_DEBT, EventBudget, count_events
 from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.requests.scheduling.rates import BURST, MAX_DEBT, EventBudget, count_events
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 HIGH = QueueName("high")

@@ -18,10 +18,10 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.intake import Intake
-from osrdyne_worker.requests.priorities import PriorityLevels, Slots
 from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.requests.scheduling.priorities import PriorityLevels, Slots
 from osrdyne_worker.runtime.connection import BrokerConnection
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings

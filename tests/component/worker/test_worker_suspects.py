@@ -20,7 +20,7 @@ from osrdyne.protocol.activity import (
 )
 from osrdyne_worker import Call
 from osrdyne_worker.requests.dispatch import SessionLostError
-from osrdyne_worker.requests.suspects import ALONE_TIMEOUT, SuspectGate
+from osrdyne_worker.requests.scheduling.suspects import ALONE_TIMEOUT, SuspectGate
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 ACTIVITY = "activity"

@@ -18,7 +18,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.app.errors import describe, describe_with_place
 from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, Cancellations
 from osrdyne_worker.requests.intake import Share, more_for_batches, share_of
-from osrdyne_worker.requests.priorities import Slots
+from osrdyne_worker.requests.scheduling.priorities import Slots
 from osrdyne_worker.runtime.control import (
     NO_GENERATION,
     DesiredState,

@@ -20,7 +20,7 @@ from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne_worker.app.app import App, Context, KeySessions, SessionFactory
 from osrdyne_worker.bootstrap import WorkerParts, build_parts
 from osrdyne_worker.pooled.log_lines import bind_worker
-from osrdyne_worker.requests.suspects import SuspectGate
+from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.runtime.start_times import StartTimes
 from osrdyne_worker.worker import Worker

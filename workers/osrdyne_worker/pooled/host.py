@@ -15,7 +15,7 @@ from osrdyne.protocol.pooled import ProcessMemory
 from osrdyne_worker.app.app import App, PoolableSessions, is_poolable
 from osrdyne_worker.pooled.assigned_worker import AssignedWorker
 from osrdyne_worker.pooled.memory import memory_limit, process_memory
-from osrdyne_worker.requests.suspects import SuspectGate
+from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.loading import first_context
 
 SIDE_THREADS = 8

@@ -1,1 +1,1 @@
-"""The path of a request through the worker: intake, priorities, dispatch to its handler, outcome, reply, retry."""
+"""The path of a request through the worker: intake, scheduling, dispatch to its handler, outcome, reply, retry."""

@@ -11,8 +11,8 @@ from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.requests.data_versions import LoadedData
-from osrdyne_worker.requests.prefetch import HeldRequest
-from osrdyne_worker.requests.priorities import PriorityLevel
+from osrdyne_worker.requests.scheduling.prefetch import HeldRequest
+from osrdyne_worker.requests.scheduling.priorities import PriorityLevel
 from osrdyne_worker.runtime.connection import BrokerConnection
 
 

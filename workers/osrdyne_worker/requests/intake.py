@@ -15,8 +15,8 @@ from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import QueueName
-from osrdyne_worker.requests.prefetch import Prefetch, QueueConsumer
 from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.scheduling.prefetch import Prefetch, QueueConsumer
 from osrdyne_worker.runtime.connection import BrokerConnection
 from osrdyne_worker.runtime.exit import QueueMissing
 from osrdyne_worker.runtime.settings import RuntimeContext

@@ -37,20 +37,19 @@ from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import error_response, shown_path
 from osrdyne_worker.app.errors import DataChangedError, RequestError
-from osrdyne_worker.requests.batches import Batches
 from osrdyne_worker.requests.cancellations import Cancellations
-from osrdyne_worker.requests.coalescing import Coalescing
 from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
-from osrdyne_worker.requests.prefetch import HeldRequest
-from osrdyne_worker.requests.priorities import PriorityLevel, PriorityLevels, Slots
-from osrdyne_worker.requests.rates import EventBudget
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
 from osrdyne_worker.requests.retries import Retries, counted, priority_of_delivery
-from osrdyne_worker.requests.streams import MAX_PAUSED, Streams
-from osrdyne_worker.requests.suspects import (
+from osrdyne_worker.requests.scheduling.batches import Batches
+from osrdyne_worker.requests.scheduling.coalescing import Coalescing
+from osrdyne_worker.requests.scheduling.prefetch import HeldRequest
+from osrdyne_worker.requests.scheduling.priorities import PriorityLevel, PriorityLevels, Slots
+from osrdyne_worker.requests.scheduling.rates import EventBudget
+from osrdyne_worker.requests.scheduling.suspects import (
     ALONE_TIMEOUT,
     PATIENCE,
     SUSPECT_PRIORITY,
@@ -61,6 +60,7 @@ from osrdyne_worker.requests.suspects import (
     is_suspect,
     refusal,
 )
+from osrdyne_worker.requests.streams import MAX_PAUSED, Streams
 from osrdyne_worker.runtime.connection import BrokerConnection
 from osrdyne_worker.runtime.exit import Unrecoverable
 from osrdyne_worker.runtime.reports import Completion, Reporter

@@ -35,7 +35,7 @@ from osrdyne_worker.pipelines.telemetry.table import (
     fsync_directory,
     storage_errors,
 )
-from osrdyne_worker.requests.rates import count_events
+from osrdyne_worker.requests.scheduling.rates import count_events
 
 THROTTLE = "_throttle"
 CAPACITY = 60.0

@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import QueueName
-from osrdyne_worker.requests.rates import EventBudget
+from osrdyne_worker.requests.scheduling.rates import EventBudget
 
 DELIVERY_TIMEOUT = 0.5
 """Seconds to wait for a delivery that must be on its way, before the queue is asked again."""

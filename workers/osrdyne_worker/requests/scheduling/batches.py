@@ -18,7 +18,7 @@ from osrdyne.protocol.names import Key
 from osrdyne_worker.app.app import BatchOptions
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.inflight import InFlight
-from osrdyne_worker.requests.priorities import Slots
+from osrdyne_worker.requests.scheduling.priorities import Slots
 
 Kind = tuple[Key, str, int]
 """Key, path and priority level. Requests of one kind may be in one batch."""

@@ -19,7 +19,7 @@ from osrdyne_worker.app.call import Answer, Call
 from osrdyne_worker.app.errors import CallCancelledError
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.inflight import InFlight
-from osrdyne_worker.requests.priorities import Slots
+from osrdyne_worker.requests.scheduling.priorities import Slots
 
 MAX_SHARING = 100
 """Requests of one run that let a further request come from the queue."""
