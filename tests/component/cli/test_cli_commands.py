@@ -40,7 +40,7 @@ def failing_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("osrdyne.cli.status.remote", fail)
+    monkeypatch.setattr("osrdyne.cli.daemon.status.remote", fail)
 
 
 @pytest.mark.parametrize("arguments", ["version", "--version", "--debug --version"])
@@ -248,7 +248,7 @@ def test_explain_of_a_routes_file_names_the_profile(monkeypatch: pytest.MonkeyPa
     if stored:
         current = CURRENT | {"manifest": {"profiles": [{"match": "k", "concurrency": 3}]}}
         daemon = Daemon(current, only="/v1/profiles")
-        monkeypatch.setattr("osrdyne.cli.explain.remote", lambda *_: daemon)
+        monkeypatch.setattr("osrdyne.cli.requests.explain.remote", lambda *_: daemon)
     shown = CliRunner().invoke(app, ["explain", "k", "/p", "--routes", "m.json", "--config", "c.yaml"])
     assert f"The profile 'k' sets {'concurrency' if stored else 'memory'}." in shown.stdout, shown.stderr
 
@@ -358,7 +358,7 @@ CURRENT = {"version": 1, "author": "me", "at": 0.0, "size": 1, "manifest": {"rou
 
 def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Daemon:
     daemon = Daemon(current)
-    monkeypatch.setattr("osrdyne.cli.manifests.remote", lambda *_: daemon)
+    monkeypatch.setattr("osrdyne.cli.manifests.commands.remote", lambda *_: daemon)
     return daemon
 
 
@@ -389,7 +389,9 @@ def test_change_names_the_version_that_it_expects(monkeypatch: pytest.MonkeyPatc
 
 def test_explain_uses_the_active_manifest_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("m.json").write_text(MANIFEST)
-    monkeypatch.setattr("osrdyne.cli.explain.remote", lambda *_: Daemon(CURRENT | {"manifest": json.loads(RULES)}))
+    monkeypatch.setattr(
+        "osrdyne.cli.requests.explain.remote", lambda *_: Daemon(CURRENT | {"manifest": json.loads(RULES)})
+    )
     shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--routes", "m.json"]).stdout
     assert "By the rule 'k.*' the key 'kx' becomes 'kx-A', this time." in shown
     assert "high: it matches and decides." in shown
@@ -450,7 +452,7 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
         (["--version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
-        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.dev"}),
+        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.daemon.dev"}),
     ],
 )
 def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:
@@ -491,7 +493,7 @@ def test_circuits_are_listed_with_their_ratios(monkeypatch: pytest.MonkeyPatch) 
             assert path == "/v1/circuits/_all"
             return {"circuits": [one]}
 
-    monkeypatch.setattr("osrdyne.cli.circuits.remote", lambda *_: Remote())
+    monkeypatch.setattr("osrdyne.cli.pool.circuits.remote", lambda *_: Remote())
     for command in (["list"], ["show", "0" * 16]):
         shown = CliRunner().invoke(app, ["circuits", *command]).stdout
         assert [word for word in ("0" * 16, "no named route", "66 %", "closed") if word not in shown] == []
@@ -524,7 +526,7 @@ class CircuitsRemote:
 @pytest.fixture
 def circuits(monkeypatch: pytest.MonkeyPatch) -> CircuitsRemote:
     remote = CircuitsRemote()
-    monkeypatch.setattr("osrdyne.cli.circuits.remote", lambda *_: remote)
+    monkeypatch.setattr("osrdyne.cli.pool.circuits.remote", lambda *_: remote)
     return remote
 
 
@@ -574,7 +576,7 @@ def test_policies_effective_shows_each_value_with_its_origin(monkeypatch: pytest
         def get(self, path: str, **parameters: object) -> object:
             return answer if (path, parameters) == ("/v1/policies/effective", {"key": "tpch/1"}) else None
 
-    monkeypatch.setattr("osrdyne.cli.policies.remote", lambda *_: Remote())
+    monkeypatch.setattr("osrdyne.cli.manifests.policies.remote", lambda *_: Remote())
     shown = CliRunner().invoke(app, ["policies", "effective", "tpch/1"]).stdout
     assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped") if word not in shown] == []
 

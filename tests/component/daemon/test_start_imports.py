@@ -10,6 +10,6 @@ LATER = {"fastapi", "starlette", "uvicorn", "docker", "lightkube", "dbus_fast", 
 
 
 def test_daemon_starts_without_the_libraries_of_its_api_of_drivers_and_of_clients() -> None:
-    script = f"import sys, osrdyne.cli.run, osrdyne.daemon.daemon; print(sorted({LATER} & set(sys.modules)))"
+    script = f"import sys, osrdyne.cli.daemon.run, osrdyne.daemon.daemon; print(sorted({LATER} & set(sys.modules)))"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from osrdyne.auth.audit import AuditQuery, AuditRecord, page_of, parse_cursor
-from osrdyne.cli import audit as command
+from osrdyne.cli.access import audit as command
 from osrdyne.cli.main import command_line
 from osrdyne.errors import ConfigurationError
 

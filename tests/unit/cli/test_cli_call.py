@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from osrdyne.cli import call as module
-from osrdyne.cli.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
-from osrdyne.cli.replay import range_end
+from osrdyne.cli.requests import call as module
+from osrdyne.cli.requests.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
+from osrdyne.cli.telemetry.replay import range_end
 from osrdyne.client import (
     ClientClosedError,
     ConnectionLostError,

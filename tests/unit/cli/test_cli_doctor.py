@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne.cli.doctor import check_java, check_spark_master
+from osrdyne.cli.daemon.doctor import check_java, check_spark_master
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from osrdyne.cli import spark
+from osrdyne.cli.daemon import spark
 from osrdyne.protocol.environment import read_key
 from osrdyne.testing.keys import ODD_KEYS
 

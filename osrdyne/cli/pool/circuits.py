@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from osrdyne.cli.manifests import ManifestCommands, own_name
+from osrdyne.cli.manifests.commands import ManifestCommands, own_name
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
 from osrdyne.cli.output import ago, print_json, print_table, printable
 from osrdyne.errors import ConfigurationError

@@ -10,9 +10,9 @@ import typer
 from osrdyne.api.token_file import TokenFile
 from osrdyne.auth.grants import Grant, KeyScope, Principal, Role, grants_of, parse_scope
 from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
-from osrdyne.cli.call import seconds
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, load
 from osrdyne.cli.output import ago, ahead, print_json, print_table
+from osrdyne.cli.requests.call import seconds
 from osrdyne.errors import ConfigurationError
 
 app = typer.Typer(help="Create, list and revoke tokens of the HTTP API.", no_args_is_help=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from osrdyne.cli.capacity import span_text
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
 from osrdyne.cli.output import print_json, print_table
+from osrdyne.cli.pool.capacity import span_text
 
 
 def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:

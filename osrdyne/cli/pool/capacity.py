@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from osrdyne.cli.manifests import opened
+from osrdyne.cli.manifests.commands import opened
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, load, remote
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.client.daemon_api import DaemonApi

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from osrdyne.cli.call import ask, broker_uri, exit_code, seconds, token_for
-from osrdyne.cli.call_output import print_error
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.cli.output import print_json, print_table
+from osrdyne.cli.requests.call import ask, broker_uri, exit_code, seconds, token_for
+from osrdyne.cli.requests.call_output import print_error
 from osrdyne.client import AsyncClient, Reply
 from osrdyne.telemetry.schedule import IngestAnswer
 from osrdyne.telemetry.times import parse_time

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
-from osrdyne.cli.manifests import AuthorOption, opened, own_name
+from osrdyne.cli.manifests.commands import AuthorOption, opened, own_name
 from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, remote
 from osrdyne.cli.output import ahead, print_json, print_table, printable
 from osrdyne.config.types import parse_duration

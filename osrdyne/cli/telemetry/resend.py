@@ -14,7 +14,7 @@ from osrdyne.amqp import connect
 from osrdyne.amqp.streams import StreamConnection, StreamRange
 from osrdyne.broker.session import connection_options
 from osrdyne.cli.options import ConfigOption, SetOption, load
-from osrdyne.cli.replay import BeginOption, EndOption, PartitionsOption, range_end
+from osrdyne.cli.telemetry.replay import BeginOption, EndOption, PartitionsOption, range_end
 from osrdyne.errors import BrokerNotFoundError, ConfigurationError
 from osrdyne.ingress.quotas.question import parse_rate
 from osrdyne.protocol.names import PoolNames, is_pool_id

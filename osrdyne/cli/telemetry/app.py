@@ -6,12 +6,12 @@ from typing import Any
 
 import typer
 
-from osrdyne.cli.capacity import span_text
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
 from osrdyne.cli.output import ago, print_json, print_table, printable
-from osrdyne.cli.replay import replay
-from osrdyne.cli.resend import resend
-from osrdyne.cli.simulator import simulate_devices
+from osrdyne.cli.pool.capacity import span_text
+from osrdyne.cli.telemetry.replay import replay
+from osrdyne.cli.telemetry.resend import resend
+from osrdyne.cli.telemetry.simulator import simulate_devices
 
 app = typer.Typer(help="Show the log of telemetry and how far its readers are behind.", no_args_is_help=True)
 app.command("simulate")(simulate_devices)

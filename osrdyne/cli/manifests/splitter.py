@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from osrdyne.cli.manifests import ManifestCommands
+from osrdyne.cli.manifests.commands import ManifestCommands
 from osrdyne.cli.output import print_table
 from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter
 from osrdyne.ingress.splitter.rules import FromHash, FromRequest, FromStatic, Rule

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from osrdyne.cli.call_output import CallOutput, ProgressDisplay, print_answer, print_error, write_part
 from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, TokenFileOption, load
+from osrdyne.cli.requests.call_output import CallOutput, ProgressDisplay, print_answer, print_error, write_part
 from osrdyne.client import (
     ARROW_TYPE,
     AsyncClient,

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.api.authenticators import authenticators_of
-from osrdyne.cli.app_check import start_check
+from osrdyne.cli.daemon.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings

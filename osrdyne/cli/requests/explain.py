@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from osrdyne.cli.call import parse_header, read_body, seconds
+from osrdyne.cli.manifests.policies import commands as policy_commands
+from osrdyne.cli.manifests.profiles import commands as profile_commands
+from osrdyne.cli.manifests.routes import commands as route_commands
+from osrdyne.cli.manifests.splitter import commands as splitter_commands
 from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, load, remote
 from osrdyne.cli.output import print_json, printable
-from osrdyne.cli.policies import commands as policy_commands
-from osrdyne.cli.profiles import commands as profile_commands
-from osrdyne.cli.routes import commands as route_commands
-from osrdyne.cli.splitter import commands as splitter_commands
+from osrdyne.cli.requests.call import parse_header, read_body, seconds
 from osrdyne.config.profiles import describe_profile, profile_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.acceptance import TtlLimits

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import typer
 
-from osrdyne.cli.manifests import ManifestCommands
+from osrdyne.cli.manifests.commands import ManifestCommands
 from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, remote
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings

@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.cli.call import UNREACHABLE, broker_uri, seconds, token_for
 from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption, TokenFileOption, load
 from osrdyne.cli.output import print_json, print_table
+from osrdyne.cli.requests.call import UNREACHABLE, broker_uri, seconds, token_for
 from osrdyne.client import AsyncClient
 from osrdyne.config.types import parse_duration, parse_size
 from osrdyne.errors import BrokerUnavailableError, InvalidKeyError

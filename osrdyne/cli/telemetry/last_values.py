@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from osrdyne.cli.daemon.run import start_logging
 from osrdyne.cli.options import (
     ApiOption,
     ConfigOption,
@@ -21,7 +22,6 @@ from osrdyne.cli.options import (
     remote,
 )
 from osrdyne.cli.output import ago, print_json, print_table
-from osrdyne.cli.run import start_logging
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
 

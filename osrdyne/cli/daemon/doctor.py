@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.cli.app_check import check_app
+from osrdyne.cli.daemon.app_check import check_app
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import typer
 
-from osrdyne.cli.manifests import ManifestCommands
+from osrdyne.cli.manifests.commands import ManifestCommands
 from osrdyne.cli.output import print_table
 from osrdyne.config.models import Settings
 from osrdyne.config.profiles import profile_problems

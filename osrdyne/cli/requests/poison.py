@@ -12,9 +12,9 @@ from typing import Annotated, TextIO
 
 import typer
 
-from osrdyne.cli.call import seconds
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, daemon_address
 from osrdyne.cli.output import ago, log_line, print_json, print_table, printable
+from osrdyne.cli.requests.call import seconds
 from osrdyne.client.poison import PoisonClient, PoisonEntry, PoisonOutcome
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import parse_key

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from osrdyne.cli.call import parse_header
-from osrdyne.cli.manifests import ManifestCommands, opened
+from osrdyne.cli.manifests.commands import ManifestCommands, opened
 from osrdyne.cli.output import print_table
+from osrdyne.cli.requests.call import parse_header
 from osrdyne.ingress.acceptance import TtlLimits, warn_of_capped_ttls
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown

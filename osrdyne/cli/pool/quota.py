@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from osrdyne.cli.capacity import span_text
-from osrdyne.cli.manifests import AuthorOption, ManifestCommands, own_name, report
+from osrdyne.cli.manifests.commands import AuthorOption, ManifestCommands, own_name, report
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
 from osrdyne.cli.output import ago, print_json, print_table, printable
+from osrdyne.cli.pool.capacity import span_text
 from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from osrdyne.cli.app_check import start_check
+from osrdyne.cli.daemon.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.config.models import LogSettings
 from osrdyne.logs import configure_logging

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osrdyne.cli.app_check import check_app
+from osrdyne.cli.daemon.app_check import check_app
+from osrdyne.cli.daemon.run import start_logging
+from osrdyne.cli.daemon.spark import start_training
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
-from osrdyne.cli.run import start_logging
-from osrdyne.cli.spark import start_training
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
 from osrdyne.dev.announcement import announcement_file, find_announcement

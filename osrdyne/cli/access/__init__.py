@@ -1,0 +1,1 @@
+"""Commands about access: tokens of the HTTP API, RabbitMQ users of clients, the audit."""

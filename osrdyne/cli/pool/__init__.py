@@ -1,0 +1,1 @@
+"""Commands about the groups, queues, circuits and quotas of a running pool."""

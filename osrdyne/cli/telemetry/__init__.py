@@ -1,0 +1,1 @@
+"""Commands about the log of telemetry, its readers, and last values."""
