@@ -19,21 +19,21 @@ from starlette.exceptions import HTTPException
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.api import models
-from osrdyne.api.access import Access, ForbiddenError, forbidden, principal_of, protected
-from osrdyne.api.audit import Auditor, audit_routes
-from osrdyne.api.authenticators import Authenticators
+from osrdyne.api.access.audit import Auditor, audit_routes
+from osrdyne.api.access.authenticators import Authenticators
+from osrdyne.api.access.checks import Access, ForbiddenError, forbidden, principal_of, protected
+from osrdyne.api.access.guard import Guard
 from osrdyne.api.bodies import BodyLimits, BodyReader
-from osrdyne.api.capacity import capacity_routes
-from osrdyne.api.circuits import circuit_routes
-from osrdyne.api.guard import Guard
+from osrdyne.api.endpoints.capacity import capacity_routes
+from osrdyne.api.endpoints.circuits import circuit_routes
+from osrdyne.api.endpoints.lag import lag_routes
+from osrdyne.api.endpoints.last_values import last_value_routes
+from osrdyne.api.endpoints.manifests import manifest_routes
+from osrdyne.api.endpoints.poison import poison_routes
+from osrdyne.api.endpoints.queues import queue_routes
+from osrdyne.api.endpoints.telemetry import telemetry_routes
 from osrdyne.api.keys import KeyPlace, key_schema, path_key, query_key, query_keys, status_keys
-from osrdyne.api.lag import lag_routes
-from osrdyne.api.last_values import last_value_routes
-from osrdyne.api.manifests import manifest_routes
-from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
-from osrdyne.api.queues import queue_routes
-from osrdyne.api.telemetry import telemetry_routes
 from osrdyne.auth.grants import Grant
 from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
 from osrdyne.ingress.routes.retries import in_seconds

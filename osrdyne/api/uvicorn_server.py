@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from osrdyne.api.access import Local
+from osrdyne.api.access.checks import Local
 from osrdyne.config.models import ApiSettings
 
 STOP_TIMEOUT = 5  # Seconds that requests under way have to end.

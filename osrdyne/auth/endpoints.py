@@ -36,8 +36,8 @@ class Endpoint:
 
     @property
     def is_change(self) -> bool:
-        """Whether it changes something: then each use of it is recorded (`osrdyne.api.audit`). A POST with the grant
-        `view` is a question that does not fit into a query."""
+        """Whether it changes something: then each use of it is recorded (`osrdyne.api.access.audit`). A POST with the
+        grant `view` is a question that does not fit into a query."""
         return self.method not in {"", "GET"} and self.grant not in {None, Grant.VIEW}
 
     @property

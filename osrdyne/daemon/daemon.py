@@ -22,7 +22,7 @@ import uvloop
 from osrdyne import __version__
 from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.tasks import start_endless
-from osrdyne.api.authenticators import authenticators_of
+from osrdyne.api.access.authenticators import authenticators_of
 from osrdyne.api.server import ApiServer
 from osrdyne.api.unix_socket import open_listener
 from osrdyne.broker.leadership.token import Token
@@ -110,10 +110,10 @@ class Daemon:
 
     def _create_app(self) -> ASGIApp:
         """The application of the API, with FastAPI, which takes a part of a second to import."""
-        from osrdyne.api.access import Access
+        from osrdyne.api.access.checks import Access
+        from osrdyne.api.access.guard import hosts_of
         from osrdyne.api.app import create_app
         from osrdyne.api.bodies import BodyLimits
-        from osrdyne.api.guard import hosts_of
 
         api = self._settings.api
         return create_app(

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
-from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer, bind_socket
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import ConfigurationError, PortTakenError

@@ -18,7 +18,7 @@ from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
 from osrdyne import amqp
-from osrdyne.api.token_file import TokenFile
+from osrdyne.api.access.token_file import TokenFile
 from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
 from osrdyne.broker.management.client import ManagementClient

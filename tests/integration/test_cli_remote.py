@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import structlog
 
+from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
-from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.cli.main import execute
 from osrdyne.config.models import ApiSettings

@@ -23,12 +23,12 @@ import httpx
 import pytest
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.access import access_of
+from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.guard import hosts_of
+from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
 from osrdyne.api.bodies import BodyLimits
-from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
-from osrdyne.api.token_file import TokenFile
 from osrdyne.api.unix_socket import UnixListener, find_socket, open_listener
 from osrdyne.auth.endpoints import KeysOf, find_endpoint
 from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope, Role, grants_of, parse_scope

@@ -11,9 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from playwright.async_api import Page, async_playwright
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.access import access_of
+from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
-from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.config.models import ApiSettings
 from osrdyne.metrics import Metrics

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from osrdyne.api.access import access_of
+from osrdyne.api.access.authenticators import Authenticators
+from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.jwt import MAX_KEY_AGE, MAX_TOKEN, REFRESH_INTERVAL, JwtVerifier
+from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
-from osrdyne.api.authenticators import Authenticators
-from osrdyne.api.jwt import MAX_KEY_AGE, MAX_TOKEN, REFRESH_INTERVAL, JwtVerifier
-from osrdyne.api.token_file import TokenFile
 from osrdyne.auth.claims import principal_of_claims
 from osrdyne.auth.decision import Refusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal, Role, grants_of, parse_scope
@@ -321,7 +321,7 @@ async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clo
 async def test_issuer_that_sends_its_keys_slowly_is_given_up(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osrdyne.api.jwt.FETCH_TIMEOUT", 1.0)
+    monkeypatch.setattr("osrdyne.api.access.jwt.FETCH_TIMEOUT", 1.0)
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Each part comes within the time that a single read may take."""

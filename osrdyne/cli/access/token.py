@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from osrdyne.api.token_file import TokenFile
+from osrdyne.api.access.token_file import TokenFile
 from osrdyne.auth.grants import Grant, KeyScope, Principal, Role, grants_of, parse_scope
 from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, load

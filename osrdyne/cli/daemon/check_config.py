@@ -10,7 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.authenticators import authenticators_of
+from osrdyne.api.access.authenticators import authenticators_of
 from osrdyne.cli.daemon.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json

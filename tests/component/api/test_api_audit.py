@@ -14,9 +14,9 @@ import httpx
 import pytest
 import structlog
 
-from osrdyne.api.access import Access, access_of
+from osrdyne.api.access.audit import LOGGED
+from osrdyne.api.access.checks import Access, access_of
 from osrdyne.api.app import create_app
-from osrdyne.api.audit import LOGGED
 from osrdyne.auth.audit import AuditRecord, Outcome
 from osrdyne.auth.endpoints import find_endpoint
 from osrdyne.auth.grants import Grant, Role, grants_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
-from osrdyne.api.guard import hosts_of
 from osrdyne.metrics import Metrics
 from osrdyne.testing.inspector import FakeInspector
 

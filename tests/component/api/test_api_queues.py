@@ -132,7 +132,7 @@ async def test_sender_sees_what_the_policy_of_each_queue_allows(
     await create(api, "senders/a", Discoverability="ManagersListenersSenders")
     await create(api, "senders/b", Discoverability="ManagersListenersSenders")
     sender = Principal("client", {Grant.SEND: KeyScope("senders/a")})
-    monkeypatch.setattr("osrdyne.api.queues.principal_of", lambda request: sender)
+    monkeypatch.setattr("osrdyne.api.endpoints.queues.principal_of", lambda request: sender)
     assert [one["key"] for one in (await api.get("/v1/queues")).json()["queues"]] == ["public", "senders/a"]
     hidden, unknown = await api.get("/v1/queue?key=managers"), await api.get("/v1/queue?key=unknown")
     assert (hidden.status_code, hidden.json()) == (404, unknown.json())

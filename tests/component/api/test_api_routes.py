@@ -15,10 +15,10 @@ import pytest
 import structlog
 from fastapi import FastAPI
 
-from osrdyne.api.access import Access
+from osrdyne.api.access.authenticators import Authenticators, TrustedProxies
+from osrdyne.api.access.checks import Access
 from osrdyne.api.app import create_app
-from osrdyne.api.authenticators import Authenticators, TrustedProxies
-from osrdyne.api.capacity import MAX_PLANS
+from osrdyne.api.endpoints.capacity import MAX_PLANS
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
 from osrdyne.ingress.circuits.configuration import CircuitConfiguration
@@ -642,7 +642,7 @@ class TestCapacity:
             go.wait(PATIENCE)
             return answer(CapacityQuestion.model_validate({"load": [{"rate": "1/min"}]}), FakeInspector().prices)
 
-        monkeypatch.setattr("osrdyne.api.capacity.answer", slow)
+        monkeypatch.setattr("osrdyne.api.endpoints.capacity.answer", slow)
         with ThreadPoolExecutor(1) as only_thread:
             asyncio.get_running_loop().set_default_executor(only_thread)
             question = {"load": [{"rate": "1/min"}]}

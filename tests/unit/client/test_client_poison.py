@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from osrdyne.api.poison import Entry
+from osrdyne.api.endpoints.poison import Entry
 from osrdyne.client import PoisonEntry
 from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 

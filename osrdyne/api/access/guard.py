@@ -24,8 +24,8 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from osrdyne.api.access import Access
-from osrdyne.api.audit import Auditor, Change
+from osrdyne.api.access.audit import Auditor, Change
+from osrdyne.api.access.checks import Access
 from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
 from osrdyne.auth.decision import is_loopback

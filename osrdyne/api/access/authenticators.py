@@ -9,14 +9,14 @@ from ipaddress import ip_network
 from typing import TYPE_CHECKING
 
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.api.token_file import TokenFile, tokens_of
+from osrdyne.api.access.token_file import TokenFile, tokens_of
 from osrdyne.auth.decision import Refusal, identify_named, identify_proxied, identify_token, is_trusted
 from osrdyne.auth.grants import Principal
 from osrdyne.auth.tokens import Token, is_token
 from osrdyne.config.models import ApiSettings
 
 if TYPE_CHECKING:
-    from osrdyne.api.jwt import JwtVerifier
+    from osrdyne.api.access.jwt import JwtVerifier
 
 
 class TrustedProxies:
@@ -99,7 +99,7 @@ def authenticators_of(settings: ApiSettings, *, clock: Clock) -> tuple[Authentic
     tokens, warnings = tokens_of(settings)
     verifier = None
     if settings.jwt.algorithm is not None:
-        from osrdyne.api.jwt import JwtVerifier  # only here: joserfc takes a part of a second
+        from osrdyne.api.access.jwt import JwtVerifier  # only here: joserfc takes a part of a second
 
         verifier = JwtVerifier(settings.jwt, clock=clock)
     proxies = TrustedProxies(settings) if settings.trusted_proxies else None

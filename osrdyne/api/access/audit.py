@@ -21,9 +21,9 @@ from starlette.types import Scope
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.tasks import off_loop
-from osrdyne.api.access import address_of, principal_of_scope
+from osrdyne.api.access.checks import address_of, principal_of_scope
+from osrdyne.api.access.token_file import TokenChange
 from osrdyne.api.problems import problem
-from osrdyne.api.token_file import TokenChange
 from osrdyne.auth.audit import (
     AuditQuery,
     AuditRecord,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from osrdyne.api.access import principal_of
+from osrdyne.api.access.checks import principal_of
 from osrdyne.auth.grants import Grant
 from osrdyne.pool.state.lag import Lag
 from osrdyne.pool.views import PoolInspector

@@ -16,7 +16,7 @@ from xml.etree import ElementTree as xml
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from osrdyne.api.access import Author, principal_of, protected
+from osrdyne.api.access.checks import Author, principal_of, protected
 from osrdyne.api.keys import key_schema, query_key
 from osrdyne.api.problems import invalid_document
 from osrdyne.auth.grants import Grant, Principal

@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field, FiniteFloat
 from starlette.exceptions import HTTPException
 
 from osrdyne.aio.tasks import off_loop
-from osrdyne.api.access import Author, protected, require, require_protected
+from osrdyne.api.access.checks import Author, protected, require, require_protected
+from osrdyne.api.endpoints.quota import QuotaUsage, shown_usage
 from osrdyne.api.keys import query_key
 from osrdyne.api.problems import invalid_document
-from osrdyne.api.quota import QuotaUsage, shown_usage
 from osrdyne.auth.grants import Grant
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from osrdyne.api.access import protected
+from osrdyne.api.access.checks import protected
 from osrdyne.api.keys import key_schema, query_key
 from osrdyne.pool.views import PoolInspector
 from osrdyne.protocol.names import Key

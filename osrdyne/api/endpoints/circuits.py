@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from osrdyne.api.access import Author
+from osrdyne.api.access.checks import Author
 from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.views import CircuitInspector

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from osrdyne.api.access import principal_of, require_keys, require_protected
+from osrdyne.api.access.checks import principal_of, require_keys, require_protected
 from osrdyne.api.keys import query_keys
 from osrdyne.auth.grants import Grant
 from osrdyne.logs import mask_uri

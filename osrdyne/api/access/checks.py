@@ -13,10 +13,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osrdyne.aio.clock import Clock
-from osrdyne.api.authenticators import Authenticators, authenticators_of
+from osrdyne.api.access.authenticators import Authenticators, authenticators_of
+from osrdyne.api.access.token_file import TokenChange
 from osrdyne.api.keys import path_key, query_key
 from osrdyne.api.problems import problem, problem_of
-from osrdyne.api.token_file import TokenChange
 from osrdyne.auth.decision import (
     KEYS_RETRY_AFTER,
     Denial,

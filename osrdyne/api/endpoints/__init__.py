@@ -1,0 +1,1 @@
+"""The endpoints of the HTTP API, a module for each subject."""
