@@ -154,7 +154,7 @@ async def test_metrics_of_a_daemon_that_stands_by_tell_nothing_that_waits(
 async def test_metrics_do_not_wait_for_the_store_of_last_values(
     api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osrdyne.api.app.LAST_VALUES_TIMEOUT", 0.0)
+    monkeypatch.setattr("osrdyne.api.endpoints.metrics.LAST_VALUES_TIMEOUT", 0.0)
     monkeypatch.setattr(pool, "last_value_totals", asyncio.Event().wait)
     text = (await api.get("/metrics")).text
     assert ("osrdyne_leading 0.0" in text, "osrdyne_last_value_events{" in text) == (True, False)
