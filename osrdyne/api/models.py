@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from osrdyne.logs import mask_uri
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,

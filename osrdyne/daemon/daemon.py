@@ -41,8 +41,8 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, Po
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.admission import KeyCounter
-from osrdyne.pool.state.pins import PinStore
+from osrdyne.pool.state.groups.admission import KeyCounter
+from osrdyne.pool.state.groups.pins import PinStore
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.query import LastValues
 

@@ -33,12 +33,12 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.queues.delivery_limits import MAX_POLICIES
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.state.backlog import Waiting
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.lag import Lag
+from osrdyne.pool.state.groups.pins import PinStore
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import ObservedQueue, ObservedWorkers
-from osrdyne.pool.state.pins import PinStore
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.queues.backlog import Waiting
+from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,

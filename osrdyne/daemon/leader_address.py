@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
 from osrdyne.protocol.control import MAX_TERM
 
 

@@ -58,20 +58,20 @@ from osrdyne.pool.routing.retries import RetryQueuesLoop
 from osrdyne.pool.routing.routes import ActiveRoutes, RouteStore
 from osrdyne.pool.routing.telemetry import ActiveLog
 from osrdyne.pool.routing.worker_principal import WorkerPrincipal
-from osrdyne.pool.state.admission import Admission, KeyCounter
-from osrdyne.pool.state.backlog import PriorityBacklog
-from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
-from osrdyne.pool.state.created_queues import CreatedQueues
-from osrdyne.pool.state.instances import InstanceInventory
-from osrdyne.pool.state.lag import GroupLags
+from osrdyne.pool.state.groups.admission import Admission, KeyCounter
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.profiles import GroupProfiles
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.profiles import GroupProfiles
-from osrdyne.pool.state.rates import GroupRates
-from osrdyne.pool.state.restart_backoff import RestartBackoffs
-from osrdyne.pool.state.start_durations import StartDurations
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.queues.backlog import PriorityBacklog
+from osrdyne.pool.state.queues.created_queues import CreatedQueues
+from osrdyne.pool.state.queues.lag import GroupLags
+from osrdyne.pool.state.workers.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.workers.instances import InstanceInventory
+from osrdyne.pool.state.workers.rates import GroupRates
+from osrdyne.pool.state.workers.restart_backoff import RestartBackoffs
+from osrdyne.pool.state.workers.start_durations import StartDurations
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import WorkerActions
 from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.control import WorkerControl

@@ -18,9 +18,9 @@ from osrdyne.ingress.quotas.quotas import Usage
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.lag import Lag
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord

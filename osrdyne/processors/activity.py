@@ -17,9 +17,9 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import OTHER
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.circuits import ActiveCircuits
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WORK, WorkerRegistry, completed_requests
+from osrdyne.pool.state.workers.worker_reports import WORK, WorkerRegistry, completed_requests
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import (
     COMPLETED_CODE_HEADER,

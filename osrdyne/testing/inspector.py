@@ -34,10 +34,10 @@ from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routing.routes import RouteChange
-from osrdyne.pool.state.created_queues import policy_of_record
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.lag import Lag
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.queues.created_queues import policy_of_record
+from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,

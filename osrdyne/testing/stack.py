@@ -25,7 +25,7 @@ from osrdyne.daemon.wiring import Resources
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import TokenVerifier
-from osrdyne.pool.state.admission import KeyCounter
+from osrdyne.pool.state.groups.admission import KeyCounter
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to

@@ -30,7 +30,7 @@ from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.admission import KeyCounter
+from osrdyne.pool.state.groups.admission import KeyCounter
 from osrdyne.protocol.names import Key, WorkerId
 
 NEVER = 86_400.0

@@ -16,8 +16,8 @@ import tracemalloc
 from collections.abc import Callable
 
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.pool.state.groups import Delays
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import Delays
 from osrdyne.protocol.activity import BUSY_INTERVAL
 from osrdyne.protocol.names import Key
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure

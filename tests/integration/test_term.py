@@ -32,7 +32,7 @@ from osrdyne.config.models import (
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.errors import BrokerNotFoundError
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 

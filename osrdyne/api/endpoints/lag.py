@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from osrdyne.api.access.checks import principal_of
 from osrdyne.auth.grants import Grant
-from osrdyne.pool.state.lag import Lag
+from osrdyne.pool.state.queues.lag import Lag
 from osrdyne.pool.views import PoolInspector
 
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from osrdyne.errors import ConfigurationError, LastValueStoreError
 from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import PoolInspector, ProcessStatus
 from osrdyne.telemetry.last_values.store import counts_by_name
 

@@ -22,7 +22,7 @@ from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.findings import Finding
-from osrdyne.pool.state.profiles import shown_master
+from osrdyne.pool.state.groups.profiles import shown_master
 from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.queues.depths import QueueDepths
-from osrdyne.pool.state.admission import Admission, Candidate, choose_to_end
-from osrdyne.pool.state.groups import GroupRecord, GroupStatus
+from osrdyne.pool.state.groups.admission import Admission, Candidate, choose_to_end
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import GroupRecord, GroupStatus
 from osrdyne.pool.state.observed import WorkerStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.protocol.names import Key
 
 POLL_INTERVAL = 5.0  # Seconds between two passes while groups wait.

@@ -15,8 +15,8 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import stop_evidence_after
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 POLL_INTERVAL = 10.0  # Seconds between passes over due groups whose queue has not answered.

@@ -14,7 +14,7 @@ from typing import Protocol
 from osrdyne.drivers.pooled.memory import Shortage
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import STATE_INTERVAL, Assignment
 

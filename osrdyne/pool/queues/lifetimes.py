@@ -36,10 +36,10 @@ from osrdyne.ingress.policies.manifest import KeyPolicy
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease
-from osrdyne.pool.state.created_queues import CreatedQueues, policy_of_record
+from osrdyne.pool.state.groups.pins import Parameters
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.pins import Parameters
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.queues.created_queues import CreatedQueues, policy_of_record
 from osrdyne.protocol.names import PRIORITIES, Key, QueueId
 
 EXPIRATION = "ExpirationInstant"

@@ -22,9 +22,9 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueCommands
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 # Between attempts to delete a queue that is still in use or whose messages are not accounted for.

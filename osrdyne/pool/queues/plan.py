@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import Binding, ObservedQueue, ObservedWorkers
 
 

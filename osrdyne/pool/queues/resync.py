@@ -16,9 +16,9 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueCommands, QueueListings
 from osrdyne.pool.queues.loop import RequestQueuesLoop
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 

@@ -17,7 +17,7 @@ from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestKind, ManifestStore
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
 
 FOLLOW_INTERVAL = 30.0  # Seconds between two comparisons of the active manifest with the stored one.
 NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to managed, and restart the daemon."

@@ -38,11 +38,11 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.pins import Parameters
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.pins import Parameters
 from osrdyne.pool.state.snapshots import SnapshotStorage, SnapshotStore
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.activity import EMPTY_PROBE_FIELD, GENERATION_FIELD, ActivityReport
 from osrdyne.protocol.names import Key, WorkerId

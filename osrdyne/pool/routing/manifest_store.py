@@ -22,7 +22,7 @@ from osrdyne.config.types import size_text
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.documents.reader import MAX_CHARACTERS
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
 
 KEPT_VERSIONS = 20  # The active version and those before it.
 MAX_KEPT_BYTES = 4 * 2**20  # Maximum stored size of one manifest.

@@ -16,8 +16,8 @@ from osrdyne.ingress.policies.table import FoundPolicy, PolicyTable, warn_of_cla
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
-from osrdyne.pool.state.created_queues import CreatedQueues
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
+from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.protocol.names import Key
 
 

@@ -22,7 +22,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueListings
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key, QueueName
 

@@ -19,7 +19,7 @@ from osrdyne.ingress.profiles import ProfileManifest, load_profiles_json
 from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
 from osrdyne.protocol.names import Key
 
 # What keeps the driver from having workers of a profile, as a sentence with the remedy; None if it can.

@@ -17,9 +17,9 @@ from osrdyne.ingress.quotas.window import Moment
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
-from osrdyne.pool.state.pins import Parameters
-from osrdyne.pool.state.rates import GroupRates
+from osrdyne.pool.state.groups.pins import Parameters
 from osrdyne.pool.state.snapshots import SnapshotStorage, SnapshotStore
+from osrdyne.pool.state.workers.rates import GroupRates
 
 SNAPSHOT = "quota"  # The name of the snapshots.
 SAVE_INTERVAL = 0.5  # Seconds; with the time that RabbitMQ takes, less than one second of counts can be lost.

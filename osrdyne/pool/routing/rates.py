@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.rates import GroupRates
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.state.workers.rates import GroupRates
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.rates import EventRate

@@ -26,7 +26,7 @@ from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
 from osrdyne.pool.routing.priorities import PriorityLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
-from osrdyne.pool.state.pins import Parameters
+from osrdyne.pool.state.groups.pins import Parameters
 from osrdyne.protocol.names import Key, QueueId
 
 

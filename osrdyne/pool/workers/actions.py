@@ -21,9 +21,9 @@ from osrdyne.errors import (
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
-from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.instances import Draining, InventoryEntry
-from osrdyne.pool.state.worker_reports import WorkerReportState
+from osrdyne.pool.state.workers import restart_backoff
+from osrdyne.pool.state.workers.instances import Draining, InventoryEntry
+from osrdyne.pool.state.workers.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
 from osrdyne.protocol.control import Generation

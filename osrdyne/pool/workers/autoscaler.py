@@ -21,8 +21,8 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueListings
-from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.instances import InstanceInventory, InventoryEntry
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import Key
 
 HALF_LIFE = 60.0  # Seconds after which a measurement counts half.

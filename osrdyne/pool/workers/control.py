@@ -9,8 +9,8 @@ from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import Key, QueueName, WorkerId
 from osrdyne.protocol.pooled import Question, question_to_control

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.workers.instances import InstanceInventory, InventoryEntry
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.control import Generation

@@ -19,11 +19,11 @@ from osrdyne.drivers.base import Driver, InstanceId, InstanceState
 from osrdyne.errors import DriverError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext, TermState
-from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.instances import InventoryEntry
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import CIRCUIT, ObservedWorkers
-from osrdyne.pool.state.restart_backoff import RestartBackoff
+from osrdyne.pool.state.workers import restart_backoff
+from osrdyne.pool.state.workers.instances import InventoryEntry
+from osrdyne.pool.state.workers.restart_backoff import RestartBackoff
 from osrdyne.pool.workers.actions import WorkerActions
 from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.plan import Drain, GroupAction, ObservedGroup, Remove, Start, Stop, Update, Wait, plan_group

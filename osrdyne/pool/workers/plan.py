@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.instances import Draining
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import StartFailure
+from osrdyne.pool.state.workers.instances import Draining
 
 OVERDUE = "not ready within start_timeout"
 REPLACED = "its settings have changed"

@@ -18,8 +18,8 @@ from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.drivers.pooled.upkeep import PooledUpkeep
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease, WorkerCredentials
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, WorkerId

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from osrdyne.drivers.base import InstanceState
 from osrdyne.pool.context import TermContext, TermState
-from osrdyne.pool.state.instances import InventoryEntry
+from osrdyne.pool.state.workers.instances import InventoryEntry
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.progress import StartProgress
 

@@ -14,10 +14,10 @@ from osrdyne.drivers.pooled.driver import PooledDriver, worker_hash
 from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import WorkerCredentials
-from osrdyne.pool.state.crashes import PoisonTexts
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.profiles import GroupProfiles, WorkerShape
-from osrdyne.pool.state.rates import GroupRates
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.profiles import GroupProfiles, WorkerShape
+from osrdyne.pool.state.workers.crashes import PoisonTexts
+from osrdyne.pool.state.workers.rates import GroupRates
 from osrdyne.pool.workers.actions import SpecFactory
 from osrdyne.pool.workers.autoscaler import ScalingRules
 from osrdyne.protocol.control import Generation

@@ -35,7 +35,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import RequestQueues, TermContext
 from osrdyne.pool.routing.deadlines import ForwardedDeadlines
 from osrdyne.pool.routing.routes import ActiveRoutes
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.processors.expiry.plan import SweepPlan, TakenRequest, copy_of, dead_letter_of, plan_sweep
 from osrdyne.processors.publish_order import PublishOrder
 from osrdyne.protocol.names import Key, QueueId, QueueName

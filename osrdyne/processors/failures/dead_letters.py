@@ -21,8 +21,8 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.queues.topology_watch import TopologyWatch
 from osrdyne.pool.routing.circuits import ActiveCircuits
-from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.state.observed import CIRCUIT, WorkerStatuses
+from osrdyne.pool.state.workers.crashes import PoisonTexts
 from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.processors.forgeries import Forgeries

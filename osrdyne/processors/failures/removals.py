@@ -20,9 +20,9 @@ from osrdyne.errors import BrokerError
 from osrdyne.ingress.policies.lifetimes import removal_detail
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.created_queues import CreatedQueues
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.names import Key, QueueName

@@ -10,8 +10,8 @@ import asyncio
 
 from osrdyne.amqp import Delivery
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.crashes import DeathRegister
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.crashes import DeathRegister
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import Key

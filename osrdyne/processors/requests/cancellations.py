@@ -26,7 +26,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.routes import ActiveRoutes
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage

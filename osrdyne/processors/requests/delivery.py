@@ -35,9 +35,9 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.queues.loop import RequestQueuesLoop
-from osrdyne.pool.state.admission import Admission
+from osrdyne.pool.state.groups.admission import Admission
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.publish_order import PublishOrder, Ticket

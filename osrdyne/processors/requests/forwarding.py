@@ -12,7 +12,7 @@ from osrdyne.auth.decision import bearer_token
 from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
 from osrdyne.ingress.checks import Refusal, check_age
 from osrdyne.ingress.requests import Arrival
-from osrdyne.pool.state.admission import Verdict
+from osrdyne.pool.state.groups.admission import Verdict
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, remaining_expiration
 from osrdyne.protocol.messages import (
     AUTHORIZATION_HEADER,

@@ -30,9 +30,9 @@ from osrdyne.pool.routing.deadlines import ForwardedDeadlines
 from osrdyne.pool.routing.policies import ActivePolicies
 from osrdyne.pool.routing.routes import ActiveRoutes
 from osrdyne.pool.routing.telemetry import ActiveLog
-from osrdyne.pool.state.backlog import PriorityBacklog
-from osrdyne.pool.state.created_queues import CreatedQueues
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.queues.backlog import PriorityBacklog
+from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.requests.cancellations import CANCELLED, KeptCancels
 from osrdyne.processors.requests.forwarding import (

@@ -26,7 +26,7 @@ from osrdyne.ingress.policies.table import FoundPolicy
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import RequestQueues, TermContext
 from osrdyne.pool.routing.policies import ActivePolicies
-from osrdyne.pool.state.created_queues import CreatedQueues
+from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.processors.publish_order import PublishOrder
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.requests.waiting import NO_ROOM_IN_TIME, WaitingRequest, WaitingRequests

@@ -13,7 +13,7 @@ from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
 from osrdyne.ingress.checks import Refusal
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.requests.forwarding import Orphan, direct_message, refuse_activation, refuse_orphan
 from osrdyne.protocol.names import parse_key

@@ -26,8 +26,8 @@ from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 from osrdyne.metrics import Metrics
 from osrdyne.pool.routing.circuits import CircuitView
-from osrdyne.pool.state.lag import Lag
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import ComponentView, ReloadOutcome, ReloadView, WaitingView
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view

@@ -23,7 +23,7 @@ from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply
 from osrdyne.errors import DriverError, StartFailedError
 from osrdyne.pool.queues import plan as queue_plan
 from osrdyne.pool.queues.plan import QueueStep
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import Binding, ObservedQueue, QueueStatuses
 from osrdyne.pool.workers import plan as worker_plan
 from osrdyne.pool.workers.plan import GroupAction, Start
@@ -274,7 +274,7 @@ EVIDENCE = "osrdyne.pool.groups.idle.stop_evidence_after"
 LAST_EVIDENCE = "osrdyne.pool.queues.loop.delete_evidence_after"
 FORWARD = "osrdyne.processors.requests.delivery.Forwarder._send"
 DELETE = "osrdyne.broker.queues.request_queues.delete_if_proven_empty"
-HOLD: Patch = ("osrdyne.pool.state.tracker.PoolStateTracker.hold", no_hold)
+HOLD: Patch = ("osrdyne.pool.state.groups.tracker.PoolStateTracker.hold", no_hold)
 SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)
 STOPBLIND: Patch = ("osrdyne.broker.management.listings.RequestQueueListing.list_message_totals", everything_is_empty)
 

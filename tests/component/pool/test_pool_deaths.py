@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.state.crashes import MAX_DEATHS_OF_KEY, DeathRegister
+from osrdyne.pool.state.workers.crashes import MAX_DEATHS_OF_KEY, DeathRegister
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath

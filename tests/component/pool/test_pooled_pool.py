@@ -23,7 +23,7 @@ from osrdyne.drivers.pooled.process import Process
 from osrdyne.drivers.registry import pooled_rules
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.pool.groups.memory import INTERVAL, LOOK
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, WorkerId

@@ -11,7 +11,7 @@ from osrdyne.amqp import Message
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import BrokerConflictError, DriverError, PublishRefusedError
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.broker import Command, FakeBroker, Hook

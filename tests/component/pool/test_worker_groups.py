@@ -11,8 +11,8 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation

@@ -11,11 +11,11 @@ from osrdyne.config.models import LifecycleSettings
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.circuits import ActiveCircuits
-from osrdyne.pool.state.groups import Delays, GroupStatus
+from osrdyne.pool.state.groups.paused_groups import PausedGroups
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.paused_groups import PausedGroups
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.processors.activity import ActivityProcessor, ProcessReports
 from osrdyne.processors.forgeries import Forgeries

@@ -6,7 +6,7 @@ import pytest
 from managed_pool import ALERTS, DATA, REST, change, managing
 
 from osrdyne.amqp import Message
-from osrdyne.pool.state.backlog import Waiting
+from osrdyne.pool.state.queues.backlog import Waiting
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker

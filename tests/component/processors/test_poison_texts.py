@@ -8,8 +8,14 @@ import math
 import pytest
 
 from osrdyne.drivers.base import Exit
-from osrdyne.pool.state.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
-from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, RestartBackoff, worker_ended
+from osrdyne.pool.state.workers.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
+from osrdyne.pool.state.workers.restart_backoff import (
+    FREE_RESTARTS,
+    RESTART,
+    STABLE_AFTER,
+    RestartBackoff,
+    worker_ended,
+)
 from osrdyne.protocol.activity import ALONE_FIELD, STUCK_FIELD, Event, text_fingerprint
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Request

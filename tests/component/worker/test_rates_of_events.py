@@ -19,8 +19,8 @@ from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Message
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.state.backlog import PriorityBacklog
-from osrdyne.pool.state.lag import GroupLags
+from osrdyne.pool.state.queues.backlog import PriorityBacklog
+from osrdyne.pool.state.queues.lag import GroupLags
 from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock

@@ -9,7 +9,7 @@ import pytest
 
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.quotas.document import describe, describe_rate, load_quotas, load_quotas_json
-from osrdyne.pool.state.rates import GroupRates
+from osrdyne.pool.state.workers.rates import GroupRates
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock

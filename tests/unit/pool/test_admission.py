@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from osrdyne.pool.state.admission import Admission, Candidate, KeyCounter, Verdict, choose_to_end
-from osrdyne.pool.state.groups import Delays, GroupRecord, GroupStatus, require, unbind
+from osrdyne.pool.state.groups.admission import Admission, Candidate, KeyCounter, Verdict, choose_to_end
+from osrdyne.pool.state.groups.transitions import Delays, GroupRecord, GroupStatus, require, unbind
 from osrdyne.protocol.names import Key
 
 DELAYS = Delays(unbind=600.0, stop=600.0)

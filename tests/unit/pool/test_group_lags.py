@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.state.backlog import PriorityBacklog
-from osrdyne.pool.state.lag import GROWING_LISTINGS, GroupLags, HoltTrend
+from osrdyne.pool.state.queues.backlog import PriorityBacklog
+from osrdyne.pool.state.queues.lag import GROWING_LISTINGS, GroupLags, HoltTrend
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 

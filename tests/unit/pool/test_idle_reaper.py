@@ -12,9 +12,9 @@ from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.groups.idle import IdleReaper
 from osrdyne.pool.queues.depths import QueueDepths
-from osrdyne.pool.state.groups import Delays, GroupStatus
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.context import make_context

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from osrdyne.pool.state.pins import PinStore
+from osrdyne.pool.state.groups.pins import PinStore
 from osrdyne.protocol.names import Key
 from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.management import Parameters

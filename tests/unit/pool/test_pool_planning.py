@@ -7,7 +7,7 @@ import pytest
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue, stop_evidence_after
-from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import Binding, ObservedQueue, ObservedWorkers, StartFailure
 from osrdyne.pool.workers.plan import ObservedGroup, Remove, Start, Stop, Wait, plan_group
 from osrdyne.protocol.names import Key, WorkerId

@@ -10,8 +10,6 @@ import pytest
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.errors import BrokerConflictError
-from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.instances import InstanceInventory
 from osrdyne.pool.state.observed import (
     Binding,
     ObservedQueue,
@@ -20,7 +18,9 @@ from osrdyne.pool.state.observed import (
     StartFailure,
     WorkerStatuses,
 )
-from osrdyne.pool.state.restart_backoff import RestartBackoff, RestartBackoffs
+from osrdyne.pool.state.workers import restart_backoff
+from osrdyne.pool.state.workers.instances import InstanceInventory
+from osrdyne.pool.state.workers.restart_backoff import RestartBackoff, RestartBackoffs
 from osrdyne.protocol.names import Key, WorkerId
 
 A, B = Key("a"), Key("b")

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from osrdyne.pool.state.groups import Delays, GroupStatus
-from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.tracker import PoolStateTracker
+from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 

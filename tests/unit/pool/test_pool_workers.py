@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState, apply_report
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState, apply_report
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.state.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
+from osrdyne.pool.state.queues.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
 from osrdyne.protocol.names import Key
 
 A, B = Key("a"), Key("b")

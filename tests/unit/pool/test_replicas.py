@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, WorkerId, replica_id, started_as
 from osrdyne.testing.clock import VirtualClock

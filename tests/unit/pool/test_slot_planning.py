@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.instances import Draining
+from osrdyne.pool.state.groups.transitions import GroupStatus
+from osrdyne.pool.state.workers.instances import Draining
 from osrdyne.pool.workers.plan import (
     NOT_NEEDED,
     REPLACED,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.state.start_durations import KEPT, StartDurations
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.start_durations import KEPT, StartDurations
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.testing.clock import VirtualClock
 

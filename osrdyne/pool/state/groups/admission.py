@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from osrdyne.pool.state.groups import GroupRecord, GroupStatus
+from osrdyne.pool.state.groups.transitions import GroupRecord, GroupStatus
 from osrdyne.protocol.names import Key
 
 NEARLY_ALL = 0.8  # Share of `max_keys` at which the operator is warned.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
-from osrdyne.pool.state import groups
-from osrdyne.pool.state.groups import Delays, GroupRecord, GroupStatus
+from osrdyne.pool.state.groups import transitions
+from osrdyne.pool.state.groups.transitions import Delays, GroupRecord, GroupStatus
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
@@ -128,17 +128,17 @@ class PoolStateTracker:
         if group is not None and group.status is GroupStatus.ACTIVE:
             # The most frequent event by far. The timer runs already, and is extended when it fires.
             group.last_activity = now
-            group.active_until = groups.active_until(now, group.active_until, self._delays_of(key), extra_lifetime)
+            group.active_until = transitions.active_until(now, group.active_until, self._delays_of(key), extra_lifetime)
         else:
             before = None if group is None else group.record()
-            record = groups.require(before, now=now, delays=self._delays_of(key), extra_lifetime=extra_lifetime)
+            record = transitions.require(before, now=now, delays=self._delays_of(key), extra_lifetime=extra_lifetime)
             group = self._put(key, group, record, changed=True)
         return Generation(self._term, group.generation)
 
     def adopt(self, key: Key, status: GroupStatus) -> None:
         """Take over a group found in RabbitMQ, unless the key is known already."""
         if key not in self._groups:
-            record = groups.adopt(status, now=self._clock.monotonic(), delays=self._delays_of(key))
+            record = transitions.adopt(status, now=self._clock.monotonic(), delays=self._delays_of(key))
             self._put(key, None, record, changed=True)
 
     def hold(self, key: Key) -> None:
@@ -176,7 +176,7 @@ class PoolStateTracker:
         if group is None or self._stays(key):
             return False
         now = self._clock.monotonic()
-        retired = groups.unbind(group.record(), now=now, delays=Delays(self._delays_of(key).unbind, 0.0))
+        retired = transitions.unbind(group.record(), now=now, delays=Delays(self._delays_of(key).unbind, 0.0))
         self._put(key, group, retired, changed=group.status is not GroupStatus.UNBOUND)
         self._retired.add(key)
         return True
@@ -217,10 +217,10 @@ class PoolStateTracker:
             if self._stays(key):
                 continue  # `release` and `unpin` schedule the next check
             record = group.record()
-            if not groups.is_due(record, now=now):
+            if not transitions.is_due(record, now=now):
                 self._arm(key, group, record.due_at)
             elif record.status is GroupStatus.ACTIVE:
-                self._put(key, group, groups.unbind(record, now=now, delays=self._delays_of(key)), changed=True)
+                self._put(key, group, transitions.unbind(record, now=now, delays=self._delays_of(key)), changed=True)
             else:
                 self._stop_due.add(key)
                 self.stop_due.set()

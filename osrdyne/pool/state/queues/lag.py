@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.state.backlog import NOTHING, PriorityBacklog, Waiting
+from osrdyne.pool.state.queues.backlog import NOTHING, PriorityBacklog, Waiting
 from osrdyne.protocol.names import Key
 
 GROWING_LISTINGS = 5  # A warning comes after so many listings in a row, each with more waiting requests.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import FIRST_REQUEST_PART
 
 KEPT = 16  # Latest starts that count; with fewer, one slow start would decide.

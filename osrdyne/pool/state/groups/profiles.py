@@ -13,7 +13,7 @@ from osrdyne.config.models import Settings
 from osrdyne.config.profiles import EVICTION_ORDER, Eviction, Profile, describe_profile
 from osrdyne.drivers.pooled.placement import ProcessSettings
 from osrdyne.logs import mask_uri
-from osrdyne.pool.state.groups import Delays
+from osrdyne.pool.state.groups.transitions import Delays
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.spark_master import parse_spark_master
 
