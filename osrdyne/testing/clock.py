@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from osrdyne.testing.loop import MemoryLoop
+from osrdyne.testing.fakes.loop import MemoryLoop
 
 _MAX_ROUNDS = 100_000
 

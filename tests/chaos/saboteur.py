@@ -8,7 +8,7 @@ from contextlib import suppress
 from osrdyne import amqp
 from osrdyne.errors import BrokerError, BrokerNotFoundError
 from osrdyne.protocol.names import PoolNames
-from osrdyne.testing.amqp import purge_queue
+from osrdyne.testing.fakes.amqp import purge_queue
 from tests.chaos.callers import KEYS
 from tests.chaos.nodes import Node
 from tests.chaos.pool import POOL

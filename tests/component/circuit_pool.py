@@ -19,11 +19,11 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 STEP = 0.05
 DOCUMENT = {

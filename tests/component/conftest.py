@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.broker import FakeBroker
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, Work
 from osrdyne.protocol.control import Generation, control_from_wire
 from osrdyne.protocol.names import PoolNames, WorkerId
 from osrdyne.protocol.pooled import Assign, ProcessState, question_of_control
-from osrdyne.testing.broker import FakeBroker, Holder, Stored
 from osrdyne.testing.conformance_worker import Behaviour
 from osrdyne.testing.drivers import FakeWorker
+from osrdyne.testing.fakes.broker import FakeBroker, Holder, Stored
 from osrdyne.testing.played_process import PlayedProcess
 
 SESSION_TIME = 1.0

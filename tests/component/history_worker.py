@@ -20,9 +20,9 @@ from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker, Holder, Stored
 from osrdyne.testing.drivers import FakeWorker
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker, Holder, Stored
 
 LOAD_TIME = 1.0
 SLOW_LOAD_TIME = 20.0

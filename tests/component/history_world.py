@@ -28,11 +28,11 @@ from osrdyne.pool.state.observed import Binding
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.pooled import PROCESS_KEY
 from osrdyne.protocol.statuses import Status, decode_text
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.stack import POOL, Stack, make_stack, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, make_stack, settings_for
 
 NAMES = PoolNames(POOL)
 KEYS = tuple(Key(name) for name in ("a", "b", "c", "d"))

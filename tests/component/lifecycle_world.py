@@ -15,11 +15,11 @@ from osrdyne.config.models import LifecycleSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.stack import POOL, Stack, make_stack, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, make_stack, settings_for
 
 NAMES = PoolNames(POOL)
 KEY = Key("a")

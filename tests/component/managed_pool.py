@@ -10,9 +10,9 @@ from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.routes import RouteChange
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 ALERTS = {"route": "FROM /messages/* WHERE level = 'alert' INTO $upstream", "priority": 0, "timeToLiveSecs": 60}
 DATA = {"route": "FROM /messages/* WHERE level = 'data' INTO $upstream", "priority": 1}

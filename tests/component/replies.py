@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from osrdyne.aio.clock import Clock
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 
 REPLIES = "replies"
 

@@ -26,10 +26,10 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.amqp import connect_to
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.fakes.amqp import connect_to
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.management import FakeManagement
 
 A = Key("a")
 PATIENCE = 120.0

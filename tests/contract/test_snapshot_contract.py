@@ -19,9 +19,9 @@ from osrdyne.broker.session import Connect, LeaderSession
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import LeadershipLostError
-from osrdyne.testing.amqp import FakeConnection, connect_to
-from osrdyne.testing.broker import Command, FakeBroker
-from osrdyne.testing.management import FakeManagement
+from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
 
 NAME = "test"
 

@@ -22,9 +22,9 @@ from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
-from osrdyne.testing.amqp import connect_to
-from osrdyne.testing.broker import FakeBroker
-from osrdyne.testing.management import FakeManagement
+from osrdyne.testing.fakes.amqp import connect_to
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
 
 SHORT, LONG = 200, 3_600_000
 CLASSES = (None, 3)

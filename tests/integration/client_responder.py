@@ -14,7 +14,7 @@ from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message, connect
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import PoolNames, QueueName
-from osrdyne.testing.amqp import delete_exchange
+from osrdyne.testing.fakes.amqp import delete_exchange
 
 PATIENCE = 120.0
 Answer = Callable[[Request], Iterable[Response]]

@@ -20,7 +20,7 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     PublishRefusedError,
 )
-from osrdyne.testing.amqp import delete_exchange, purge_queue
+from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 PATIENCE = 120.0

@@ -17,7 +17,7 @@ from osrdyne.api.server import ApiServer, bind_socket
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import ConfigurationError, PortTakenError
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 
 pytestmark = pytest.mark.one_rabbitmq
 

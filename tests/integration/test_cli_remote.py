@@ -24,7 +24,7 @@ from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import ComponentView, PoisonPage, PoisonQuery, WaitingView
 from osrdyne.protocol.names import Key
-from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
+from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
 
 pytestmark = pytest.mark.one_rabbitmq
 

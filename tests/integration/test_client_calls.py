@@ -28,7 +28,7 @@ from osrdyne.client.session import Session
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import delete_exchange
+from osrdyne.testing.fakes.amqp import delete_exchange
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""

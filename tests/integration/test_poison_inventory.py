@@ -23,7 +23,7 @@ from osrdyne.processors.poison.entries import DEATHS_HEADER, KEY_HEADER, LAST_AT
 from osrdyne.processors.poison.inventory import PoisonInventory
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
-from osrdyne.testing.context import make_context
+from osrdyne.testing.fakes.context import make_context
 
 NOW_MS = 1_700_000_000_000
 DEATH = WorkerDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)

@@ -24,7 +24,7 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
-from osrdyne.testing.amqp import delete_exchange, purge_queue
+from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
 from osrdyne.testing.keys import ODD_KEYS
 
 MINE, OTHER = Key("tpch/sf=0.01"), Key("tpch/sf=0x01")  # the dot of the first must not match anything

@@ -30,7 +30,7 @@ from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
 from osrdyne.protocol.uri import with_user
-from osrdyne.testing.amqp import delete_exchange
+from osrdyne.testing.fakes.amqp import delete_exchange
 
 APP = "tests.integration.streaming_app:app"
 ROWS_OF_A_PART = PART_BYTES // 16 - 1000

@@ -40,7 +40,7 @@ from osrdyne.errors import ConfigurationError, OsrdyneError, PortTakenError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import RegisteredQueue
 from osrdyne.protocol.names import Key
-from osrdyne.testing.inspector import FakeInspector, poison_view
+from osrdyne.testing.fakes.inspector import FakeInspector, poison_view
 
 PATIENCE = 120.0
 SILENCE = 6.0

@@ -17,7 +17,7 @@ from osrdyne.api.app import create_app
 from osrdyne.api.server import ApiServer
 from osrdyne.config.models import ApiSettings
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE = 120.0

@@ -38,7 +38,7 @@ from osrdyne.config.models import ApiSettings, JwtSettings
 from osrdyne.errors import ConfigurationError
 from osrdyne.metrics import Metrics
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 
 ISSUER, AUDIENCE = "https://issuer.example", "osrdyne"
 ROLES = {"viewer": "viewer", "team": "operator", "bodies": "bodies"}

@@ -18,7 +18,7 @@ from osrdyne.api.server import ApiServer
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector, poison_view
+from osrdyne.testing.fakes.inspector import FakeInspector, poison_view
 from osrdyne_worker.spark.poison_source import FORMAT, register
 
 

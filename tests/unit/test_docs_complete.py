@@ -18,7 +18,7 @@ from osrdyne.config.document import duration_text, size_text, update
 from osrdyne.config.loading import load_settings
 from osrdyne.config.schema import all_settings
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 from osrdyne_worker.pipelines.views.datasets import SqlConfig
 
 ROOT = Path(__file__).parents[2]

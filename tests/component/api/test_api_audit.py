@@ -28,7 +28,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.inspector import FakeInspector, poison_view
+from osrdyne.testing.fakes.inspector import FakeInspector, poison_view
 
 JSON = {"content-type": "application/json"}
 SECRET = generate_token()

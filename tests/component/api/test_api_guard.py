@@ -8,7 +8,7 @@ import pytest
 from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 
 
 async def status_for(host: str, *, address: str, allowed: tuple[str, ...] = ()) -> int:

@@ -14,7 +14,7 @@ from osrdyne.auth.grants import Grant, KeyScope, Principal
 from osrdyne.ingress.policies.authorization import Claim, may_discover
 from osrdyne.ingress.policies.policy import Discoverability
 from osrdyne.metrics import Metrics
-from osrdyne.testing.inspector import FakeInspector
+from osrdyne.testing.fakes.inspector import FakeInspector
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 POLICY = "{https://schemas.microsoft.com/ws/2007/08/connect}"

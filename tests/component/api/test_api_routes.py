@@ -30,7 +30,7 @@ from osrdyne.pool.state.queues.lag import Lag
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import ComponentView, ReloadOutcome, ReloadView, WaitingView
 from osrdyne.protocol.names import Key
-from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
+from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
 
 ODD_KEYS = [
     "infra=42,timetable=24", "a/b", "a/logs", "a/start", "/", "//", "%41", "A", "%", "%2F", "+", "a b", "\n\r\t",

@@ -16,9 +16,9 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     PublishRefusedError,
 )
-from osrdyne.testing.amqp import FakeConnection
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
 
 FORGED, CALLER = "amq.rabbitmq.reply-to.forged", "amq.rabbitmq.reply-to.caller"
 

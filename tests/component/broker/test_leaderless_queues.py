@@ -7,10 +7,10 @@ import pytest
 from osrdyne.broker.queues.request_queues import LEADERLESS_PAUSE, LEADERLESS_SILENCES
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import POOL, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, leading
 
 A = Key("a")
 QUEUE = "pool-req-a"

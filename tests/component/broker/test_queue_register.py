@@ -11,9 +11,9 @@ from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.queues.durability import DELETE_AFTER, TIDY_AFTER, QueueDurability
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import leading
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import leading
 
 A, B = Key("a"), Key("b")
 ONE, TWO = (["declare p-register-1"], ["delete p-register-1", "declare p-register-2"])

@@ -13,7 +13,7 @@ from osrdyne.broker.publishing.isolation import FORGET_AFTER, FRESH, MAX_UNCONFI
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import leading
+from osrdyne.testing.fakes.stack import leading
 
 SILENT = BrokerSilentError("RabbitMQ did not answer in time.")
 TIMEOUT, HELD_UP = 30.0, 65.0

@@ -13,8 +13,8 @@ from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.leaders import leader_to_ask
-from osrdyne.testing.broker import FakeBroker
-from osrdyne.testing.management import FakeManagement
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
 
 LOCAL, REMOTE = "http://127.0.0.1:4243", "http://leader:4242"
 

@@ -13,9 +13,9 @@ from osrdyne.errors import PoolConflictError
 from osrdyne.pool.views import ReloadOutcome
 from osrdyne.protocol.activity import RELOADS_FIELD, Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 

@@ -9,10 +9,10 @@ from osrdyne.daemon.term import REPORTS_AT_ONCE
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, leading, settings_for
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, leading, settings_for
 
 NAMES = PoolNames(POOL)
 SLOW = 20.0

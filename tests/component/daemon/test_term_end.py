@@ -7,10 +7,10 @@ import asyncio
 from osrdyne.daemon.term import StopRequest
 from osrdyne.drivers.base import Instance, WorkerSpec
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, leading, make_stack
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, leading, make_stack
 
 
 async def test_stop_leaves_workers_queues_and_requests_in_place(clock: VirtualClock) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lifecycle_world import Fault
 from test_unsafe_variants import VARIANTS, Patch, left_out
 
-from osrdyne.testing.loop import MemoryLoop
+from osrdyne.testing.fakes.loop import MemoryLoop
 
 COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
 ALWAYS_THE_SAME = "OSRDYNE_HISTORIES" not in os.environ

@@ -31,11 +31,11 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import HOPS_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeConnection
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 from osrdyne.testing.hostile import HostileMessage, hostile_message
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.processor import Answering, Processor

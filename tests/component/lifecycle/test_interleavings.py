@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from lifecycle_world import KEY, QUEUE, World
 
-from osrdyne.testing.broker import Command
+from osrdyne.testing.fakes.broker import Command
 
 REST = 120.0
 """Seconds in which an idle group comes to its end, twice over."""

@@ -17,10 +17,10 @@ from osrdyne.drivers.base import Exit
 from osrdyne.errors import BrokerError, StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, leading, make_stack, settings_for
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack, settings_for
 
 QUICK = settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
 REPLIES = "replies"

@@ -29,8 +29,8 @@ from osrdyne.pool.workers import plan as worker_plan
 from osrdyne.pool.workers.plan import GroupAction, Start
 from osrdyne.processors.failures.start_failures import StartFailureResponder
 from osrdyne.processors.requests.forwarding import Orphan
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command
 
 Patch = tuple[str, Callable[[World], Any]]
 History = Callable[[World], Awaitable[None]]

@@ -11,9 +11,9 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 REPLIES = "replies"
 

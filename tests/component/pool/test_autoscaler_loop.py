@@ -10,10 +10,10 @@ from osrdyne.config.models import LifecycleSettings, ScalingSettings
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
 LONG = LifecycleSettings(unbind_delay=36_000.0, stop_delay=600.0)

@@ -13,9 +13,9 @@ from osrdyne.config.models import ScalingSettings
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.pool.queues import delivery_limits
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 POLICY = "pool-limit-a"
 

@@ -13,10 +13,10 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.pool.routing.profiles import ProfileChange
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 BIG, SMALL = Key("big/1"), Key("small/1")
 

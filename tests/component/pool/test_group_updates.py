@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, leading
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, leading
 
 A = Key("a")
 

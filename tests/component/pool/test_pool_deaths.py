@@ -7,7 +7,7 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import leading
+from osrdyne.testing.fakes.stack import leading
 
 A, B = Key("a"), Key("b")
 

@@ -28,12 +28,12 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, Assign, ProcessState, Release, question_of_control
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 from osrdyne.testing.played_process import PlayedProcess
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 
 A, B, C = map(Key, "abc")
 

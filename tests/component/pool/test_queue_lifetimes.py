@@ -22,10 +22,10 @@ from osrdyne.ingress.policies.policy import Discoverability
 from osrdyne.ingress.policies.table import FoundPolicy
 from osrdyne.pool.queues.lifetimes import QueueLifetimes
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, make_stack
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, make_stack
 
 A = Key("a")
 DAY = 86400.0

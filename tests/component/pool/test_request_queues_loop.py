@@ -14,10 +14,10 @@ from osrdyne.errors import BrokerConflictError, DriverError, PublishRefusedError
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command, FakeBroker, Hook
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.broker import Command, FakeBroker, Hook
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
 QUEUE = "pool-req-a"

@@ -15,10 +15,10 @@ from osrdyne.errors import StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
 SETTINGS = settings_for(LifecycleSettings(unbind_delay=36_000.0, stop_delay=600.0, start_attempts=1))

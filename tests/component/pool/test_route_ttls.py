@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from managed_pool import REST, change, managed, managing
 
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 DAY = 86_400
 LONG = {"route": "FROM /messages/* WHERE level = 'archive' INTO $upstream", "timeToLiveSecs": DAY}

@@ -11,10 +11,10 @@ from osrdyne.amqp import Message
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.pool.routing.priorities import NEEDED_FOR
 from osrdyne.protocol.activity import Event
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 ALERT = {"level": "alert"}
 STORE = "pool-req-a_Pri0"

@@ -17,12 +17,12 @@ from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
 UNAVAILABLE = DriverUnavailableError("The engine does not answer.")

@@ -10,9 +10,9 @@ from osrdyne.amqp import Message
 from osrdyne.pool.workers.liveness import QUIET_AFTER
 from osrdyne.protocol.activity import REQUESTS_FIELD, ActivityReport, Event
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import Command
+from osrdyne.testing.fakes.stack import Stack, leading
 
 A = Key("a")
 LONG_ENOUGH = 120.0

@@ -16,9 +16,9 @@ from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.rates import EventRate, rate_from_wire
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 CONTROL = "control"
 

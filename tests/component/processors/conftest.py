@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from replies import broker_with_replies
 
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.broker import FakeBroker
 
 
 @pytest.fixture

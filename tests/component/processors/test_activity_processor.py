@@ -22,12 +22,12 @@ from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, ProcessState
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.context import make_context
-from osrdyne.testing.management import Parameters
-from osrdyne.testing.snapshots import MemorySnapshots
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.context import make_context
+from osrdyne.testing.fakes.management import Parameters
+from osrdyne.testing.fakes.snapshots import MemorySnapshots
 
 A = Key("a")
 INTERVAL = 10.0

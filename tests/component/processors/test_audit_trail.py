@@ -13,10 +13,10 @@ from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord, Outcome
 from osrdyne.config.models import AuditSettings
 from osrdyne.processors import audit
 from osrdyne.processors.audit import AuditTrail
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 
 def change(clock: VirtualClock, number: int = 0) -> AuditRecord:

@@ -28,11 +28,11 @@ from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import PRINCIPAL_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 SEND_ALL = Principal("alice", grants_of(None, [Grant.SEND]))
 SECRET = "osr-secret"

@@ -7,11 +7,11 @@ import pytest
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.control import Command, control_from_wire
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command as BrokerCommand
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command as BrokerCommand
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 
 async def cancel(stack: Stack, key: str, **properties: object) -> None:

@@ -13,10 +13,10 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 A, W = Key("a"), WorkerId("later")
 NAME = RequestName("c", REPLIES)

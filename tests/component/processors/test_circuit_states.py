@@ -14,9 +14,9 @@ from osrdyne.ingress.explain import explain
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.protocol.messages import RETRY_AFTER_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.fakes.broker import Command
 
 GROUPS = ("a", "b", "c", "d")
 REJECT = {"onOpen": "reject"}

@@ -15,10 +15,10 @@ from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 COUNTING = CircuitConfiguration(updates_statistics=True)
 BY_GROUP = load_circuits(json.dumps({"statisticsUpdateEnabled": True, "circuitScope": "group"}))

@@ -15,10 +15,10 @@ from osrdyne.processors.failures.dead_letters import death_reason, without_waits
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 MANY = 256
 """More dead letters than are taken at once."""

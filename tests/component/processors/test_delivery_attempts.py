@@ -13,9 +13,9 @@ from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 A = Key("a")
 Lead = Callable[[VirtualClock, FakeBroker], AbstractAsyncContextManager[Stack]]

@@ -13,11 +13,11 @@ from osrdyne.processors.poison.entries import finding, key_of
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 
 def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:

@@ -26,10 +26,10 @@ from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Ev
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 SHORT, LONG = "20000", "500000"
 """Lifetimes in milliseconds."""

@@ -23,12 +23,12 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import COALESCE_HEADER, DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import POOL, Stack, leading
 
 A = Key("a")
 

@@ -8,10 +8,10 @@ from managed_pool import ALERTS, DATA, REST, change, managing
 from osrdyne.amqp import Message
 from osrdyne.pool.state.queues.backlog import Waiting
 from osrdyne.protocol.messages import ROUTE_HEADER
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 RESYNC = 60.0
 

@@ -7,9 +7,9 @@ from managed_pool import ALERTS, REST, managing, waiting
 
 from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
 from osrdyne.protocol.messages import DUPLICATE_HEADER
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 NOT_CONFIRMED = BrokerSilentError("no confirm in time")
 NOT_ROUTED = PublishRefusedError("there is no queue for it")

@@ -16,9 +16,9 @@ from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.routing.manifest_store import ManifestChange
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 
 async def limit(stack: Stack, *policies: dict[str, object], **document: object) -> ManifestChange:

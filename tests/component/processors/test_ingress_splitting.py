@@ -18,10 +18,10 @@ from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 TURNS = {"camera": {"postfixFromStatic": ["A", "B"]}}
 BY_HEADER = {"camera.*": {"postfixFromRequest": {"header": "h"}}}

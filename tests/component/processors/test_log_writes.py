@@ -17,9 +17,9 @@ from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER, partition_of
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 LOG = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
 HOT = "FROM /messages/* WHERE level = 'alert' INTO $upstream"

@@ -21,11 +21,11 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel, FakeConnection
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import Stack, leading, settings_for
 
 A = Key("a")
 NOW_MS = 1_700_000_000_000

@@ -20,11 +20,11 @@ from osrdyne.ingress.policies.poison_drop import parse_poison_drop
 from osrdyne.processors.failures import poison_drop
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.context import make_context
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection, connect_to
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.context import make_context
+from osrdyne.testing.fakes.stack import Stack
 
 SECRET = "token=hidden"
 URL = f"https://example.org/hook?{SECRET}"

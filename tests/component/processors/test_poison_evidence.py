@@ -16,9 +16,9 @@ from osrdyne.processors.poison.evidence import PATIENCE
 from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
-from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 K = Key("k")
 ALONE = WorkerDeath("w", "exit code 9", None, 1.0, (), 0)

@@ -21,7 +21,7 @@ from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack, leading
 from osrdyne_worker.requests.scheduling.priorities import Slots
 from osrdyne_worker.requests.scheduling.suspects import MAX_TEXTS, SUSPECT_PRIORITY, RefusedTexts
 

@@ -13,10 +13,10 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.progress import StartProgress, not_starting
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading, settings_for
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 PARTS = {"process": 500, "jvm": 9_500}
 

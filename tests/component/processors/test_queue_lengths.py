@@ -15,10 +15,10 @@ from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.processors import consumers
 from osrdyne.processors.requests import lengths
 from osrdyne.protocol.names import Key
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 LIMIT = 5
 TOTAL = 40

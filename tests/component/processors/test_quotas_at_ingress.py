@@ -16,10 +16,10 @@ from osrdyne.ingress.explain import explain
 from osrdyne.ingress.quotas.document import load_quotas
 from osrdyne.ingress.quotas.window import DAY
 from osrdyne.ingress.requests import sample_arrival
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.stack import Stack, leading
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 

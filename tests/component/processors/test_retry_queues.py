@@ -21,11 +21,11 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, OWN_HEADERS, TERMS_HEADER
-from osrdyne.testing.amqp import FakeChannel, FakeConnection
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import POOL, Stack, leading, make_stack
 from osrdyne_worker.requests.retries import Retries, Retry
 from osrdyne_worker.runtime.connection import BrokerConnection
 

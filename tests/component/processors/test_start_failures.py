@@ -10,10 +10,10 @@ import pytest
 from osrdyne.errors import StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.testing.broker import Command, FakeBroker, Stored
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.broker import Command, FakeBroker, Stored
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 REPLIES = "replies"

@@ -22,7 +22,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne.telemetry.schedule import IngestAnswer, TableRules
 from osrdyne.telemetry.scheduler import LONGEST_MEASURE_INTERVAL, RETRY
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.loop import MemoryLoop
+from osrdyne.testing.fakes.loop import MemoryLoop
 
 COLD = TableRules("cold", "ingest", target_lag=60.0)
 LATE = 60.0 + LONGEST_MEASURE_INTERVAL + 1.0

@@ -12,9 +12,9 @@ from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
-from osrdyne.testing.amqp import FakeConnection
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.intake import Intake

@@ -14,9 +14,9 @@ from osrdyne.errors import MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
-from osrdyne.testing.amqp import FakeConnection
-from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.intake import Intake

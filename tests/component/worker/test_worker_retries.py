@@ -13,7 +13,7 @@ from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, HOPS_HEADER, PATH_HEADER
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms
-from osrdyne.testing.broker import Command
+from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import App, Call, RequestError
 from osrdyne_worker.runtime.settings import RuntimeSettings
 

@@ -16,9 +16,9 @@ from pamqp import encode
 from pamqp.header import ContentHeader
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
 
 SIMPLE = st.one_of(
     st.text(max_size=50),

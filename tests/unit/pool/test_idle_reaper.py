@@ -17,7 +17,7 @@ from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.context import make_context
+from osrdyne.testing.fakes.context import make_context
 
 A, B = Key("a"), Key("b")
 SETTLE = 10.0

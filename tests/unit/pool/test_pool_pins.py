@@ -8,8 +8,8 @@ import pytest
 
 from osrdyne.pool.state.groups.pins import PinStore
 from osrdyne.protocol.names import Key
+from osrdyne.testing.fakes.management import Parameters
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.management import Parameters
 
 
 def store(parameters: Parameters, *configured: str) -> PinStore:

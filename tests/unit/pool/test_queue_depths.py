@@ -14,7 +14,7 @@ from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.context import make_context
+from osrdyne.testing.fakes.context import make_context
 
 A, B = Key("a"), Key("b")
 

@@ -19,8 +19,8 @@ from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.routing.routes import RouteStore
-from osrdyne.testing.context import make_context
-from osrdyne.testing.management import Parameters
+from osrdyne.testing.fakes.context import make_context
+from osrdyne.testing.fakes.management import Parameters
 
 
 def manifest(*names: str) -> Manifest:

@@ -12,7 +12,7 @@ from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, Leadership
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.pool.state import snapshots
 from osrdyne.pool.state.snapshots import SnapshotStore
-from osrdyne.testing.snapshots import MemorySnapshots
+from osrdyne.testing.fakes.snapshots import MemorySnapshots
 
 
 def parse(value: object) -> dict[str, int]:

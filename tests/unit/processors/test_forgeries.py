@@ -13,7 +13,7 @@ from osrdyne.processors.forgeries import LOG_INTERVAL, Forgeries
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, ReplyAddresses, WorkerId
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.context import make_context
+from osrdyne.testing.fakes.context import make_context
 
 NAMES = PoolNames("pool")
 DIRECT = ("amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.g1h2AA==.bm93aGVyZQ==")

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 import pytest
 
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.loop import MemoryLoop
+from osrdyne.testing.fakes.loop import MemoryLoop
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_endless_coroutine_is_an_error_and_leaves_no_task(
     never_ending: Callable[[], Coroutine[None, None, None]],
     why: str,
 ) -> None:
-    monkeypatch.setattr("osrdyne.testing.loop._MAX_ROUNDS", 100)
+    monkeypatch.setattr("osrdyne.testing.fakes.loop._MAX_ROUNDS", 100)
     with pytest.raises(RuntimeError, match=why):
         loop.run_until_complete(never_ending())
     loop.run_until_complete(asyncio.sleep(0))

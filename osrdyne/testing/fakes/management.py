@@ -10,7 +10,7 @@ from osrdyne.broker.management.models import TOTALS_MAX_AGE, Binding, ListedBind
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import QueueName
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 
 
 class FakeManagement(ManagementClient):

@@ -28,11 +28,11 @@ from osrdyne.pool.ports import TokenVerifier
 from osrdyne.pool.state.groups.admission import KeyCounter
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
-from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.management import FakeManagement
+from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection, connect_to
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
 
 POOL = "pool"
 TIMES = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.0)

@@ -23,7 +23,7 @@ from osrdyne.errors import (
     PublishRefusedError,
 )
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.broker import NOTHING, FakeBroker, FakeQueue, Holder, Stored
+from osrdyne.testing.fakes.broker import NOTHING, FakeBroker, FakeQueue, Holder, Stored
 
 T = TypeVar("T")
 
