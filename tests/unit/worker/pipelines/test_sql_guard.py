@@ -13,7 +13,7 @@ from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_F
 from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.guard.sql_guard import Limits, check_query
 
-QUERIES = Path(__file__).parents[2] / "queries"
+QUERIES = Path(__file__).parents[3] / "queries"
 VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})
 
 
