@@ -30,7 +30,7 @@ setup: ## Install RabbitMQ, PostgreSQL, Java, Chromium and .venv if they are mis
 demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real requests; ends by itself
 	@$(BIN)/python tools/demo.py
 
-demo-priorities: setup ## Show alerts overtake a backlog on a real Spark worker while routes change
+demo-priorities: setup ## Show how alerts overtake a backlog on a real Spark worker while routes change
 	@$(BIN)/python tools/demo_priorities.py
 
 demo-protection: setup ## Show a circuit that opens and recovers, a clamped policy, a quota that runs out
@@ -39,7 +39,7 @@ demo-protection: setup ## Show a circuit that opens and recovers, a clamped poli
 demo-cluster: setup ## Run a standalone Spark cluster and one key whose jobs run on it; ends by itself
 	@$(BIN)/python tools/demo_cluster.py
 
-demo-telemetry: setup ## Show telemetry from simulated devices to tables, and draw the lag; ends by itself
+demo-telemetry: setup ## Store telemetry of simulated devices in tables, and draw the lag; ends by itself
 	@$(BIN)/python tools/demo_telemetry.py $(ARGS)
 
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
@@ -61,13 +61,13 @@ test-acceptance: setup ## Run the tests of daemons and workers as processes, wit
 	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(SPARK_TESTS:%=--ignore=%) $(ARGS)
 
 # The tests of clusters take longest and come first; both of their files wait minutes for a start that must fail. The
-# archive of classes halves the processor time of each start of Java. Tests that come before it do without.
+# archive of classes halves the processor time of each start of Java. Tests that start earlier run without it.
 test-spark: setup ## Run the tests on real Spark: handlers, SQL, telemetry, clusters, failures, the demos
 	$(BIN)/osrdyne spark warm-archive >/dev/null & \
 	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --hypothesis-profile=thorough --durations=15 $(SPARK_TESTS) $(ARGS); \
 	status=$$?; wait; exit $$status
 
-# Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
+# Ryuk, the clean-up container of testcontainers, needs an image that may be missing. The tests remove what they start.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
 test-docker: setup ## Run the RabbitMQ tests and a short fault run on RabbitMQ 4; test Docker and systemd
 	$(PYTEST) -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 -m 'not soak and not one_rabbitmq' tests/contract tests/integration tests/acceptance $(ARGS)
