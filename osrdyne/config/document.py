@@ -38,7 +38,7 @@ def update(page: str) -> str:
 
 
 def _section(path: Path, settings: list[Setting]) -> str:
-    description = (sections()[path].__doc__ or "").splitlines()[0]
+    description = " ".join((sections()[path].__doc__ or "").partition("\n\n")[0].split())
     rows = [
         f"| `{setting.name}` | {_default(setting)} | {(setting.field.description or '').replace('|', chr(92) + '|')}"
         f"{_limits(setting)} |"

@@ -234,9 +234,13 @@ class PooledSettings(Model):
         description="A process whose live heap has grown by this share, with the same keys, is replaced.",
     )
     max_age: Duration | None = Field(None, gt=0, description="A process of this age is replaced.")
-    max_requests: int | None = Field(None, ge=1, description="A process that has served so many requests is replaced.")
+    max_requests: int | None = Field(
+        None, ge=1, description="A process that has served this number of requests is replaced."
+    )
     process_timeout: Duration = Field(
-        30.0, ge=6, description="A process that answers nothing for so long is killed, and its workers start elsewhere."
+        30.0,
+        ge=6,
+        description="A process that does not answer for this time is killed; its workers start in another one.",
     )
 
     @model_validator(mode="after")
@@ -264,8 +268,7 @@ def _log_levels(value: Any) -> Any:
 
 
 class WorkerSettings(Model):
-    """The application of the workers and its settings. `runtime`, `spark` and `config` reach a worker as
-    `WORKER_CONFIG`."""
+    """The application of the workers and its settings; a worker gets them in `WORKER_CONFIG`."""
 
     app: str = Field(
         "osrdyne_worker.pipelines.sql:app", description="`module:attribute` of the application that answers requests."
@@ -288,8 +291,8 @@ class WorkerSettings(Model):
     silence_timeout: Duration = Field(
         30.0,
         ge=6,
-        description="A busy worker that sends no report for this time is asked for one, and replaced if "
-        "it does not answer.",
+        description="The leader requests a report from a busy worker that has sent none for this time, and replaces "
+        "the worker if it does not answer.",
     )
     skip_abandoned: bool = Field(False, description="Do not run a request whose caller is no longer connected.")
     debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Do not use it in production.")
@@ -509,9 +512,9 @@ class RequestSettings(Model):
     cleanup_interval: Duration = Field(
         30.0,
         ge=1,
-        description="Time within which such a request is answered, counted from its deadline plus max_clock_skew. "
-        "Requests that an earlier leader forwarded and requests that were tried before take up to 10 s "
-        "longer.",
+        description="Time within which a request that expires behind others is answered, counted from its deadline "
+        "plus max_clock_skew. Requests that an earlier leader forwarded and requests that were tried before take up "
+        "to 10 s longer.",
     )
 
     @field_validator("poison_drop_networks")
@@ -560,7 +563,9 @@ class JwtSettings(Model):
     key_file: str | None = Field(
         None, description="The public key, PEM, or the secret for HS256 (at least 32 bytes). Read at the start."
     )
-    jwks_file: str | None = Field(None, description="A JWKS instead of one key. Read again as `jwks_url`.")
+    jwks_file: str | None = Field(
+        None, description="A JWKS instead of one key. Read again for a token with an unknown `kid`, like `jwks_url`."
+    )
     jwks_url: str | None = Field(
         None,
         description="URL of a JWKS: https, or http on loopback; without user and password. Read again for a token with "
@@ -778,8 +783,8 @@ class LastValueSettings(Model):
     max_future: Duration = Field(
         300.0,
         le=365 * 86400,
-        description="How far the time of an event may be after the time when the ingress took it. An event beyond it "
-        "gets the time of the ingress: the clock of a device must not hide later values.",
+        description="How far the time of an event may be after its arrival at the ingress. A later time is replaced by "
+        "that of the arrival, so that a device whose clock is wrong does not hide later values.",
     )
 
     @field_validator("uri")

@@ -56,6 +56,13 @@ def test_settings_page_is_what_the_models_say() -> None:
     assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
 
+def test_settings_page_describes_each_section_in_whole_sentences() -> None:
+    """The docstring of a section may have several lines."""
+    described = re.findall(r"^## `[\w.]+`\n(.*)$", page("configuration/settings.md"), re.MULTILINE)
+    assert len(described) > 10
+    assert [text for text in described if not text.endswith(".")] == []
+
+
 def test_every_command_is_documented() -> None:
     found = list(commands(typer.main.get_command(full_command_line()), "osrdyne"))
     assert len(found) > 12
