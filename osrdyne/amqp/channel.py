@@ -62,7 +62,9 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        return self._channel.is_closed
+        """Whether the channel is closed, or this side has begun to close it."""
+        # RabbitMQ may not have confirmed the close in time; such a channel is not usable any more.
+        return self._closed_here or self._channel.is_closed
 
     @property
     def number(self) -> int:
@@ -196,7 +198,9 @@ class Channel:
     ) -> Consumer:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
         consumer = Consumer(queue, tag=self._new_tag())
-        await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=no_ack, arguments=arguments or {})
+        # Before RabbitMQ has the tag: deliveries, or its cancel, may arrive before the answer.
+        self._consumers[consumer.tag] = consumer
+        await self._start(consumer, prefetch=prefetch, no_ack=no_ack, arguments=arguments or {})
         return consumer
 
     def _new_tag(self) -> str:
@@ -205,18 +209,22 @@ class Channel:
         return f"c{next(self._consumer_numbers):010}"
 
     async def _start(
-        self, consumer: Consumer, tag: str, *, prefetch: int, no_ack: bool, arguments: Mapping[str, object]
+        self, consumer: Consumer, *, prefetch: int, no_ack: bool = False, arguments: Mapping[str, object]
     ) -> None:
+        """Send `basic.consume` for a consumer in `_consumers`; nothing if it was cancelled before."""
+        tag = consumer.tag
+
         async def deliver(message: DeliveredMessage) -> None:
             consumer.put(Delivery.from_aiormq(self, message))
 
-        # Before the broker knows it: deliveries may follow at once, and its cancel.
-        self._consumers[tag] = consumer
         try:
             with translated(f"consume queue {consumer.queue}"):
                 # A prefetch concerns unacknowledged deliveries; without acknowledgements there are none.
                 if not no_ack:
                     await self._channel.set_qos(prefetch, timeout=self._timeout)
+                # `cancel` of this tag is already on its way: a consume behind it would take messages for no reader.
+                if tag not in self._consumers:
+                    return
                 await self._underlay.basic_consume(
                     consumer.queue,
                     deliver,
@@ -232,23 +240,23 @@ class Channel:
             self._end_consumers()
 
     async def take_more(self, consumer: Consumer, *, prefetch: int) -> None:
-        """Let a consumer have `prefetch` deliveries on top of those that it holds, by consuming anew.
+        """Allow a consumer `prefetch` deliveries on top of those that it holds, by consuming again.
 
-        What it holds stays with this channel, and its deliveries go on in the broker's order (broker:
-        single-active-consumer).
+        Deliveries that it holds stay with this channel, and later ones follow in RabbitMQ's order (broker:
+        single-active-consumer). Does nothing if the consumer is cancelled before or meanwhile.
         """
         old = consumer.tag
         if self._consumers.pop(old, None) is None:
-            return  # cancelled already
+            return
         # A new tag: RabbitMQ may still send deliveries of the old one, and would refuse a tag in use.
         consumer.tag = self._new_tag()
-        self._consumers[consumer.tag] = consumer  # should the broker cancel it, or the channel close, in between
-        with translated(f"consume queue {consumer.queue} anew"):
-            # Cancel first, consume then: in between RabbitMQ keeps what arrives in the queue, in its order.
+        self._consumers[consumer.tag] = consumer  # a close of the channel must end it in between, too
+        with translated(f"consume queue {consumer.queue} again"):
+            # Cancelled first: in between, messages stay in the queue, in their order.
             await self._basic_cancel(consumer.queue, old)
-        # The channel may have been closed while the cancel was answered.
-        if not consumer.ended:
-            await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=False, arguments={})
+        # `cancel`, or the end of the channel, removes the tag while the answer is awaited.
+        if consumer.tag in self._consumers:
+            await self._start(consumer, prefetch=prefetch, arguments={})
 
     async def cancel(self, consumer: Consumer) -> None:
         """Stop consuming; deliveries that have arrived stay unacknowledged and are still handed out."""
@@ -342,14 +350,14 @@ class Channel:
         for consumer in self._consumers.values():
             consumer.end()
         self._consumers.clear()
-        if not self.is_closed:
+        if not self._channel.is_closed:
             self._closed_here = True
             try:
                 with translated("close a channel"):
-                    # aio-pika's close would observe the connection once more, and for good.
+                    # Not aio-pika's close, which adds an observer to the connection and never removes it.
                     await self._underlay.close(timeout=self._timeout)
             except BrokerUnavailableError:
-                return
+                return  # the connection is lost, or RabbitMQ does not answer: the channel ends with its connection
 
 
 def _table(arguments: Mapping[str, object] | None) -> dict[str, Any]:

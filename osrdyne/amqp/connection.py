@@ -47,9 +47,13 @@ class ConnectionOptions:
 
 
 class _Underlay(aiormq.Connection):
-    """aiormq's connection below aio-pika's. Its channels buffer frames without a limit: one of them that reads slowly
-    does not delay the others, nor the heartbeats."""
+    """aiormq's connection below aio-pika's. Its channels buffer received frames without a limit: one that reads slowly
+    delays neither the others nor the heartbeats."""
 
+    # No limit for the queue of frames to be sent. aiormq's writer takes from it without waiting for the socket, so that
+    # a limit would save no memory. With one, an acknowledgement that waits for room when the connection is lost would
+    # wait without end.
+    FRAME_BUFFER_SIZE = 0
     _observer: asyncio.Future[Any] | None = None
 
     @property

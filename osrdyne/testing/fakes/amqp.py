@@ -175,7 +175,12 @@ class FakeChannel(Channel):
         if queue is None or holder is None:
             return
         holder.active = False
-        await self._command("consume", consumer.queue, lambda: self._consume(consumer.queue, prefetch, consumer))
+
+        def consume_again() -> None:
+            if not consumer.ended:  # not cancelled meanwhile
+                self._consume(consumer.queue, prefetch, consumer)
+
+        await self._command("consume", consumer.queue, consume_again)
 
     async def cancel(self, consumer: Consumer) -> None:
         """What was delivered stays with this channel, which so still counts as a consumer."""

@@ -208,6 +208,38 @@ async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker
     assert [(await consumer.get()).body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("later", range(10))
+async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_cancelled(
+    broker: ScriptedBroker, channel: Channel, later: int
+) -> None:
+    """`later`: passes of the event loop from the new prefetch to the cancel."""
+    consumer = await channel.consume("q", prefetch=2)
+    taking = asyncio.create_task(channel.take_more(consumer, prefetch=2))
+    for _ in range(later):
+        await asyncio.sleep(0)
+    await channel.cancel(consumer)
+    await taking
+    started = [frame.consumer_tag for frame in broker.received if isinstance(frame, spec.Basic.Consume)]
+    order = [type(frame) for frame in broker.received if getattr(frame, "consumer_tag", None) == started[-1]]
+    assert order[-1] is spec.Basic.Cancel
+
+
+async def test_acknowledgements_end_with_the_connection(broker: ScriptedBroker, channel: Channel) -> None:
+    """More than aiormq's queue of frames holds."""
+    acknowledging = [asyncio.create_task(channel.ack(tag)) for tag in range(1, 60)]
+    await asyncio.sleep(0)
+    assert broker._socket is not None
+    broker._socket.abort()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait(acknowledging)
+
+
+async def test_channel_whose_close_is_not_answered_counts_as_closed(broker: ScriptedBroker, channel: Channel) -> None:
+    broker.silent = True
+    await channel.close()
+    assert channel.is_closed
+
+
 async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedBroker, channel: Channel) -> None:
     consumer = await channel.consume("q")
     broker.send(spec.Channel.Close(406, "PRECONDITION_FAILED - unknown delivery tag 9", 60, 80))
