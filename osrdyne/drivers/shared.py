@@ -1,9 +1,10 @@
-"""Shared parts of drivers: the option `environment`, and a directory of the daemon's own."""
+"""Shared parts of drivers: the option `environment`, a directory of the daemon's own, names of signals."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ RESERVED_PREFIXES = ("WORKER_", "OSRDYNE_")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-def _usable(variables: dict[str, str]) -> dict[str, str]:
+def _passable(variables: dict[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if name.startswith(RESERVED_PREFIXES):
             raise ValueError(f"{name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
@@ -34,16 +35,25 @@ def _named_as_in_a_shell(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-# Environment variables, without those that are osrdyne's own.
-Variables = Annotated[dict[str, str], AfterValidator(_usable)]
+Variables = Annotated[dict[str, str], AfterValidator(_passable)]
+"""Environment variables; names that osrdyne sets itself are refused."""
 
-# The same for a backend that takes no other names than a shell does.
 ShellVariables = Annotated[Variables, AfterValidator(_named_as_in_a_shell)]
+"""The same for a backend that accepts only names that are valid in a shell."""
 
 
 def prepare_directory(path: Path, *, remedy: str) -> None:
-    """Create the directory; refuse one that another user owns or could write to. Blocks; raises `OSError` as well."""
+    """Create a directory that only this user can write to. Blocks.
+
+    Raises `DriverUnavailableError`, with the remedy, for an existing one of another user or that others can write to,
+    and `OSError`.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise DriverUnavailableError(f"The directory {path} belongs to, or can be written by, another user. {remedy}")
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL; the number for one without a name, as most real-time signals are."""
+    return signal.Signals(number).name if number in set(signal.Signals) else str(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -473,6 +474,46 @@ async def test_two_stacks_with_one_pool_id_do_not_see_each_other(tmp_path, monke
     await clean_up(blue)
     assert await find(green, theirs.instance_id) == theirs
     await clean_up(green)
+
+
+async def test_worker_whose_record_cannot_be_completed_is_recorded_by_the_next_listing(driver, state, monkeypatch):
+    write = StateDirectory.write
+
+    def write_on_a_full_disk(self, name, record):
+        if record.pid is not None:
+            raise DriverUnavailableError("No space left on device.")
+        write(self, name, record)
+
+    monkeypatch.setattr(StateDirectory, "write", write_on_a_full_disk)
+    with pytest.raises(DriverUnavailableError):
+        await driver.start(make_spec())
+    open_files = psutil.Process().num_fds()
+    for _ in range(3):
+        with pytest.raises(DriverUnavailableError):
+            await driver.list_instances()
+    assert psutil.Process().num_fds() == open_files
+    monkeypatch.setattr(StateDirectory, "write", write)
+    [instance] = await driver.list_instances()
+    assert (instance.state, state.records()[NAME].pid) == (InstanceState.RUNNING, pid_of(instance))
+
+
+async def test_running_worker_outlives_a_listing_without_open_files(driver, tmp_path, monkeypatch):
+    instance = await driver.start(make_spec())
+    restarted = make_driver(tmp_path)
+    read_bytes = Path.read_bytes
+
+    def read_unless_of_a_process(path):
+        if path.is_relative_to("/proc"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read_bytes(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_unless_of_a_process)
+        with pytest.raises(DriverUnavailableError):
+            await restarted.list_instances()
+    assert await restarted.list_instances() == [instance]
+    assert is_running(pid_of(instance))
+    await restarted.close()
 
 
 # --- starts that fail

@@ -1,8 +1,8 @@
 """The driver that starts workers as processes of the daemon's own host (Linux).
 
 The workers outlive the daemon: each has a session of its own, writes to a file and holds the lock of its slot. The next
-leader finds them by the state directory and by their environment. This class is the asynchronous face; everything
-that blocks is in `workers` and runs in one thread, so that nothing of it needs a lock.
+leader finds them by the state directory and by their environment. This module is asynchronous; all blocking calls are
+in `workers` and run in one thread, so that they need no locks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from osrdyne.drivers.base import (
 from osrdyne.drivers.subprocess.launch import Launch
 from osrdyne.drivers.subprocess.logs import LogFiles
 from osrdyne.drivers.subprocess.options import SubprocessOptions, log_directory, state_directory
+from osrdyne.drivers.subprocess.processes import unavailable
 from osrdyne.drivers.subprocess.state import StateDirectory
 from osrdyne.drivers.subprocess.workers import LocalWorker, LocalWorkers
 from osrdyne.errors import ConfigurationError, DriverUnavailableError
 
 T = TypeVar("T")
 
-# Seconds between two looks at all processes of the host; in between the state directory and the known ones do.
+# Seconds between two scans of all processes of the host. Listings in between use the records and the known processes.
 _SCAN_INTERVAL = 60.0
 
 
@@ -101,7 +102,7 @@ class SubprocessDriver(Driver):
         return instance
 
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
-        worker = await self._call_knowing(instance_id, lambda: self._workers.ask_to_stop(instance_id))
+        worker = await self._call_for(instance_id, lambda: self._workers.ask_to_stop(instance_id))
         if worker is None:
             return
         self._changed()
@@ -110,14 +111,16 @@ class SubprocessDriver(Driver):
         await self._call(self._workers.settle)
         self._changed()
         if worker.lingering:
-            raise DriverUnavailableError("The worker has ended, but processes that it started cannot be killed.")
+            raise DriverUnavailableError(
+                f"The worker {worker.record.worker_id} has ended, but processes that it started cannot be killed."
+            )
 
     async def remove(self, instance_id: InstanceId) -> None:
-        await self._call_knowing(instance_id, lambda: self._workers.remove(instance_id))
+        await self._call_for(instance_id, lambda: self._workers.remove(instance_id))
         self._changed()
 
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
-        return await self._call_knowing(instance_id, lambda: self._workers.tail(instance_id, lines=lines))
+        return await self._call_for(instance_id, lambda: self._workers.tail(instance_id, lines=lines))
 
     async def events(self) -> AsyncIterator[None]:
         seen = self._changes.value
@@ -153,7 +156,7 @@ class SubprocessDriver(Driver):
     def _check_command(self) -> Finding:
         program = self._command[0]
         if shutil.which(program, path=self._options.environment.get("PATH")) is None:
-            remedy = "Set driver.options.command, or install what provides it."
+            remedy = "Correct driver.options.command, or install the package that contains the program."
             return Finding("worker command", ok=False, message=f"{program} is not an executable file.", remedy=remedy)
         return Finding("worker command", ok=True, message=f"Workers are started by {program}.")
 
@@ -174,21 +177,24 @@ class SubprocessDriver(Driver):
     # --- in the event loop
 
     async def _call(self, function: Callable[[], T]) -> T:
+        """Run a function in the driver's thread, then update the set of watched processes."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        except OSError as error:  # of `/proc`; errors of files and of starts are translated where they occur
+            raise unavailable(error) from error
         finally:
             self._forget_ended()
             self._watch_running()
 
-    async def _call_knowing(self, instance_id: InstanceId, function: Callable[[], T]) -> T:
-        """Like `_call`; looks first when the instance is unknown, as it is to a controller that has just started."""
+    async def _call_for(self, instance_id: InstanceId, function: Callable[[], T]) -> T:
+        """Like `_call`, for one instance. Lists first if it is unknown, as after a restart of the controller."""
 
-        def look_first() -> T:
+        def call() -> T:
             if self._workers.find(instance_id) is None:
                 self._workers.refresh(scan=False)
             return function()
 
-        return await self._call(look_first)
+        return await self._call(call)
 
     async def _has_gone(self, worker: LocalWorker, *, within: float) -> bool:
         process = worker.process
@@ -203,6 +209,7 @@ class SubprocessDriver(Driver):
         return True
 
     def _watch_running(self) -> None:
+        """Watch the pidfds of new workers: a pidfd is readable once its process has ended."""
         loop = asyncio.get_running_loop()
         for worker in self._workers.running():
             process = worker.process
@@ -211,7 +218,7 @@ class SubprocessDriver(Driver):
                 loop.add_reader(process.fd, self._process_ended, process.fd)
 
     def _process_ended(self, fd: int) -> None:
-        asyncio.get_running_loop().remove_reader(fd)  # otherwise it stays readable
+        asyncio.get_running_loop().remove_reader(fd)  # it stays readable
         self._watches[fd].set()
         self._changed()
 

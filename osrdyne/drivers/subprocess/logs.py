@@ -1,7 +1,7 @@
 """The log files of workers: one for each slot, opened for appending, rotated by copying and truncating.
 
-The worker holds the file itself, not a pipe, so that it goes on writing when the controller is gone. Rotation is done
-by the leader; lines written between copy and truncation are lost. Used by the subprocess driver only.
+The worker has the file open itself, not a pipe, so that it continues to write when the controller has ended. The leader
+rotates; lines written between copy and truncation are lost. Used by the subprocess driver only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogFiles:
         return self.directory / f"{name}.log"
 
     def open_new(self, name: str) -> int:
-        """Put the log of the slot's former worker aside and open a new one; returns the file descriptor."""
+        """Rename the log of the slot's former worker and open a new one; returns the file descriptor."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.path(name)
         if path.exists() and path.stat().st_size > 0:
@@ -43,7 +43,7 @@ class LogFiles:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def rotate(self, name: str) -> None:
-        """Rotate the log of a running worker if it has grown too large."""
+        """Rotate the log of a running worker if it is larger than `max_bytes`."""
         path = self.path(name)
         if not path.exists() or path.stat().st_size <= self.max_bytes:
             return
@@ -54,7 +54,7 @@ class LogFiles:
         os.truncate(path, 0)
 
     def tail(self, name: str, *, lines: int, since: float) -> tuple[str, ...]:
-        """The last lines of a worker that was started at `since`; passwords in URIs are masked."""
+        """The last lines of a worker that was started at `since`, with passwords in URIs masked."""
         path = self.path(name)
         found = _last_lines(path, lines)
         before = _old(path, 1)
@@ -63,7 +63,7 @@ class LogFiles:
         return tuple(mask_uri(line) for line in found)
 
     def purge(self, *, keep: Collection[str], now: float) -> None:
-        """Delete the logs of slots that have had no worker for longer than the retention; `keep` have one."""
+        """Delete the logs that were last written longer ago than the retention, except those of the slots in `keep`."""
         if not self.directory.exists():
             return
         for path in self.directory.iterdir():
@@ -82,12 +82,13 @@ def _old(path: Path, number: int) -> Path:
 
 
 def _last_lines(path: Path, lines: int) -> list[str]:
-    """The end of a log; none of one that is not there. One that cannot be looked for raises `OSError`."""
+    """The last lines of a log, from its last 256 KiB; none if the file does not exist. Raises `OSError`."""
     if lines <= 0:
         return []
     with suppress(FileNotFoundError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-        return text.splitlines()[-lines:]
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        found = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
+        # A line that is cut may begin within a URI, and the password in it would not be recognised.
+        return found[1 if start else 0 :][-lines:]
     return []

@@ -1,7 +1,7 @@
-"""The workers of one pool on this host: starts them, finds them, notices their end. The blocking half of the driver.
+"""The workers of one pool on this host: starts them, finds them, records their end. The blocking half of the driver.
 
-Called by `SubprocessDriver` from one thread only. What it knows is a cache of the state directory and of the processes;
-`refresh` brings it up to date, also with what an earlier or another controller did.
+Called by `SubprocessDriver` from one thread only. The table of workers is a cache of the state directory and of the
+processes; `refresh` updates it, also with the changes of an earlier or another controller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from osrdyne.protocol.names import WorkerId
 
 log = get_logger("drivers.subprocess")
 
-# Seconds for what a worker has left behind to end by itself: Spark's JVM deletes its temporary files then.
+# Seconds that the other processes of an ended worker get to end by themselves: Spark's JVM deletes temporary files.
 _LEFTOVER_GRACE = 1.0
 
 _REBOOTED = Exit(reason="the host was restarted")
@@ -44,9 +44,9 @@ _UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controlle
 
 @dataclass(slots=True)
 class LocalWorker:
-    """One worker: what is written down of it, and its process for as long as that runs.
+    """One worker: its record, and its main process as long as that runs.
 
-    `lingering`: it has ended, but something that it has started cannot be killed.
+    `lingering`: it has ended, but a process that it started cannot be killed.
     """
 
     name: str
@@ -77,7 +77,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """The table of workers, by slot name. `ended` collects handles that can be closed."""
+    """The table of workers, by slot name. `ended` collects the handles that the driver is to close."""
 
     def __init__(self, state: StateDirectory, logs: LogFiles, launch: Launch) -> None:
         self.ended: deque[ProcessHandle] = deque()
@@ -87,7 +87,7 @@ class LocalWorkers:
         self._workers: dict[str, LocalWorker] = {}
 
     def running(self) -> list[LocalWorker]:
-        """Those whose process is being watched; may be called from any thread."""
+        """The workers with an open process handle. May be called from any thread."""
         return [worker for worker in list(self._workers.values()) if worker.process is not None]
 
     def instances(self) -> list[Instance]:
@@ -96,12 +96,12 @@ class LocalWorkers:
     def find(self, instance_id: InstanceId) -> LocalWorker | None:
         return next((worker for worker in self._workers.values() if worker.instance_id == instance_id), None)
 
-    # --- what is there
+    # --- observing
 
     def refresh(self, *, scan: bool) -> None:
-        """Bring the table up to date. `scan`: look at all processes of the host too, not only at what is written down.
+        """Update the table from the records, and with `scan` from all processes of the host.
 
-        Raises `DriverUnavailableError` when it cannot be complete.
+        Raises `DriverUnavailableError` if it may be incomplete.
         """
         self._state.prepare()
         records = self._state.records()
@@ -109,20 +109,21 @@ class LocalWorkers:
         for name in self._workers.keys() - records.keys():
             self._lose(name)
         unplaced = {name for name, record in records.items() if not self._place(name, record)}
-        # A record without a process: the worker may run, its controller died between start and record.
+        # A record without a process: its controller died between start and record, and the worker may run.
         if scan or unplaced:
             self._adopt_unwritten()
         unfinished = [name for name in unplaced if name not in self._workers and not self._forget_if_free(name)]
-        # Before an error is raised: the ends of other workers are recorded anyway.
+        # Before an error is raised, so that the ends of other workers are recorded.
         self.settle()
         if unfinished:
             # An incomplete listing must be an error: a missing worker would be started a second time.
-            raise DriverUnavailableError("Another process is starting a worker; list again soon.")
+            names = ", ".join(unfinished)
+            raise DriverUnavailableError(f"Another controller is starting a worker in {names}; list again.")
 
     def settle(self) -> None:
-        """Write down the end of every worker that has ended, after the rest of its processes was killed.
+        """Record the end of every worker that has ended, after its other processes were killed.
 
-        One whose rest cannot be killed (a disk that does not answer) keeps its slot, and delays no other.
+        A worker with a process that cannot be killed (it waits for a disk) keeps its slot, and delays no other worker.
         """
         ended = [worker for worker in self._workers.values() if _has_ended(worker)]
         if fresh := [worker for worker in ended if not worker.lingering]:
@@ -132,7 +133,7 @@ class LocalWorkers:
                 self._note_end(worker)
 
     def tidy(self, *, now: float) -> None:
-        """Rotate logs that have grown, and delete those that are not needed any more."""
+        """Rotate large logs, and delete those of slots that have long been unused."""
         try:
             for worker in self.running():
                 self._logs.rotate(worker.name)
@@ -160,7 +161,7 @@ class LocalWorkers:
         if lock is None:
             raise _slot_taken(spec)
         try:
-            # Asked under the lock. The worker may have ended; its end must be recorded before the slot is free.
+            # Checked under the lock. A worker that has ended keeps its slot until its end is recorded.
             if self._state.has_record(name):
                 raise _slot_taken(spec)
             record = Record(
@@ -175,7 +176,6 @@ class LocalWorkers:
             worker = self._start_in(name, record, spec, lock)
         finally:
             os.close(lock)  # the worker has its own copy
-        self._workers[name] = worker
         return worker.to_instance()
 
     def ask_to_stop(self, instance_id: InstanceId) -> LocalWorker | None:
@@ -211,16 +211,16 @@ class LocalWorkers:
         if lock is None:
             raise DriverUnavailableError(f"The slot {worker.name} is still held by a process of the previous worker.")
         try:
-            # As long as the record is there, no start takes the slot.
+            # No start takes the slot as long as the record exists.
             self._state.forget(worker.name)
         finally:
             os.close(lock)
         del self._workers[worker.name]
 
-    # --- parts
+    # --- internals
 
     def _kill_others_of(self, worker: LocalWorker) -> bool:
-        """Kill what an ended worker has left behind; False when that does not end. Waits for it the first time only."""
+        """Kill the other processes of an ended worker; False if one does not end. Only the first call waits for it."""
         try:
             kill_all(self._others_of([worker]), patient=not worker.lingering)
         except DriverUnavailableError as error:
@@ -236,22 +236,22 @@ class LocalWorkers:
         end = self._end_of(worker)
         worker.record = replace(worker.record, exit=end)
         self._state.write(worker.name, worker.record)
-        # After the end is written down: the secret is of no more use.
+        # After the end was recorded. A crash in between: the secret is deleted with the record.
         self._state.forget_secret(worker.name)
         self._release(worker)
         log.debug("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
 
     def _lose(self, name: str) -> None:
-        """The record of a known worker is gone: removed by another controller, or by mistake while the worker runs."""
+        """Handle a known worker whose record is gone: drop it, or write the record again if the worker runs."""
         worker = self._workers[name]
         if worker.process is not None and not worker.process.is_gone():
-            # The worker runs: without its record its slot would count as free.
+            # Without its record the slot would count as free.
             self._state.write(name, worker.record)
         else:
             self._release(self._workers.pop(name))
 
     def _place(self, name: str, record: Record | None) -> bool:
-        """Take a record into the table; False when it does not say which process it is about."""
+        """Update the table from a record; False if the record names no process."""
         known = self._workers.get(name)
         if record is None or record.pid is None:
             if known is not None:
@@ -265,19 +265,19 @@ class LocalWorkers:
         if known is not None:
             self._release(known)
         process = None
-        # After a restart of the host the pid may belong to any other process.
+        # After a reboot of the host the pid may belong to any other process.
         if record.exit is None and record.boot_id == boot_id():
             process = ProcessHandle.open(record.pid, record.ticks)
         self._workers[name] = LocalWorker(name, record, process)
         return True
 
     def _adopt_unwritten(self) -> None:
-        """Find workers that run although no record names their process: their controller died at that moment, or
+        """Adopt workers that run although no record names their process: their controller died before it wrote it, or
         the state directory was deleted."""
-        for pid in session_leaders():  # oldest first, and so a worker before what it has started
+        for pid in session_leaders():  # oldest first: a worker comes before the processes that it started
             variables = environment_of(pid)
             marks = None if variables is None else Marks.from_variables(variables, self._state.path)
-            # Children inherit the marks: only the worker itself is adopted, what it has started belongs to it.
+            # Children inherit the marks. Only the worker itself is adopted.
             if marks is None or self._belongs_to_a_worker(pid, marks.worker_id):
                 continue
             process = ProcessHandle.open(pid)
@@ -285,7 +285,7 @@ class LocalWorkers:
                 self._adopt(marks, process)
 
     def _belongs_to_a_worker(self, pid: int, worker_id: WorkerId) -> bool:
-        """Whether it is a known worker, or was started by one: a child inherits the marks, and may lead a session."""
+        """Whether the process is a known worker, or was started by one: a child may lead a session, too."""
         if any(
             worker.record.worker_id == worker_id and worker.record.exit is None for worker in self._workers.values()
         ):
@@ -293,12 +293,16 @@ class LocalWorkers:
         return not ancestors(pid).isdisjoint(worker.record.pid for worker in self._alive())
 
     def _adopt(self, marks: Marks, process: ProcessHandle) -> None:
-        if process.is_gone():
+        try:
+            started_at = psutil.Process(process.pid).create_time()
+        except psutil.NoSuchProcess:
+            started_at = None
+        if started_at is None or process.is_gone():
             # It has ended since its environment was read.
             process.close()
             return
         name = slot_name(marks.key, marks.slot)
-        if name in self._workers:  # its record was deleted, and the slot filled again: both are listed, one is surplus
+        if name in self._workers:  # its record was deleted, and the slot was filled again: both workers are listed
             name = f"{name}.{marks.worker_id}"
         record = Record(
             key=marks.key,
@@ -306,17 +310,18 @@ class LocalWorkers:
             worker_id=marks.worker_id,
             spec_hash=marks.spec_hash,
             generation=marks.generation,
-            started_at=psutil.Process(process.pid).create_time(),
+            started_at=started_at,
             boot_id=boot_id(),
             pid=process.pid,
             ticks=process.ticks,
         )
-        self._state.write(name, record)
+        # Into the table first: if the write fails, the next listing writes the record, and the handle is not lost.
         self._workers[name] = LocalWorker(name, record, process)
+        self._state.write(name, record)
         log.info("worker adopted", key=record.key, worker_id=record.worker_id, pid=record.pid)
 
     def _forget_if_free(self, name: str) -> bool:
-        """Drop the record of a start that was cut short before there was a process; False while its lock is held."""
+        """Delete the record of a start that ended before it had a process; False while the lock of the slot is held."""
         lock = self._state.lock(name)
         if lock is None:
             return False
@@ -347,11 +352,13 @@ class LocalWorkers:
             raise
         process = ProcessHandle.open(pid)
         if process is None:
-            raise DriverUnavailableError("A worker process vanished while it was being started.")
-        # Crash before this is written: the worker is found by its marks in the next scan.
+            raise DriverUnavailableError("The worker process ended while it was being started.")
         record = replace(record, pid=pid, ticks=process.ticks)
+        # Into the table first: if the write fails, the next listing writes the record, and the handle is not lost.
+        worker = self._workers[name] = LocalWorker(name, record, process)
+        # Crash before this is written: the next listing finds the worker by its marks.
         self._state.write(name, record)
-        return LocalWorker(name, record, process)
+        return worker
 
     def _launch_in(self, name: str, variables: Mapping[bytes, bytes], lock: int) -> int:
         try:
@@ -367,9 +374,9 @@ class LocalWorkers:
             os.close(output)
 
     def _others_of(self, workers: Sequence[LocalWorker]) -> Callable[[], set[int]]:
-        """What lists the processes of these workers that are not their main ones.
+        """A function that lists the processes of these workers, except their main processes.
 
-        A worker id that another main process lives under is that one's: its processes are not to be touched.
+        If another worker with one of their ids runs, the processes with that id belong to it, and are left out.
         """
         others = {worker.record.worker_id for worker in self._alive() if worker not in workers}
         worker_ids = frozenset(worker.record.worker_id for worker in workers) - others

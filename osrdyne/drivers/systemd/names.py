@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import Exit
+from osrdyne.drivers.shared import signal_name
 from osrdyne.protocol.names import Key, decode_key, fit_key
 
 _UNIT_NAME_LIMIT = 190  # systemd allows 255, and then makes longer names of files from it: 57 more for `PrivateTmp=`.
@@ -116,7 +117,6 @@ class UnitEnd:
         reason = _REASONS.get(self.result)
         if self.code == _CLD_EXITED or self.code == 0:
             return Exit(code=self.status, reason=reason)
-        name = signal.Signals(self.status).name if self.status in set(signal.Signals) else str(self.status)
         if self.status == signal.SIGKILL and self.result == "signal":
             reason = "killed from outside, or the host ran out of memory"
-        return Exit(signal=name, reason=reason)
+        return Exit(signal=signal_name(self.status), reason=reason)

@@ -182,3 +182,11 @@ def test_lines_that_are_not_text_are_shown(tmp_path):
     logs = make_logs(tmp_path, old_files=1)
     write(logs, b"\xff\xfe bad\n")
     assert logs.tail("a.0", lines=5, since=0.0) == ("\ufffd\ufffd bad",)
+
+
+def test_line_that_is_cut_by_the_limit_of_the_tail_shows_no_part_of_a_password(tmp_path):
+    logs = make_logs(tmp_path, old_files=1)
+    read = b"et@broker/\n"  # the tail begins within the password
+    long = b"x" * (256 * 1024 - len(read))
+    write(logs, b"cannot connect to amqp://user:secr" + read + long)
+    assert logs.tail("a.0", lines=5, since=0.0) == (long.decode(),)
