@@ -97,7 +97,9 @@ def test_data_that_is_cached_after_the_unload_is_removed() -> None:
     assert session.cached == set()
 
 
-def test_loads_of_one_key_have_job_groups_of_their_own() -> None:
+@pytest.mark.parametrize("second", ["a", "b"], ids=["same files", "other files"])
+def test_loads_of_one_key_have_job_groups_of_their_own(second: str) -> None:
+    """Spark runs no job in a group whose future jobs `close` has cancelled: the view would never be cached."""
     session = FakeSession()
-    groups = {BackgroundCaching(session, "key", {}, lambda: None, mark)._group for mark in ("a", "b")}
+    groups = {BackgroundCaching(session, "key", {}, lambda: None, mark)._group for mark in ("a", second)}
     assert len(groups) == 2

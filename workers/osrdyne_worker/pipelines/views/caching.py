@@ -8,6 +8,7 @@ true, is cached first; then the view gets this plan, and further queries read me
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -95,8 +96,9 @@ class BackgroundCaching:
     ) -> None:
         self._session = session
         self._mark = mark
-        # Of this load alone: its end must not cancel the caching of the next load of the key.
-        self._group = f"osrdyne caching {key} {mark}"
+        # Unique, also if a pooled process loads the same files of a key again: Spark runs no job in a group whose
+        # future jobs `close` has cancelled.
+        self._group = f"osrdyne caching {key} {uuid.uuid4().hex}"
         self._pool = pool_of_thread(session) if frames else None
         self._frames = frames
         self._on_cached = on_cached
