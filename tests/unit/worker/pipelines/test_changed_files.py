@@ -119,6 +119,30 @@ def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(t
     assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
 
 
+def test_link_without_a_target_does_not_hide_the_files_beside_it(table: Table) -> None:
+    before = table.files()
+    (table.path / "part-1").symlink_to(table.path / "missing")
+    assert table.files().tables["t"].count == 1
+    assert table.files().signature == before.signature
+
+
+def test_file_that_is_removed_while_the_others_are_listed_does_not_hide_them(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer moves files out of `_temporary` all the time: a listing in between must still find that directory."""
+    table.write("_temporary/0/part-1", "_temporary/0/part-2")
+    status_of = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.name == "part-1":
+            path.unlink(missing_ok=True)
+        return status_of(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert table.files().being_written() is not None
+    assert table.files().tables["t"].count == 1
+
+
 def test_transactional_formats_are_never_half_written(table: Table) -> None:
     table.write("_temporary/0/part-1")
     assert table.files(format="delta").being_written() is None

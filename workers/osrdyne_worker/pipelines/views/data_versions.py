@@ -127,7 +127,6 @@ def table_files(path: Path, *, transactional: bool = False, now: float | None = 
     try:
         return _summary(_local_entries(path), transactional=transactional, now=now)
     except FileNotFoundError:
-        # The path itself, or a file that was removed while the others were listed.
         return TableFiles(signature="missing", newest=_change_of(path.parent), count=0, has_success=False)
     except OSError:
         return None

@@ -113,7 +113,11 @@ def has_wildcards(path: str) -> bool:
 
 
 def walk_files(path: Path, *, directories: bool = False, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
-    """The files below a path, and the directories if asked, in a fixed order, with their status. Raises `OSError`."""
+    """The files below a path, and with `directories` also these, in a fixed order, with their status.
+
+    Raises `OSError`; `FileNotFoundError` only if the path itself does not exist. Spark ignores as well a file that is
+    removed while its directory is listed, and a symbolic link without a target.
+    """
     if depth > MAX_DEPTH:  # links may lead back
         raise OSError(errno.ELOOP, "too many directories", str(path))
     if not path.is_dir():
@@ -122,4 +126,5 @@ def walk_files(path: Path, *, directories: bool = False, depth: int = 0) -> Iter
     if directories:
         yield path, path.stat()
     for below in sorted(path.iterdir()):
-        yield from walk_files(below, directories=directories, depth=depth + 1)
+        with suppress(FileNotFoundError):
+            yield from walk_files(below, directories=directories, depth=depth + 1)
