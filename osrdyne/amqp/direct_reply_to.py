@@ -4,10 +4,10 @@ RabbitMQ before 4.3 closes the connection (541) that publishes to an address it 
 of a node that has left the cluster. Every version closes the connection that looks such an address up. So neither the
 leader's publishes nor the requests of a worker use that connection. It is opened with the first reply.
 
-The first reply to an address is published alone: then the address that closed the connection is known. Later replies,
-to an address that RabbitMQ has accepted before, are published concurrently; when the connection closes, each of them
-is tried again alone. A connection that cannot be opened, or is lost for another reason, says nothing about the address:
-it is tried again for a while, and costs no more than that reply.
+The first reply to an address is published alone, so that a 541 shows which address RabbitMQ does not accept. Later
+replies to an address that it has accepted are published concurrently. If the connection is closed while several are in
+flight, each of them is published again alone. A connection that cannot be opened, or is lost for another reason, says
+nothing about the address: the reply is tried again for `PATIENCE` seconds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from osrdyne.errors import (
 )
 
 PUBLISH_ATTEMPTS = 4
-# Two and a half seconds in all: a caller that reads its queue has made room by then.
+# About two seconds in all: a caller that reads its queue has made room by then.
 QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
-DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."  # The beginning of every address, with its dot.
 FIRST_THAT_TAKES_ANY = (4, 3)  # The first version known to accept a reply to any address (3.10.8 does not).
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE = 60.0  # Seconds for which a reply waits for a connection; most callers have given up after that.
@@ -53,39 +53,56 @@ class DirectReplies:
         self._channel: Channel | None = None
         self._one_at_a_time = asyncio.Lock()
         self._proven: set[str] = set()
+        self._concurrent = 0  # Replies to proven addresses in flight.
+        self._concurrent_lost = 0  # How many of those were lost with their connection, since the beginning.
         self._failures = 0
+        self._last_failure: BrokerError | None = None
         self._retry_at = -math.inf
         self._closed = False
 
     async def publish(self, message: Message, address: str) -> None:
         """Publish with a confirm. Raises `AddressRefusedError` when RabbitMQ cannot decode the address, and
         `PublishRefusedError` when no connection could be opened for too long."""
-        if address in self._proven and await self._is_published_beside_others(message, address):
+        if address in self._proven and await self._publish_concurrently(message, address):
             return
         until = self._clock.monotonic() + PATIENCE
         async with self._one_at_a_time:
+            await self._wait_for_retry(until)
             while (fault := await self._try(address, lambda channel: _publish(channel, message, address))) is not None:
                 if self._closed:
                     raise fault
-                if self._retry_at > until:
-                    raise PublishRefusedError(f"There is no connection for direct replies: {fault}") from fault
-                await self._clock.sleep(self._retry_at - self._clock.monotonic())
+                await self._wait_for_retry(until)
         self._prove(address)
 
-    async def _is_published_beside_others(self, message: Message, address: str) -> bool:
-        """Publish with others in flight. False when the connection was lost: that address is tried alone next."""
+    async def _wait_for_retry(self, until: float) -> None:
+        """Wait until a connection may be opened again. Raises `PublishRefusedError` if that is after `until`."""
+        delay = self._retry_at - self._clock.monotonic()
+        if delay <= 0:
+            return
+        if self._retry_at > until:
+            fault = self._last_failure
+            raise PublishRefusedError(f"There is no connection for direct replies: {fault}") from fault
+        await self._clock.sleep(delay)
+
+    async def _publish_concurrently(self, message: Message, address: str) -> bool:
+        """Publish while others are in flight. False if the connection is lost: the reply is then published alone."""
         channel = self._channel
         if channel is None or channel.is_closed:
             return False
+        self._concurrent += 1
         try:
             await _publish(channel, message, address)
         except BrokerSilentError:
-            await self._drop()
+            if channel is self._channel:  # not one that was opened meanwhile
+                await self._drop()
             raise
         except BrokerUnavailableError:
-            # Which of the addresses in flight has closed the connection is not known: each is tried alone.
+            # Which of the addresses in flight has closed the connection is not known.
+            self._concurrent_lost += 1
             self._proven.discard(address)
             return False
+        finally:
+            self._concurrent -= 1
         return True
 
     def _prove(self, address: str) -> None:
@@ -94,8 +111,8 @@ class DirectReplies:
             self._proven.clear()
         self._proven.add(address)
 
-    async def knows(self, address: str) -> bool:
-        """Whether the address has a consumer. Raises `BrokerError` when RabbitMQ gives no answer now."""
+    async def has_consumer(self, address: str) -> bool:
+        """Whether the address has a consumer. Raises `BrokerError` if RabbitMQ gives no answer now."""
         if self._clock.monotonic() < self._retry_at:
             raise BrokerUnavailableError("There is no connection to look up the reply address.")
         try:
@@ -113,11 +130,17 @@ class DirectReplies:
             channel = await self._open()
         except (BrokerUnavailableError, BrokerAccessError) as error:
             return await self._fail(error)
+        lost_before = self._concurrent_lost
         try:
             await act(channel)
         except BrokerInternalError as error:
+            if self._concurrent or self._concurrent_lost > lost_before:
+                # An accepted address may have become invalid, when its node left the cluster. From now on each address
+                # is alone in flight, this one first.
+                self._proven.clear()
+                return await self._fail(error)
             await self._drop()
-            # Published alone, so that this address and no other has closed the connection (541).
+            # It was alone in flight, so that this address and no other has closed the connection (541).
             raise AddressRefusedError(f"RabbitMQ does not accept the reply address {address!r}.") from error
         except BrokerSilentError:
             await self._drop()
@@ -130,7 +153,7 @@ class DirectReplies:
 
     async def _fail(self, error: BrokerError) -> BrokerError:
         self._failures += 1
-        # `knows` reads it as well: a look-up fails at once instead of waiting for a connection.
+        self._last_failure = error
         self._retry_at = self._clock.monotonic() + CONNECT_RETRY.delay(self._failures)
         await self._drop()
         return error
@@ -146,6 +169,9 @@ class DirectReplies:
                 return self._channel
         await self._drop()
         self._connection = await self._open_connection()
+        if self._closed:  # while it was being opened
+            await self._drop()
+            raise BrokerUnavailableError("The connection for direct replies was closed.")
         self._channel = await self._connection.channel(confirms=True)
         return self._channel
 
@@ -165,9 +191,9 @@ async def _publish(channel: Channel, message: Message, address: str) -> None:
 
 
 class GuardedChannel:
-    """A channel to publish on, which leaves what could close its connection to another connection.
+    """A channel to publish on. Replies and look-ups that could close its connection go over `direct` instead.
 
-    `takes_any`: only look-ups can close it, and no replies.
+    `takes_any`: this RabbitMQ accepts replies to any address, so that only look-ups could close the connection.
     """
 
     def __init__(self, channel: Channel, direct: DirectReplies, *, takes_any: bool = False) -> None:
@@ -182,9 +208,9 @@ class GuardedChannel:
         else:
             await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
 
-    async def knows(self, address: str) -> bool:
-        """Whether this direct reply-to address has a consumer."""
-        return await self._direct.knows(address)
+    async def has_consumer(self, address: str) -> bool:
+        """Whether this direct reply-to address has a consumer. Raises `BrokerError` if RabbitMQ gives no answer now."""
+        return await self._direct.has_consumer(address)
 
     async def ping(self) -> None:
         await self._channel.ping()
@@ -211,7 +237,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 async def publish_reply(publish: Callable[[], Awaitable[None]], *, clock: Clock) -> None:
-    """Publish a reply to any address with `publish`, and again when its queue is full. For controller and workers.
+    """Publish a reply to any address with `publish`, and again while its queue is full. For controller and workers.
 
     Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once.
     """

@@ -109,11 +109,62 @@ async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: B
 
     bench.broker.hook = end_while_they_are_under_way
     sending = [asyncio.create_task(bench.direct.publish(Message(body), CALLER)) for body in (b"1", b"2", b"3")]
-    with pytest.raises(AddressRefusedError):
-        await bench.direct.publish(Message(), FORGED)
+    forged = asyncio.create_task(bench.direct.publish(Message(), FORGED))
     await bench.clock.advance(30.0)
+    assert isinstance(forged.exception(), AddressRefusedError)
     assert all(sent.done() and sent.exception() is None for sent in sending)
     assert bench.broker.bodies(CALLER) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_flight(bench: Bench) -> None:
+    """The node of a client leaves the cluster while the first reply to another client is in flight."""
+    left = f"{CALLER}-of-a-node-that-left"
+    bench.broker.declare_queue(left, {})
+    await bench.direct.publish(Message(), left)
+
+    async def end_while_the_first_reply_is_in_flight(command: Command) -> None:
+        if command == ("publish", CALLER, False) and len(bench.opened) == 1:
+            await bench.clock.sleep(2.0)
+            raise BrokerInternalError("INTERNAL_ERROR")  # as every publish in flight gets it
+        if command == ("publish", left, False):
+            await bench.clock.sleep(1.0)
+            bench.opened[-1].cut()
+            raise BrokerInternalError("INTERNAL_ERROR")
+
+    bench.broker.hook = end_while_the_first_reply_is_in_flight
+    first = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
+    invalid = asyncio.create_task(bench.direct.publish(Message(), left))
+    await bench.clock.advance(30.0)
+    assert isinstance(invalid.exception(), AddressRefusedError)
+    assert (first.exception(), bench.broker.bodies(CALLER)) == (None, [b"x"])
+
+
+async def test_connection_that_was_being_opened_at_the_end_is_closed(bench: Bench) -> None:
+    async def open_later() -> Connection:
+        await bench.clock.sleep(1.0)
+        return await bench.open()
+
+    direct = DirectReplies(open_later, clock=bench.clock)
+    sending = asyncio.create_task(direct.publish(Message(b"x"), CALLER))
+    await bench.clock.advance(0.5)
+    await direct.close()
+    await bench.clock.advance(30.0)
+    assert isinstance(sending.exception(), BrokerUnavailableError)
+    assert [connection.is_closed for connection in bench.opened] == [True]
+
+
+async def test_no_connection_is_opened_before_the_next_attempt_is_due(bench: Bench) -> None:
+    attempts = []
+
+    async def refuse() -> Connection:
+        attempts.append(bench.clock.monotonic())
+        raise BrokerUnavailableError("away")
+
+    direct = DirectReplies(refuse, clock=bench.clock)
+    sending = [asyncio.create_task(direct.publish(Message(), CALLER)) for _ in range(100)]
+    await bench.clock.advance(PATIENCE)
+    assert all(isinstance(sent.exception(), PublishRefusedError) for sent in sending)
+    assert len(attempts) == len(set(attempts)) < 30
 
 
 @pytest.mark.parametrize("refusal", [BrokerUnavailableError("away"), BrokerAccessError("too many connections")])
@@ -139,11 +190,11 @@ async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
     sending = asyncio.create_task(bench.direct.publish(Message(), CALLER))
     await bench.clock.advance(1.0)
     with pytest.raises(BrokerUnavailableError):
-        await bench.direct.knows(CALLER)
+        await bench.direct.has_consumer(CALLER)
     sending.cancel()
     bench.refusal = None
     await bench.clock.advance(CONNECT_RETRY.maximum * 2)
-    assert await bench.direct.knows(CALLER)
+    assert await bench.direct.has_consumer(CALLER)
 
 
 async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
@@ -158,12 +209,12 @@ async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("address", "known"), [(CALLER, True), (CALLER + "2", False), (FORGED, False)])
 async def test_question_for_an_address_does_no_harm(bench: Bench, address: str, known: bool) -> None:
-    assert await bench.direct.knows(address) is known
+    assert await bench.direct.has_consumer(address) is known
 
 
 async def test_each_absent_caller_costs_no_connection(bench: Bench) -> None:
     for number in range(3):
-        assert not await bench.direct.knows(f"{CALLER}{number}")
+        assert not await bench.direct.has_consumer(f"{CALLER}{number}")
     await bench.direct.publish(Message(b"x"), CALLER)
     assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"x"], 1)
 
@@ -192,5 +243,5 @@ async def test_question_is_never_asked_on_the_connection_of_requests(bench: Benc
     """Also RabbitMQ 4.3 ends the connection that asks for a forged address."""
     requests = await bench.open()
     guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
-    assert await guarded.knows(FORGED) is False
+    assert await guarded.has_consumer(FORGED) is False
     assert not requests.is_closed

@@ -110,7 +110,7 @@ class BrokerConnection:
         """Whether the client behind a direct reply-to address is gone; False when RabbitMQ does not answer."""
         try:
             if isinstance(self.replies, GuardedChannel):
-                return not await self.replies.knows(reply_to)
+                return not await self.replies.has_consumer(reply_to)
             return not await self.queue_exists(reply_to)
         except BrokerError:
             return False
