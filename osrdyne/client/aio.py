@@ -59,6 +59,9 @@ ANSWER_SLACK = 5.0 + ANSWER_MARGIN
 """Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. A pool calls a
 request expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/reference/python-client.md)."""
 
+RETRY_PAUSE = 0.5
+"""Seconds before a request that was not sent is tried again on the same connection."""
+
 
 class ConnectionStatus(StrEnum):
     CONNECTED = "connected"
@@ -138,8 +141,8 @@ class AsyncClient:
         self._state.set(_down_for_good("The client is closed."))
         if self._keeper is not None:
             self._keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeper
+            # Not `await self._keeper` with CancelledError suppressed: that would hide a cancellation of this task.
+            await asyncio.wait({self._keeper})
             self._keeper = None
         if isinstance(state, Session):
             await state.close()  # the keeper does this, but one that is cancelled at once never began
@@ -385,6 +388,9 @@ class AsyncClient:
                         # does harm.
                         if request.sent and not idempotent:
                             raise
+                        if not session.is_over:
+                            # For example, RabbitMQ opens no further channel: a retry at once would fail at once.
+                            await self._clock.sleep(RETRY_PAUSE)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -206,13 +206,16 @@ class Client:
         return self._each(self._client.call_parts(key, path, body, credit=credit, idempotent=idempotent, **options))
 
     def _each(self, values: AsyncGenerator[T, None]) -> Iterator[T]:
-        """One value at a time, and the next one only when it is asked for: that limits what the worker sends."""
+        """Iterate over the values. Each is requested when the caller wants it, which limits how far the worker is
+        ahead."""
+        # After Ctrl-C the cancelled request for the next value still ends: the generator cannot be closed before that.
+        turn = asyncio.Lock()
         try:
-            while (value := self._wait(_next(values))) is not None:
+            while (value := self._wait(_next(values, turn))) is not None:
                 yield value
         finally:
             if self._finalizer.alive:  # otherwise the call has ended with the client
-                self._wait(values.aclose())
+                self._wait(_close(values, turn))
 
     def cast(
         self,
@@ -249,8 +252,14 @@ async def _status(client: AsyncClient) -> ConnectionStatus:
     return client.status
 
 
-async def _next(values: AsyncGenerator[T, None]) -> T | None:
-    return await anext(values, None)
+async def _next(values: AsyncGenerator[T, None], turn: asyncio.Lock) -> T | None:
+    async with turn:
+        return await anext(values, None)
+
+
+async def _close(values: AsyncGenerator[T, None], turn: asyncio.Lock) -> None:
+    async with turn:
+        await values.aclose()
 
 
 async def _pump(replies: AsyncGenerator[Reply, None], arrived: queue.SimpleQueue[Reply | StartProgress | None]) -> None:

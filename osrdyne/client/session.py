@@ -129,7 +129,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        return self._channel.is_closed
+        # The channel of a lost connection counts as open until the library has closed the socket.
+        return self._channel.is_closed or self._connection.is_closed
 
     @property
     def is_blocked(self) -> bool:

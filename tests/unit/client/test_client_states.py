@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus
+from osrdyne.amqp import Consumer
+from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus, RequestTimeoutError
 from osrdyne.client.aio import ANSWER_SLACK, _time_limit
 from osrdyne.client.request import CallTimes, Sender, build_request
+from osrdyne.client.session import Session
 from osrdyne.config.models import RequestSettings
-from osrdyne.errors import ConfigurationError
+from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+from osrdyne.protocol.names import PoolNames
 
 URI = "amqp://user:s3cret@localhost:1/"
 
@@ -60,11 +67,84 @@ def test_client_waits_until_a_pool_reports_that_a_request_expired() -> None:
     assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
 
 
+class NoFurtherChannel:
+    """A connection that opens no channel: it is lost, although its first channel is not closed yet, or has too many."""
+
+    is_blocked = False
+
+    def __init__(self, *, is_closed: bool) -> None:
+        self.is_closed = is_closed
+
+    async def channel(self) -> None:
+        raise BrokerUnavailableError("Could not open a channel.")
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["lost", "too-many-channels"])
+async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool) -> None:
+    connection: Any = NoFurtherChannel(is_closed=is_closed)
+    channel: Any = SimpleNamespace(is_closed=False)
+    client = AsyncClient(URI, "pool")
+    client._state.set(Session(PoolNames("pool"), connection, channel, Consumer("replies")))
+    with pytest.raises(RequestTimeoutError, match="not sent"):
+        await client.call("k", timeout=0.01)
+
+
+async def test_cancelled_close_ends_with_the_cancellation() -> None:
+    async def end_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+
+    client = AsyncClient(URI, "pool")
+    client._keeper = asyncio.create_task(end_slowly())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await client.close()
+
+
 def test_blocking_client_can_be_closed_unopened() -> None:
     client = Client(URI, "pool")
     client.close()
     with pytest.raises(ClientClosedError):
         client.cast("k")
+
+
+def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def parts(*_: object, **__: object) -> AsyncGenerator[bytes, None]:
+        try:
+            has_begun.set()
+            await asyncio.Event().wait()
+            yield b""
+        finally:
+            await asyncio.sleep(0.01)  # as a call that cancels its request
+            has_ended.set()
+
+    client = Client(URI, "pool")
+    submit = client._submit
+
+    def interrupt_first(coroutine: Any) -> Any:
+        future = submit(coroutine)
+        if not has_begun.is_set():
+            has_begun.wait()
+            future.result = raise_interrupt  # type: ignore[method-assign]
+        return future
+
+    def raise_interrupt(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._client, "call_parts", parts)
+    monkeypatch.setattr(client, "_submit", interrupt_first)
+    with pytest.raises(KeyboardInterrupt):
+        list(client.call_parts("k"))
+    assert has_ended.is_set()
+    client.close()
 
 
 def test_no_secret_in_a_repr() -> None:
