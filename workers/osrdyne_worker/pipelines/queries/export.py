@@ -110,9 +110,12 @@ class Exports:
             # After all files are in their places: a reader that finds the manifest finds a whole export.
             text = json.dumps(manifest, ensure_ascii=False).encode("utf-8", "replace")
             created = files.create(f"{name}/{MANIFEST}", text, aside=f"{attempt}/{MANIFEST}")
+            # Over NFS the manifest that exists may be ours: the kernel repeats a call whose answer was lost.
+            created = created or self._is_listed(files, name, attempt)
         except BaseException:
             with suppress(Exception):  # Spark may be gone; the next attempt removes the directory
-                files.delete(attempt)
+                if not self._is_listed(files, name, attempt):
+                    files.delete(attempt)
             raise
         if not created:
             # Another attempt was faster: its files are the export.
@@ -141,6 +144,11 @@ class Exports:
             return None
         manifest: dict[str, Any] = json.loads(text)
         return manifest
+
+    def _is_listed(self, files: HadoopFiles, name: str, attempt: str) -> bool:
+        """Whether the manifest lists the files of this attempt: a call that failed may have created it."""
+        manifest = self._manifest(files, name)
+        return manifest is not None and any(f"/{attempt}/" in path for path in manifest["paths"])
 
     def _write(
         self,

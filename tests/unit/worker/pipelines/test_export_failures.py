@@ -1,0 +1,83 @@
+"""What an export that fails leaves in its directory, without Spark."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Call, Context
+from osrdyne_worker.pipelines.queries import export
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest, Exports
+from osrdyne_worker.pipelines.views.datasets import ExportConfig
+
+LOST = OSError("the answer of the file system was lost")
+
+
+class Files:
+    """A directory. `creates`: whether `create` creates the manifest; `fails`: whether it then raises, or returns False."""
+
+    def __init__(self, *, creates: bool, fails: bool = True) -> None:
+        self.texts: dict[str, str] = {}
+        self._creates, self._fails = creates, fails
+
+    def read(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def create(self, name: str, content: bytes, *, aside: str) -> bool:
+        if self._creates:
+            self.texts[name] = content.decode()
+        if self._fails:
+            raise LOST
+        return False
+
+    def directories(self, name: str) -> list[str]:
+        return sorted({path.removeprefix(f"{name}/").partition("/")[0] for path in self.texts})
+
+    def listed(self, name: str) -> list[tuple[str, int]]:
+        return [(f"file:/exports/{path}", len(text)) for path, text in self.texts.items() if path.startswith(name)]
+
+    def delete(self, name: str) -> None:
+        self.texts = {path: text for path, text in self.texts.items() if not path.startswith(f"{name}/")}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, files: Files) -> dict[str, Any]:
+    """Export to `files`."""
+
+    def write(self: Exports, session: Any, files: Files, directory: str, *_: Any, **__: Any) -> int:
+        files.texts[f"{directory}/part-0"] = "rows"
+        return 1
+
+    monkeypatch.setattr(export, "HadoopFiles", lambda session, root: files)
+    monkeypatch.setattr(export, "estimated_bytes", lambda frame: None)
+    monkeypatch.setattr(Exports, "_write", write)
+    results: Any = None
+    exports = Exports(ExportConfig(directory="/exports"), results, pool="p", key="k")
+    query: Any = SimpleNamespace(frame=None, types=(("n", "bigint"),))
+    call = Call(Context(Key("k")), Request("k", b"", correlation_id="c", reply_to="r"))
+    return exports.run(SimpleNamespace(_jsparkSession=None), query, call, ExportRequest(query="select 1"))
+
+
+def names(files: Files) -> list[str]:
+    return sorted(path.rpartition("/")[2] for path in files.texts)
+
+
+@pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
+def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
+    monkeypatch: pytest.MonkeyPatch, creates: bool, left: list[str]
+) -> None:
+    files = Files(creates=creates)
+    with pytest.raises(OSError, match="was lost"):
+        run(monkeypatch, files)
+    assert names(files) == left
+
+
+def test_manifest_that_exists_because_its_creation_was_repeated_is_that_of_the_export(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = Files(creates=True, fails=False)
+    assert run(monkeypatch, files)["repeated"] is False
+    assert names(files) == [MANIFEST, "part-0"]
