@@ -98,7 +98,7 @@ from osrdyne.processors.publish_order import PublishOrder
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.requests.cancellations import PREFETCH as CANCEL_PREFETCH
 from osrdyne.processors.requests.cancellations import CancelProcessor, GroupsOfKeys, KeptCancels
-from osrdyne.processors.requests.delivery import Forwarder, Router
+from osrdyne.processors.requests.forwarder import Forwarder, Router
 from osrdyne.processors.requests.ingress import IngressRouter, IngressRules, Provenance
 from osrdyne.processors.requests.lengths import QueueLengths
 from osrdyne.processors.requests.orphans import DirectRouter

@@ -605,7 +605,7 @@ byte fault;
 #define FORGETFAILED(c,k)
 #endif
 
-/* ----------------------------------------------------------------- forwarder (osrdyne/processors/requests/delivery.py) */
+/* ----------------------------------------------------------------- forwarder (osrdyne/processors/requests/forwarder.py) */
 #ifdef FWDDEFAULT
 #define FORWARD(c,r,k) if :: qx[k] -> tq[k]=tq[k]|B(r); op[c]=3 :: else -> op[c]=1 fi       /* returned: try again */
 #else

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from functools import lru_cache
 
+from osrdyne.aio.clock import Backoff
 from osrdyne.amqp import Delivery, Message
 from osrdyne.auth.decision import Refusal as TokenRefusal
 from osrdyne.auth.decision import bearer_token
@@ -44,6 +45,10 @@ from osrdyne.protocol.statuses import Status, decode_text
 
 # Seconds after which a client should try again when no further group may wait; about the time a group needs to end.
 CAPACITY_RETRY_AFTER = 30.0
+# Between the attempts to publish a message that RabbitMQ has refused.
+PUBLISH_RETRY = Backoff(initial=0.2, maximum=5.0)
+# After a publish without a confirm; each further publish may become one more copy of the message.
+UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 # Outcome of a one-way copy that is refused or whose queue is unavailable: the request itself goes on.
 COPY_DROPPED = "copy-dropped"
 # Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop.
@@ -52,9 +57,9 @@ MAX_HOPS = 32
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A request that was taken from the orphan queue at `at` (monotonic) and is not acknowledged. `refusal`: what was
-    decided as soon as it was taken; it is carried out in the order of the requests of its key. `token`: a bearer token
-    that has to be verified before anything is decided."""
+    """A request that was taken from the orphan queue at `at` (monotonic) and is not acknowledged. `refusal`: decided
+    when it was taken; the caller is answered in the order of the requests of its key. `token`: a bearer token that has
+    to be verified before anything else is decided."""
 
     delivery: Delivery
     arrival: Arrival
@@ -74,7 +79,8 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRefusal:
-    """The group of `request` refuses it before anything is published, and the log has it anyway by `write`."""
+    """A request that its group refuses, and that the log stores anyway. `request`: the refused delivery; `write`: the
+    delivery to the log."""
 
     refusal: Refusal
     request: RoutedRequest
@@ -94,6 +100,12 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
     return Refusal(Status.CAPACITY, detail, retry_after_ms=round(CAPACITY_RETRY_AFTER * 1000))
 
 
+def seconds_left(routed: RoutedRequest, *, now_ms: int, skew_ms: int) -> float:
+    """Seconds until the deadline of a delivery has passed; 0 if it has."""
+    # One millisecond later than the deadline, so that it has passed for `is_past`, too.
+    return max(0.0, (routed.deadline.at_ms + skew_ms + 1 - now_ms) / 1000)
+
+
 def hops_of(request: Request) -> int:
     hops = request.headers.get(HOPS_HEADER)
     # Clients can write this header. A negative or foreign value counts as no hop.
@@ -105,7 +117,7 @@ def refuse_orphan(request: Request, *, now_ms: int, skew_ms: int) -> Refusal | N
     # Before everything else: no group may be started for a request whose caller has given up.
     if (refusal := check_age(request, now_ms, skew_ms=skew_ms)) is not None:
         return refusal
-    # Ends a circle through the alternate exchange, for example when another program removes the binding each time.
+    # Ends a loop through the alternate exchange, for example when another program removes the binding each time.
     if hops_of(request) >= MAX_HOPS:
         return Refusal(
             Status.REJECTED, f"The request was forwarded {MAX_HOPS} times without reaching a queue; please report this."
@@ -130,7 +142,7 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
     # A worker runs code of the pool's users: it must not see the credentials by which a client was admitted.
     headers = without_identity(orphan.delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
-    # `expiration` starts anew at each publish, so that only this header keeps the moment at which the caller gives up.
+    # `expiration` starts anew at each publish; only this header keeps the moment at which the caller gives up.
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
     return orphan.delivery.to_message(
@@ -139,8 +151,8 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
 
 
 def arrival_of(delivery: Delivery, *, now_ms: int, trusted: bool = False) -> Arrival:
-    """The request as routes see it, accepted at `now_ms`. `trusted`: the name of its principal is the ingress's own,
-    because it was accepted before."""
+    """The request as the routes see it, accepted at `now_ms`. `trusted`: the ingress has set the name of its principal,
+    because the request was accepted before."""
     properties = delivery.properties
     published = properties.timestamp
     request = delivery.to_request(now_ms=now_ms)
@@ -225,7 +237,7 @@ def managed_message(
     headers = without_identity(delivery.headers)
     for name in OWN_HEADERS:  # clients must not set them
         headers.pop(name, None)
-    # After the removal above: what the worker reads is what the routes say, whatever the client sent.
+    # After the removal above: workers read only the retries of the routes, never those of a client.
     headers |= _retry_headers(routed)
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = routed.deadline.at_ms

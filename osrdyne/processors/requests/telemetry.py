@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 
-from osrdyne.aio.clock import Backoff, now_ms
+from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError, PublishRefusedError
 from osrdyne.ingress.acceptance import RoutedRequest
@@ -29,17 +29,13 @@ from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.telemetry import ActiveLog
 from osrdyne.processors.publish_order import PublishOrder, Ticket
 from osrdyne.processors.replies import Replier
-from osrdyne.processors.requests.forwarding import Orphan
-from osrdyne.protocol.deadlines import is_past
+from osrdyne.processors.requests.forwarding import PUBLISH_RETRY, UNCONFIRMED_RETRY, Orphan, seconds_left
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER, without_identity
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.retries import OWN_HEADERS
 from osrdyne.protocol.statuses import Status
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 
-RETRY = Backoff(initial=0.2, maximum=5.0)
-# After a publish without a confirm; each further publish may become one more copy of the message.
-UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 OUTCOME = "logged"
 OWN_PREFIX = "x-osrdyne-"
 OFFSET_HEADER = "x-stream-offset"
@@ -47,8 +43,8 @@ NOT_LOGGED = Refusal(Status.EXPIRED, "The message expired before the log confirm
 
 
 def log_message(orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool) -> Message:
-    """The message as readers of the log find it: body and properties of the client, and our own headers. No reader
-    answers, and no time-to-live ends it before the retention does."""
+    """The message as it is stored in the log: body and properties of the client, and our own headers; without a reply
+    address, and without a time-to-live, which would end it before the retention does."""
     own = {
         KEY_HEADER: routed.key,
         ENQUEUED_HEADER: orphan.arrival.accepted_ms,
@@ -76,7 +72,7 @@ class LogWriter:
         self._active = log
         self._publisher = publisher
         self._replier = replier
-        # Of its own: a stream must not hold back the queue of a group whose key has its name.
+        # Not the order of the request queues: a stream must not hold back the queue of a group whose key has its name.
         self._order = PublishOrder()
         self._failing: set[int] = set()  # partitions whose latest publish was not confirmed
         self._log: Logger = get_logger("telemetry", pool=context.names.pool)
@@ -86,7 +82,7 @@ class LogWriter:
         return self._active.log
 
     def enter(self, routed: RoutedRequest) -> Ticket:
-        """A turn behind all messages of the partition; messages of a key keep their order."""
+        """A ticket behind all messages of the partition, so that messages of a key keep their order."""
         return self._order.enter(Key(self._names.log_stream(self.log.partition(routed.key))), None)
 
     async def write(
@@ -126,7 +122,7 @@ class LogWriter:
             set_aside()
         maybe_delivered, failures = orphan.delivery.redelivered, 0
         # The first attempt is made in any case, as for a group.
-        while not failures or not is_past(routed.deadline.at_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms):
+        while not failures or self._seconds_left(routed) > 0:
             if not await self._turn(ticket, routed):
                 return NOT_LOGGED
             message = log_message(orphan, routed, maybe_delivered=maybe_delivered)
@@ -140,7 +136,7 @@ class LogWriter:
             except PublishRefusedError as error:
                 # Returned, because the stream is missing: the topology watch declares it again. Or nacked.
                 failures += 1
-                delay = RETRY.delay(failures)
+                delay = PUBLISH_RETRY.delay(failures)
                 self._log.warning("message not written to the log", stream=stream, error=str(error), retry_in=delay)
             except BrokerSilentError as error:
                 # A stream without a leader confirms nothing. Other partitions are not affected.
@@ -152,21 +148,19 @@ class LogWriter:
             ticket.hold_back()
             self._failing.add(partition)
             set_aside()
-            await self._clock.sleep(min(delay, self._remaining(routed)))
+            await self._clock.sleep(min(delay, self._seconds_left(routed)))
         return NOT_LOGGED
 
     async def _turn(self, ticket: Ticket, routed: RoutedRequest) -> bool:
-        """Wait behind a message that is written again, until the deadline at most. False when it has passed: the log
-        has no copy."""
+        """Wait behind a message that is written again, at most until the deadline. False if the deadline has passed:
+        then the log has no copy."""
         if ticket.may_publish:
             return await ticket.turn()
-        timer = self._clock.call_later(self._remaining(routed), ticket.cancel)
+        timer = self._clock.call_later(self._seconds_left(routed), ticket.cancel)
         try:
             return await ticket.turn()
         finally:
             timer.cancel()
 
-    def _remaining(self, routed: RoutedRequest) -> float:
-        """Seconds until the deadline has passed."""
-        passed_at_ms = routed.deadline.at_ms + self._skew_ms + 1
-        return max(0.0, (passed_at_ms - now_ms(self._clock)) / 1000)
+    def _seconds_left(self, routed: RoutedRequest) -> float:
+        return seconds_left(routed, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)

@@ -67,7 +67,7 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
         assert entry.finding == finding(0, ())
 
 
-@pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "delivery.refuse_for"])
+@pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "forwarder.refuse_for"])
 async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

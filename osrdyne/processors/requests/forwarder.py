@@ -1,14 +1,15 @@
 """The forwarder: takes requests from the orphan queue, has the queues of their groups bound, and publishes them there.
 
 Both kinds of pool use it. A `Router` decides where a request goes: `DirectRouter` (orphans.py) sends it to the group of
-its key, `IngressRouter` (ingress.py) asks splitter and routes. The methods below stand in the order in which a request
-passes them, from `run`, which takes it, to `_publish_and_acknowledge`, which acknowledges it.
+its key, `IngressRouter` (ingress.py) applies the splitter and the routes. The first section of `Forwarder` has the
+methods that every forwarded request passes, in their order, from `run`, which takes it, to `_acknowledge`. The sections
+after it have what only some requests need.
 
-A request is held no longer than a bind takes, which itself waits for a stop of the group that is under way (lifecycle:
-bind-waits-for-stop), nor longer than the request may live. It is acknowledged only when all of its deliveries are
-confirmed or its client is answered, so that a crash in between returns it to the orphan queue (lifecycle: "Activation
-and forwarding"). Requests of one key go in their order, keys go side by side. An unexpected error makes the request a
-dead letter, in one step of RabbitMQ.
+A request stays unacknowledged until all of its deliveries are confirmed or its client is answered, so that a crash in
+between returns it to the orphan queue (lifecycle: "Activation and forwarding"). It waits for the bind of its queue, at
+most until its deadline; the bind itself waits for a stop of the group (lifecycle: bind-waits-for-stop). Requests of one
+key are published in their order, those of different keys concurrently. An unexpected error makes the request a dead
+letter.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
-from osrdyne.aio.clock import Backoff, now_ms, sleep_until
+from osrdyne.aio.clock import now_ms, sleep_until
 from osrdyne.aio.tasks import KeyedJobs
 from osrdyne.amqp import Consumer, Delivery, Message
 from osrdyne.errors import (
@@ -44,23 +45,21 @@ from osrdyne.processors.publish_order import PublishOrder, Ticket
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.requests.forwarding import (
     COPY_DROPPED,
+    PUBLISH_RETRY,
+    UNCONFIRMED_RETRY,
     LoggedRefusal,
     Orphan,
     hops_of,
     refuse_for,
+    seconds_left,
     was_accepted,
 )
 from osrdyne.processors.requests.lengths import RETURNED, QueueLengths
 from osrdyne.processors.requests.telemetry import OUTCOME as LOGGED
 from osrdyne.processors.requests.telemetry import LogWriter
 from osrdyne.processors.requests.waiting import WaitingRequest
-from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-
-FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
-# After a publish without a confirm; each further publish may become one more copy of the request.
-UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 
 # Outcome of a request that a full queue discards; its caller is answered `ok`, with the code 202.
 DISCARDED = "discarded"
@@ -91,13 +90,13 @@ class Router(Protocol):
         ...
 
     def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
-        """Where the request goes: first the delivery that keeps its reply address, then one-way copies. Otherwise why
-        it is refused."""
+        """The deliveries of the request: first the one that keeps its reply address, then one-way copies. Otherwise the
+        reason of its refusal."""
         ...
 
     async def prepare(self, routed: RoutedRequest) -> None:
-        """Have the exchange and the queues of its priority level, and its group paused if a circuit pauses it. Raises
-        `BrokerConflictError`."""
+        """Make sure that the exchange of its priority level exists, and wait until a pause of its group is sent to the
+        workers. Raises `BrokerConflictError`."""
         ...
 
     def exchange_for(self, routed: RoutedRequest) -> str: ...
@@ -146,7 +145,7 @@ class Forwarder:
         self._publish_order = publish_order
         self._publisher = publisher
         self._replier = replier
-        self._lengths = lengths  # None in a direct pool, which the requests of a bound key do not pass
+        self._lengths = lengths  # None in a direct pool, where requests of a bound key bypass the forwarder
         self._log_writer = log_writer  # None in a direct pool, which has no routes
         self._writes: dict[Delivery, asyncio.Task[Refusal | None]] = {}
         self._names = context.names
@@ -156,6 +155,8 @@ class Forwarder:
         self._group: asyncio.TaskGroup
         self._prefetch: AdaptivePrefetch
         self._log: Logger = get_logger("forwarder", pool=context.names.pool)
+
+    # --- from the orphan queue to the acknowledgement
 
     async def run(self, consumer: Consumer) -> None:
         """Forward requests until the consumer ends; then finish those that were taken. Requests that wait for room in
@@ -172,10 +173,9 @@ class Forwarder:
             adapting = self._group.create_task(self._prefetch.run(), name="prefetch of orphans")
             # One job at a time for each key: a request that waits for a bind delays its own key and no other.
             self._jobs = KeyedJobs(self._group, "requests of", self._forward)
-            # Tokens that need a thread, or keys from elsewhere: in order per key of the client, other keys go on.
+            # Tokens whose verification needs a thread or fetched keys: in order for each key of the client.
             self._identifying = KeyedJobs(self._group, "tokens for", self._identify)
-            # Requests for a queue of limited length wait for room here: one after the other for each group, and at the
-            # cost of no other group.
+            # Requests for a queue of limited length wait for room here, one after the other for each group.
             self._admissions = KeyedJobs(self._group, "admission to", self._enqueue)
             ending = self._group.create_task(self._end_waits(), name="ends of waits for room")
             async for delivery in consumer:
@@ -190,18 +190,297 @@ class Forwarder:
                     # Crash before: a forged request returns and is dropped again. After: it is gone, unanswered.
                     await self._acknowledge(delivery)
                 elif orphan.token is not None or self._identifying.is_busy(orphan.client_key):
-                    # Behind those of its key whose tokens are being verified: it would overtake them.
+                    # Also without a token: it must not overtake requests of its key whose tokens are being verified.
                     self._identifying.submit(orphan.client_key, orphan)
                 else:
-                    # In order per key as soon as it is taken: the groups that the splitter makes of one key do not wait
-                    # for each other.
+                    # By the key of the group: the groups that the splitter makes of one key do not wait for each other.
                     self._jobs.submit(orphan.request.key, orphan)
-            # The consumer has ended, so that no further message can arrive. The task group waits for the requests
-            # taken, except for those that wait for room: they return to their place once the channel closes.
+            # The consumer has ended, so that no further message can arrive. The task group waits for the requests that
+            # were taken, except for those that wait for room: they return to the orphan queue when the channel closes.
             adapting.cancel()
             ending.cancel()
             if self._lengths is not None:
                 self._lengths.finish()
+
+    async def _forward(self, orphan: Orphan) -> None:
+        """Route a request and start its publish; the next request of the key follows when this returns."""
+        with ErrorBoundary(orphan.delivery, self._log) as boundary:
+            decision = self._router.route(orphan)
+            # Before the admission: a refused request must neither start a group nor count as a use of its key.
+            if isinstance(decision, Refusal):
+                await self._refuse(orphan, decision)
+                return
+            if isinstance(decision, LoggedRefusal):
+                self._begin_write(orphan, [decision.request, decision.write])
+                await self._refuse(orphan, decision.refusal, decision.request)
+                return
+            # Before the admission: the log gets the message also if every group is refused.
+            groups = self._begin_write(orphan, decision)
+            if not groups:
+                return  # the write acknowledges it
+            routed = []
+            for one in groups:
+                # All groups are admitted before any is required: a refused request then starts no group.
+                refusal = self._admit(one.key)
+                if refusal is None:
+                    routed.append(one)
+                elif one.keeps_reply:
+                    await self._refuse(orphan, refusal, one)
+                    return
+                else:
+                    self._router.count(COPY_DROPPED, one)
+            if not routed:
+                await self._acknowledge_once_written(orphan)
+                return
+            limited = self._is_limited(orphan, routed)
+            for one in routed:
+                if hops_of(orphan.request):
+                    # It was forwarded when the key was bound, and returned: its queue or binding may be gone.
+                    self._queue_loop.verify(one.key, since=orphan.at)
+                # Held until the acknowledgement: the idle timer must not unbind the group (lifecycle:
+                # pin-until-forwarded). Required at once: the slot of a group that the tracker does not have would never
+                # be freed.
+                self._tracker.hold(one.key)
+                self._tracker.require_worker_group(one.key)
+            if limited and not self._may_have_room(routed):
+                is_publishing = False
+            else:
+                # Returns when the tickets are drawn, in a managed pool before the confirm: the next request of the key
+                # may begin.
+                is_publishing = await self._publish_when_bound(orphan, routed, limited=limited)
+            if not is_publishing:
+                self._wait_for_room(orphan, routed)
+        if boundary.failed:
+            await self._dead_letter(orphan.delivery)
+
+    def _admit(self, key: Key) -> Refusal | None:
+        """Ask for a slot for a group that is not up."""
+        if self._tracker.status(key) is not None:
+            return None
+        # Reserved at once: two requests for new keys cannot both get the last slot.
+        verdict = self._admission.request(key)
+        if self._admission.key_counter.take_warning():
+            self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))
+        return refuse_for(verdict)
+
+    async def _publish_when_bound(self, orphan: Orphan, routed: list[RoutedRequest], *, limited: bool = False) -> bool:
+        """Wait until the queues are bound, then start the publishes, in the order of the requests of the key.
+
+        `limited`: the queue has a limited length and must be known to have room. Returns False if it is not: then
+        nothing is published, and the request still holds its group."""
+        bound = list(routed)
+        try:
+            # The groups are held: one that is bound first stays bound while the request waits for the others.
+            refusals = [await self._wait_until_bound(one) for one in routed]
+        except BaseException:
+            # The leader's term has ended, or the processor is cancelled: a group that stays held would never be
+            # unbound.
+            self._release(bound)
+            raise
+        for one, refusal in zip(routed, refusals, strict=True):
+            if refusal is not None and one.keeps_reply:
+                self._release(bound)
+                await self._refuse(orphan, refusal, one)
+                return True
+            if refusal is not None:
+                bound.remove(one)
+                self._release([one])
+                self._router.count(COPY_DROPPED, one)
+        if not bound:
+            # Only copies whose queues are unavailable: the log has the request, or will have it.
+            await self._acknowledge(orphan.delivery)
+            return True
+        if limited and not (self._lengths is not None and self._lengths.admit_at_once(routed[0])):
+            return False
+        # Tickets are drawn, and tasks created, before the next request of the key: tasks begin in the order of their
+        # creation, so that messages are written in the order of the requests.
+        tickets = [self._publish_order.enter(one.key, one.priority) for one in bound]
+        # A copy needs no acknowledgement of its own: the request is acknowledged after all of them.
+        copies = [
+            self._group.create_task(self._publish(orphan, one, ticket), name=f"copy for {one.key!r}")
+            for one, ticket in zip(bound[1:], tickets[1:], strict=True)
+        ]
+        publishing = self._publish_and_acknowledge(orphan, bound, tickets[0], copies)
+        if self._router.in_sequence:
+            await publishing
+        else:
+            self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
+        return True
+
+    async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
+        """Wait until the queue of the group is bound; the refusal if it cannot be."""
+        # Required again at each attempt, which is always safe (lifecycle: pin-until-forwarded).
+        self._tracker.require_worker_group(routed.key)
+        try:
+            # The exchange of the level must exist: a publish to a missing one closes the publishing channel, and ends
+            # the term.
+            await self._router.prepare(routed)
+            if not self._queue_status[routed.key].is_bound:
+                # Never longer than the request may live: a queue that cannot be bound must not hold it unacknowledged
+                # without end.
+                limit = partial(sleep_until, routed.deadline.at_ms + self._skew_ms, self._clock)
+                with self._metrics.activation_seconds.time():
+                    await self._queue_status.wait_bound(routed.key, limit=limit)
+        except BrokerConflictError as error:
+            return Refusal(Status.START_FAILED, str(error))
+        except TimeoutError:
+            return NOT_BOUND
+        return None
+
+    async def _publish_and_acknowledge(
+        self,
+        orphan: Orphan,
+        routed: Sequence[RoutedRequest],
+        ticket: Ticket,
+        copies: Sequence[asyncio.Task[Refusal | None]],
+    ) -> None:
+        """Publish the request, wait for its copies, and acknowledge it (lifecycle: ack-after-confirm)."""
+        request, rest = routed[0], routed[1:]
+        try:
+            with ErrorBoundary(orphan.delivery, self._log) as boundary:
+                # Copies are published at the same time; what the caller is answered depends on this one alone.
+                refusal = await self._publish(orphan, request, ticket)
+                if refusal is None:
+                    self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
+                    self._router.count(self._router.forwarded, request)
+                elif refusal is not FAILED and request.keeps_reply:
+                    await self._answer(orphan, refusal, request)
+                elif refusal is not FAILED:
+                    self._router.count(refusal.status.value, request)
+                for one, publishing in zip(rest, copies, strict=True):
+                    # Waited for before the acknowledgement: a crash now returns the request, and the copies are
+                    # published again.
+                    refused = await publishing
+                    self._router.count(self._router.forwarded if refused is None else refused.status.value, one)
+                if refusal is not FAILED:
+                    # Crash before: the request returns and is published again, a duplicate. After: the queues of its
+                    # groups alone have it.
+                    await self._acknowledge(orphan.delivery)
+            if boundary.failed or refusal is FAILED:
+                await self._dead_letter(orphan.delivery)
+        finally:
+            # Last, after the acknowledgement: from here on the idle timer may unbind the groups.
+            self._release(routed)
+
+    async def _publish(self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket) -> Refusal | None:
+        """Publish until a queue confirms; the refusal if no further attempt can succeed. Returns `FAILED` for an
+        unexpected error."""
+        # A redelivered request may have been published by an earlier leader, or by this one before its channel was
+        # lost.
+        maybe_delivered = orphan.delivery.redelivered
+        began_at, failures = self._clock.monotonic(), 0
+        # The ticket ends with the attempt, also on an error: those behind it never wait for a request that is gone.
+        with ticket, ErrorBoundary(orphan.delivery, self._log):
+            # The first attempt is made in any case: a request that is late by then expires in its queue, and is
+            # answered as a dead letter.
+            while not failures or self._seconds_left(routed) > 0:
+                await ticket.turn()
+                try:
+                    # The queue was bound when the ticket was drawn. It may not be any more if the request waited for
+                    # its turn: the queue was lost, or the priority levels changed.
+                    if failures or not self._queue_status[routed.key].is_bound:
+                        refusal = await self._wait_until_bound(routed)
+                        if refusal is not None:
+                            return refusal
+                    # Crash before: no queue has the request, and it returns. After: the queue may have it, and it
+                    # returns too; in a managed pool, the second delivery is marked as a possible duplicate.
+                    await self._send(orphan, routed, maybe_delivered=maybe_delivered)
+                    # After the confirm: a deadline that is noted for a refused publish would cause sweeps of the queue
+                    # for nothing.
+                    self._router.note_published(routed, began_at=began_at)
+                    return None
+                except QueueFullError:
+                    # The queue has refused it (`overflow: reject-publish`) and has no copy: the client gets one answer.
+                    return FULL
+                except MessageTooLargeError as error:
+                    # No further attempt: the same headers are too large each time.
+                    return Refusal(Status.INVALID, str(error))
+                except PublishRefusedError as error:
+                    # Unroutable although the alternate exchange should take it: the orphan queue is missing.
+                    failures += 1
+                    delay = PUBLISH_RETRY.delay(failures)
+                    self._log.warning("request not routed", key=routed.key, error=str(error), retry_in=delay)
+                except BrokerSilentError as error:
+                    # A queue that has lost its leader confirms nothing. Other keys are not affected.
+                    maybe_delivered = True
+                    failures += 1
+                    delay = UNCONFIRMED_RETRY.delay(failures)
+                    self._log.warning("request not confirmed", key=routed.key, error=str(error), retry_in=delay)
+                # Requests behind this one would overtake it.
+                ticket.hold_back()
+                await self._clock.sleep(delay)
+            return NOT_CONFIRMED
+        return FAILED
+
+    async def _send(self, orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool) -> None:
+        message = self._router.message(orphan, routed, maybe_delivered=maybe_delivered)
+        # To the exchange and never to the queue: if the key is unbound meanwhile, the alternate exchange returns the
+        # request (lifecycle: forward-to-exchange).
+        exchange = self._router.exchange_for(routed)
+        await self._publisher.publish(message, exchange=exchange, routing_key=routed.key, mandatory=True)
+
+    def _seconds_left(self, routed: RoutedRequest) -> float:
+        return seconds_left(routed, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+
+    async def _acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a request; first wait for its write to the log, if there is one."""
+        write = self._writes.pop(delivery, None)
+        # Crash before the end of the write: the request returns, and is written again.
+        if write is not None and await write is FAILED:
+            await self._dead_letter(delivery)
+            return
+        await delivery.ack()
+        self._prefetch.finish(delivery)
+
+    def _release(self, routed: Sequence[RoutedRequest]) -> None:
+        for one in routed:
+            self._tracker.release(one.key)
+
+    # --- refused and failed requests
+
+    async def _refuse(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None = None) -> None:
+        """Answer the request and acknowledge it. `routed`: None if it was refused before routing."""
+        await self._answer(orphan, refusal, routed)
+        # Crash before: the request returns and is answered a second time. After: it is gone, answered.
+        await self._acknowledge(orphan.delivery)
+
+    async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
+        """Refuse the first delivery, and with it all others. `routed`: that delivery; it is a copy if the log answers
+        the caller."""
+        if routed.keeps_reply:
+            await self._refuse(orphan, refusal, routed)
+        else:
+            self._router.count(COPY_DROPPED, routed)
+            await self._acknowledge(orphan.delivery)
+
+    async def _acknowledge_once_written(self, orphan: Orphan) -> None:
+        """Acknowledge a request that goes to no group, without waiting for its write to the log: the next request of
+        the key may begin before the log confirms."""
+        if orphan.delivery in self._writes:
+            self._group.create_task(self._acknowledge(orphan.delivery), name=f"write of {orphan.request.key!r}")
+        else:
+            await self._acknowledge(orphan.delivery)
+
+    async def _answer(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
+        # Crash before: the request returns, unanswered. After: it returns and is answered a second time.
+        code = HTTPStatus.ACCEPTED.value if refusal.discarded else None
+        await self._replier.answer(
+            orphan.request, refusal.status, refusal.detail, retry_after=refusal.retry_after, code=code
+        )
+        outcome = DISCARDED if refusal.discarded else refusal.status.value
+        self._router.count(outcome, routed, again=orphan.delivery.redelivered)
+        self._log.info("request refused", key=orphan.request.key, status=outcome, detail=refusal.detail)
+
+    async def _dead_letter(self, delivery: Delivery) -> None:
+        # Waited for as before an acknowledgement: a dead letter does not return to be written again.
+        if (write := self._writes.pop(delivery, None)) is not None:
+            await write
+        # Crash before: the request returns and fails again. After: it is in the dead letter queue alone.
+        await to_dead_letters(delivery)
+        self._prefetch.finish(delivery)
+        self._router.count("failed")
+
+    # --- requests with a token
 
     async def _identify(self, orphan: Orphan) -> None:
         """Verify the token of a request if it has one; the next request of the key follows when this returns."""
@@ -214,63 +493,16 @@ class Forwarder:
         else:
             self._jobs.submit(orphan.request.key, orphan)
 
-    async def _forward(self, orphan: Orphan) -> None:
-        """Route a request and start its publish; the next request of the key follows when this returns."""
-        with ErrorBoundary(orphan.delivery, self._log) as boundary:
-            decision = self._router.route(orphan)
-            # Refused before a slot is asked for: such a request must neither start a group nor count as a use of its
-            # key.
-            if isinstance(decision, Refusal):
-                await self._refuse(orphan, decision)
-                return
-            if isinstance(decision, LoggedRefusal):
-                self._begin_write(orphan, [decision.request, decision.write])
-                await self._refuse(orphan, decision.refusal, decision.request)
-                return
-            # Before the groups: the log waits for none of them, and has the message whatever becomes of theirs.
-            groups = self._begin_write(orphan, decision)
-            if not groups:
-                return  # the write acknowledges it
-            routed = []
-            for one in groups:
-                # All groups are asked before any is required: a refused request then leaves no group up behind it.
-                refusal = self._admit(one.key)
-                if refusal is None:
-                    routed.append(one)
-                elif one.keeps_reply:
-                    await self._refuse(orphan, refusal, one)
-                    return
-                else:
-                    self._router.count(COPY_DROPPED, one)
-            if not routed:
-                # Not awaited: the next request of the key may begin before the confirm.
-                self._group.create_task(self._acknowledge(orphan.delivery), name=f"write of {orphan.request.key!r}")
-                return
-            for one in routed:
-                if hops_of(orphan.request):
-                    # It was forwarded when the key was bound, and returned: its queue or binding may be gone.
-                    self._queue_loop.verify(one.key, since=orphan.at)
-                # Held until the acknowledgement: the idle timer must not unbind the group (lifecycle:
-                # pin-until-forwarded). Required before the wait, or its slot under `max_groups` would never be free.
-                self._tracker.hold(one.key)
-                self._tracker.require_worker_group(one.key)
-            limited = self._lengths is not None and self._is_limited(self._lengths, orphan, routed)
-            at_once = not limited or self._may_have_room(routed)
-            # Returns when the tickets are drawn, in a managed pool before the confirm: the next request of the key may
-            # begin.
-            if not (at_once and await self._publish_when_bound(orphan, routed, limited=limited)):
-                self._wait_for_room(orphan, routed)
-        if boundary.failed:
-            await self._dead_letter(orphan.delivery)
+    # --- requests for the log of telemetry
 
     def _begin_write(self, orphan: Orphan, routed: list[RoutedRequest]) -> list[RoutedRequest]:
-        """Start the write to the log, if the routes demand one; the deliveries to groups. Without these the write
-        acknowledges the request."""
+        """Start the write to the log, if the request has one, and return the deliveries to groups. If there are none,
+        the write acknowledges the request."""
         groups = [one for one in routed if one.log is None]
         for one in routed:
             # At most one: a pool has one log, and the routes one delivery for each endpoint.
             if one.log is not None and self._log_writer is not None:
-                # Drawn before the next request of the key, as for the queue of a group.
+                # The ticket is drawn before the next request of the key, as for the queue of a group.
                 ticket = self._log_writer.enter(one)
                 write = self._write if groups else self._write_and_acknowledge
                 task = self._group.create_task(write(self._log_writer, orphan, one, ticket), name=f"log of {one.key!r}")
@@ -299,20 +531,24 @@ class Forwarder:
             return refusal
         return FAILED
 
-    def _is_limited(self, lengths: QueueLengths, orphan: Orphan, routed: list[RoutedRequest]) -> bool:
-        """Whether the request has to be admitted to a queue; one that was accepted before is not asked again."""
-        # Behind those that wait also where the policy has just changed: they would be overtaken.
-        limited = any(lengths.limits(one.key) for one in routed) or self._admissions.is_busy(routed[0].key)
-        return limited and not was_accepted(orphan.delivery, self._names)
+    # --- requests for a queue of limited length
+
+    def _is_limited(self, orphan: Orphan, routed: list[RoutedRequest]) -> bool:
+        """Whether the request needs room in a queue of limited length; one that was accepted before has it."""
+        lengths = self._lengths
+        if lengths is None or was_accepted(orphan.delivery, self._names):
+            return False
+        # Also behind requests that wait since before a change of the policy: it must not overtake them.
+        return any(lengths.limits(one.key) for one in routed) or self._admissions.is_busy(routed[0].key)
 
     def _may_have_room(self, routed: list[RoutedRequest]) -> bool:
-        """Whether a request for a limited queue may be admitted without a wait: its queue is bound, and no request
-        waits for room there."""
+        """Whether a request may be admitted to its limited queue without a wait: the queue is bound, and no request
+        waits for room in it."""
         key = routed[0].key
         return len(routed) == 1 and self._queue_status[key].is_bound and not self._admissions.is_busy(key)
 
     def _wait_for_room(self, orphan: Orphan, routed: list[RoutedRequest]) -> None:
-        """Have the request admitted by `_enqueue`, behind those that wait already."""
+        """Pass the request to `_enqueue`, behind those that already wait for room."""
         assert self._lengths is not None
         # Crash from here to the publish: the request returns to its place in the orphan queue, and waits anew.
         self._prefetch.set_aside(orphan.delivery)
@@ -332,7 +568,7 @@ class Forwarder:
                             routed.remove(one)
                             self._release([one])
                             self._router.count(COPY_DROPPED, one)
-                # It may have been cancelled when there was room already, which is then left to the next count.
+                # It may have been cancelled after it was admitted; its room is found again by the next count.
                 refusal = refusal or waiting.refusal
             except BaseException:
                 self._release(routed)
@@ -373,219 +609,3 @@ class Forwarder:
             await self._refuse_delivery(waiting.orphan, waiting.refusal, waiting.routed[0])
         if boundary.failed:
             await self._dead_letter(waiting.orphan.delivery)
-
-    def _admit(self, key: Key) -> Refusal | None:
-        """Ask for a slot for a group that is not up."""
-        if self._tracker.status(key) is not None:
-            return None
-        # The answer takes the place at once: two requests for new keys cannot get the same last one.
-        verdict = self._admission.request(key)
-        if self._admission.key_counter.take_warning():
-            self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))
-        return refuse_for(verdict)
-
-    async def _publish_when_bound(self, orphan: Orphan, routed: list[RoutedRequest], *, limited: bool = False) -> bool:
-        """Wait for the queues, in the order of the key's requests; the publishes then need no order of their own.
-
-        `limited`: the one queue must be known to have room. False: it is not, and the request still holds its group."""
-        bound = list(routed)
-        try:
-            # The groups are held: one that is bound first stays bound while the request waits for the others.
-            refusals = [await self._wait_until_bound(one) for one in routed]
-        except BaseException:
-            # The leader's term has ended, or the processor is cancelled: a group that stays held would never be
-            # unbound.
-            self._release(bound)
-            raise
-        for one, refusal in zip(routed, refusals, strict=True):
-            if refusal is not None and one.keeps_reply:
-                self._release(bound)
-                await self._refuse(orphan, refusal, one)
-                return True
-            if refusal is not None:
-                bound.remove(one)
-                self._release([one])
-                self._router.count(COPY_DROPPED, one)
-        if not bound:
-            # The log alone has the request, or will have it.
-            await self._acknowledge(orphan.delivery)
-            return True
-        if limited and not (self._lengths is not None and self._lengths.admit_at_once(routed[0])):
-            return False
-        # Tickets are drawn, and tasks created, before the next request of the key: tasks begin in the order of their
-        # creation, so that messages are written in the order of the requests.
-        tickets = [self._publish_order.enter(one.key, one.priority) for one in bound]
-        # A copy needs no acknowledgement of its own: the request is acknowledged after all of them.
-        copies = [
-            self._group.create_task(self._publish(orphan, one, ticket), name=f"copy for {one.key!r}")
-            for one, ticket in zip(bound[1:], tickets[1:], strict=True)
-        ]
-        publishing = self._publish_and_acknowledge(orphan, bound, tickets[0], copies)
-        if self._router.in_sequence:
-            await publishing
-        else:
-            self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
-        return True
-
-    async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
-        """Wait until the queue of the group is bound; the refusal if it cannot be."""
-        # Required again at each attempt, which is always safe (lifecycle: pin-until-forwarded).
-        self._tracker.require_worker_group(routed.key)
-        try:
-            # The exchange of the level must exist: a publish to a missing one closes the publishing channel, and ends
-            # the term.
-            await self._router.prepare(routed)
-            if not self._queue_status[routed.key].is_bound:
-                # Never longer than the request may live: a queue that cannot be bound must not hold it unacknowledged
-                # without end.
-                limit = partial(sleep_until, routed.deadline.at_ms + self._skew_ms, self._clock)
-                with self._metrics.activation_seconds.time():
-                    await self._queue_status.wait_bound(routed.key, limit=limit)
-        except BrokerConflictError as error:
-            return Refusal(Status.START_FAILED, str(error))
-        except TimeoutError:
-            return NOT_BOUND
-        return None
-
-    async def _publish(self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket) -> Refusal | None:
-        """Publish until a queue confirms; the refusal if no further attempt can succeed. Returns `FAILED` for an
-        unexpected error."""
-        # A redelivered request may have been published by an earlier leader, or by this one before its channel was
-        # lost.
-        maybe_delivered = orphan.delivery.redelivered
-        began_at, failures = self._clock.monotonic(), 0
-        # The ticket ends with the attempt, also on an error: those behind it never wait for a request that is gone.
-        with ticket, ErrorBoundary(orphan.delivery, self._log):
-            # The first attempt is made in any case: a request that is late by then expires in its queue, and is
-            # answered as a dead letter.
-            while not failures or not self._is_late(routed):
-                await ticket.turn()
-                try:
-                    # The queue was bound when the ticket was drawn. It may not be any more if the request waited for
-                    # its turn: the queue was lost, or the priority levels changed.
-                    if failures or not self._queue_status[routed.key].is_bound:
-                        refusal = await self._wait_until_bound(routed)
-                        if refusal is not None:
-                            return refusal
-                    # Crash before: no queue has the request, and it returns. After: the queue may have it, and it
-                    # returns too; in a managed pool, the second delivery is marked as a possible duplicate.
-                    await self._send(orphan, routed, maybe_delivered=maybe_delivered)
-                    # After the confirm: a deadline that is noted for a refused publish would cause sweeps of the queue
-                    # for nothing.
-                    self._router.note_published(routed, began_at=began_at)
-                    return None
-                except QueueFullError:
-                    # The queue has refused it (`overflow: reject-publish`) and has no copy: the client gets one answer.
-                    return FULL
-                except MessageTooLargeError as error:
-                    # No further attempt: the same headers are too large each time.
-                    return Refusal(Status.INVALID, str(error))
-                except PublishRefusedError as error:
-                    # Unroutable although the alternate exchange should take it: the orphan queue is missing.
-                    failures += 1
-                    delay = FORWARD_RETRY.delay(failures)
-                    self._log.warning("request not routed", key=routed.key, error=str(error), retry_in=delay)
-                except BrokerSilentError as error:
-                    # A queue that has lost its leader confirms nothing. Other keys are not affected.
-                    maybe_delivered = True
-                    failures += 1
-                    delay = UNCONFIRMED_RETRY.delay(failures)
-                    self._log.warning("request not confirmed", key=routed.key, error=str(error), retry_in=delay)
-                # Requests behind this one would overtake it.
-                ticket.hold_back()
-                await self._clock.sleep(delay)
-            return NOT_CONFIRMED
-        return FAILED
-
-    async def _send(self, orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool) -> None:
-        message = self._router.message(orphan, routed, maybe_delivered=maybe_delivered)
-        # To the exchange and never to the queue: if the key is unbound meanwhile, the alternate exchange returns the
-        # request (lifecycle: forward-to-exchange).
-        exchange = self._router.exchange_for(routed)
-        await self._publisher.publish(message, exchange=exchange, routing_key=routed.key, mandatory=True)
-
-    def _is_late(self, routed: RoutedRequest) -> bool:
-        return is_past(routed.deadline.at_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
-
-    async def _publish_and_acknowledge(
-        self,
-        orphan: Orphan,
-        routed: Sequence[RoutedRequest],
-        ticket: Ticket,
-        copies: Sequence[asyncio.Task[Refusal | None]],
-    ) -> None:
-        """Publish the request, wait for its copies, and acknowledge it (lifecycle: ack-after-confirm)."""
-        request, rest = routed[0], routed[1:]
-        try:
-            with ErrorBoundary(orphan.delivery, self._log) as boundary:
-                # Copies are published at the same time; what the caller is answered depends on this one alone.
-                refusal = await self._publish(orphan, request, ticket)
-                if refusal is None:
-                    self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
-                    self._router.count(self._router.forwarded, request)
-                elif refusal is not FAILED and request.keeps_reply:
-                    await self._answer(orphan, refusal, request)
-                elif refusal is not FAILED:
-                    self._router.count(refusal.status.value, request)
-                for one, publishing in zip(rest, copies, strict=True):
-                    # Waited for before the acknowledgement: a crash now returns the request, and the copies are
-                    # published again.
-                    refused = await publishing
-                    self._router.count(self._router.forwarded if refused is None else refused.status.value, one)
-                if refusal is not FAILED:
-                    # Crash before: the request returns and is published again, a duplicate. After: the queues of its
-                    # groups alone have it.
-                    await self._acknowledge(orphan.delivery)
-            if boundary.failed or refusal is FAILED:
-                await self._dead_letter(orphan.delivery)
-        finally:
-            # Last, after the acknowledgement: from here on the idle timer may unbind the groups.
-            self._release(routed)
-
-    async def _refuse(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None = None) -> None:
-        """Answer the request and acknowledge it. `routed`: None if it was refused before routing."""
-        await self._answer(orphan, refusal, routed)
-        # Crash before: the request returns and is answered a second time. After: it is gone, answered.
-        await self._acknowledge(orphan.delivery)
-
-    async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
-        """Refuse the delivery that the others depend on: the request itself, or the copies of one whose answer is the
-        log's."""
-        if routed.keeps_reply:
-            await self._refuse(orphan, refusal, routed)
-        else:
-            self._router.count(COPY_DROPPED, routed)
-            await self._acknowledge(orphan.delivery)
-
-    async def _answer(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None) -> None:
-        # Crash before: the request returns, unanswered. After: it returns and is answered a second time.
-        code = HTTPStatus.ACCEPTED.value if refusal.discarded else None
-        await self._replier.answer(
-            orphan.request, refusal.status, refusal.detail, retry_after=refusal.retry_after, code=code
-        )
-        outcome = DISCARDED if refusal.discarded else refusal.status.value
-        self._router.count(outcome, routed, again=orphan.delivery.redelivered)
-        self._log.info("request refused", key=orphan.request.key, status=outcome, detail=refusal.detail)
-
-    async def _acknowledge(self, delivery: Delivery) -> None:
-        """Acknowledge a request once the log has it, if it is to have it."""
-        write = self._writes.pop(delivery, None)
-        # Crash before the end of the write: the request returns, and is written again.
-        if write is not None and await write is FAILED:
-            await self._dead_letter(delivery)
-            return
-        await delivery.ack()
-        self._prefetch.finish(delivery)
-
-    async def _dead_letter(self, delivery: Delivery) -> None:
-        # As before an acknowledgement: a dead letter does not come back to be written.
-        if (write := self._writes.pop(delivery, None)) is not None:
-            await write
-        # Crash before: the request returns and fails again. After: it is in the dead letter queue alone.
-        await to_dead_letters(delivery)
-        self._prefetch.finish(delivery)
-        self._router.count("failed")
-
-    def _release(self, routed: Sequence[RoutedRequest]) -> None:
-        for one in routed:
-            self._tracker.release(one.key)
