@@ -288,7 +288,7 @@ class Forwarder:
                 self._router.count(COPY_DROPPED, one)
         if not bound:
             # Only copies whose queues are unavailable: the log has the request, or will have it.
-            await self._acknowledge(orphan.delivery)
+            await self._acknowledge_once_written(orphan)
             return True
         if limited and not (self._lengths is not None and self._lengths.admit_at_once(routed[0])):
             return False
@@ -442,7 +442,7 @@ class Forwarder:
         """Answer the request and acknowledge it. `routed`: None if it was refused before routing."""
         await self._answer(orphan, refusal, routed)
         # Crash before: the request returns and is answered a second time. After: it is gone, answered.
-        await self._acknowledge(orphan.delivery)
+        await self._acknowledge_once_written(orphan)
 
     async def _refuse_delivery(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest) -> None:
         """Refuse the first delivery, and with it all others. `routed`: that delivery; it is a copy if the log answers
@@ -451,7 +451,7 @@ class Forwarder:
             await self._refuse(orphan, refusal, routed)
         else:
             self._router.count(COPY_DROPPED, routed)
-            await self._acknowledge(orphan.delivery)
+            await self._acknowledge_once_written(orphan)
 
     async def _acknowledge_once_written(self, orphan: Orphan) -> None:
         """Acknowledge a request that goes to no group, without waiting for its write to the log: the next request of

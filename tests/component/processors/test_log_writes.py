@@ -284,6 +284,19 @@ async def test_message_is_in_the_log_although_it_may_start_no_group(clock: Virtu
         assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
 
 
+async def test_refused_message_that_the_log_does_not_confirm_holds_up_no_request_of_its_key(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with logging_to(clock, broker, hot=HOT, log=LOG) as stack:
+        fail_writes(broker, *[RETURNED] * 100)
+        modest = {"x-no-activate": True, "level": "alert"}
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers=modest)
+        await stack.publish("a", b"2", headers={"level": "alert"})
+        await clock.advance(10.0)
+        assert (answers(broker), waiting(stack, None)) == ([("c1", "not-running")], [b"2"])
+        assert (logged(broker), stack.orphans()) == ([], [b"1", b"2"])
+
+
 async def test_message_is_in_the_log_although_a_policy_refuses_its_group(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
