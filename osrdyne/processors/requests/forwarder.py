@@ -408,7 +408,8 @@ class Forwarder:
                     self._log.warning("request not confirmed", key=routed.key, error=str(error), retry_in=delay)
                 # Requests behind this one would overtake it.
                 ticket.hold_back()
-                await self._clock.sleep(delay)
+                # Not beyond the deadline: its caller is answered then, and the requests behind it may be published.
+                await self._clock.sleep(min(delay, self._seconds_left(routed)))
             return NOT_CONFIRMED
         return FAILED
 
