@@ -35,7 +35,7 @@ from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
-RUNS_OF_POISON = 2  # Runs of a request before its text is refused.
+RUNS_OF_POISON = 2  # Workers that a request must have ended before its text is refused.
 FIRST_QUEUE = "x-first-death-queue"
 FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -63,7 +63,7 @@ def death_reason(headers: Mapping[str, object]) -> Status | None:
     deaths = headers.get("x-death")
     if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
         reason = decode_text(deaths[-1].get("reason"))
-    # An unknown reason is no reason: the message is answered `invalid`, whatever a client wrote into the header.
+    # An unknown reason counts as none: a client wrote the header, and the message is answered `invalid`.
     return Status(reason) if reason in _REASONS else None
 
 
@@ -84,8 +84,8 @@ def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoisonRules:
-    """What happens to poison requests: after how many deliveries a request of a key is one, what explains it, which
-    texts workers refuse from then on, and where copies go."""
+    """How poison requests are treated. `limit_of`: the delivery limit of a key. `evidence`: the deaths of workers that
+    explain a request. `texts`: what workers refuse. `drops`: sends copies."""
 
     limit_of: Callable[[Key], int]
     evidence: EvidenceCollector
@@ -136,7 +136,7 @@ class DeadLetterResponder:
         with ErrorBoundary(delivery, self._log) as boundary:
             await self.process(delivery)
         if boundary.failed:
-            # Never rejected: a dead letter of the dead letter queue has no further queue to go to, and would be lost.
+            # Never rejected: the dead letter queue has no dead letter exchange, and the message would be lost.
             await self._give_up(delivery)
         prefetch.finish(delivery)
 
@@ -154,8 +154,8 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
-        # A worker rejects a suspect with a refused text, and RabbitMQ only says `rejected`: the text tells the two
-        # apart.
+        # A worker rejects a suspect with a refused text, and RabbitMQ gives the same reason as for other rejects: only
+        # the text distinguishes them.
         if reason is Status.REJECTED and self._is_poison(request, headers):
             reason = Status.POISON
         # Crash before: the dead letter returns. After its poison entry is confirmed: it returns and is entered twice.
@@ -163,6 +163,14 @@ class DeadLetterResponder:
         # Crash after: the dead letter returns and is answered a second time, with the same status.
         await self._replier.answer(request, reason, detail)
         await delivery.ack()
+        # A boundary of its own: the dead letter is answered, and an error here must not answer it once more.
+        with ErrorBoundary(delivery, self._log):
+            self._note_answered(delivery, request, reason, headers)
+
+    def _note_answered(
+        self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
+    ) -> None:
+        """Count an answered dead letter, and send a copy of a poison request."""
         # What the controller rejected before any worker had it says nothing about the backend of a route.
         if self._circuits.counts and not self._died_as_orphan(headers):
             route = decode_text(headers.get(ROUTE_HEADER)) or None
@@ -189,7 +197,7 @@ class DeadLetterResponder:
             return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(headers):
             if request.reply_to is None:
-                # No caller hears of it: the entry is the only trace that is left.
+                # A one-way request has no caller that could be answered: the entry is its only trace.
                 await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
             return _FAILED
         return _DETAILS[reason] + self._waiting(request.key, reason)
@@ -215,7 +223,7 @@ class DeadLetterResponder:
 
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
-        # May wait a few seconds for the last death. The dead letter is unacknowledged meanwhile, so that none is lost.
+        # May wait a few seconds for the report of the last death; the dead letter stays unacknowledged meanwhile.
         deaths = await self._poison.evidence.collect(delivery)
         # RabbitMQ 3.10 drops the count when it dead-letters, and a limit of N allows N+1 deliveries.
         limit = self._poison.limit_of(Key(delivery.routing_key))
@@ -236,7 +244,7 @@ class DeadLetterResponder:
                 return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
-                # The poison queue or its binding may be missing; the topology watch makes it again.
+                # The poison queue or its binding may be missing; the topology watch declares it again.
                 self._topology.check_soon()
                 self._log.warning("poison entry not stored", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))

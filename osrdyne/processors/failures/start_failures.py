@@ -84,7 +84,7 @@ class StartFailureResponder:
         if self._is_removed(key):
             return False  # its requests are answered `gone`
         status = self._worker_status[key]
-        # A worker that still runs consumes itself: beside it the responder would answer requests that could be served.
+        # A worker that still runs consumes the queues: the responder would answer requests that the worker could serve.
         return status.failure is not None and status.is_empty and self._queue_status[key].exists
 
     def _queues_of(self, key: Key) -> list[QueueName]:
@@ -138,7 +138,7 @@ class StartFailureResponder:
             self._waiting_for_slot -= 1
 
     async def _end_turn(self, key: Key) -> None:
-        """Give the slot to a waiting group after a while, so that every failed group has its turn."""
+        """Detach after `TURN` seconds if another group waits for the slot, so that every failed group gets one."""
         while not self._waiting_for_slot:
             await self._clock.sleep(TURN)
         await self._clock.sleep(TURN)
@@ -157,7 +157,7 @@ class StartFailureResponder:
                 return False
             return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
         finally:
-            # Closing the channel returns the request that causes the next attempt, and whatever else is unanswered.
+            # Closing the channel returns the request that causes the next attempt, and all others that are unanswered.
             self._consumers.pop(key, None)
             await channel.close()
 
@@ -185,9 +185,11 @@ class StartFailureResponder:
             facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
-        if self._circuits.counts:
-            route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
-            self._circuits.record(route, key, [fingerprint_of(delivery)], status=Status.START_FAILED, code=None)
+        # A boundary of its own: the request is acknowledged, and an error here must not reject it as well.
+        with ErrorBoundary(delivery, self._log):
+            if self._circuits.counts:
+                route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
+                self._circuits.record(route, key, [fingerprint_of(delivery)], status=Status.START_FAILED, code=None)
         self._log.info("request answered start-failed", key=key)
 
 
@@ -195,5 +197,5 @@ def describe_failure(failure: StartFailure) -> str:
     """The reason and the last log line of the worker, unless the reason already contains it."""
     reason = failure.reason.rstrip(".")
     last = failure.log_lines[-1] if failure.log_lines else ""
-    words = "" if not last or reason.rpartition(": ")[2] in last else f" Last words: {last}"
-    return f"{reason[:1].upper()}{reason[1:]}.{words}"
+    shown = "" if not last or reason.rpartition(": ")[2] in last else f" Last log line: {last}"
+    return f"{reason[:1].upper()}{reason[1:]}.{shown}"

@@ -67,6 +67,17 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
         assert entry.finding == finding(0, ())
 
 
+async def test_error_after_the_answer_to_a_dead_letter_does_not_answer_it_again(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        break_(monkeypatch, "failures.dead_letters.priority_of")
+        death = {"x-first-death-reason": "expired"}
+        await send(stack, stack.names.dead_letter_exchange, headers=death, reply_to=REPLIES, correlation_id="c")
+        assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", "expired")], [], [])
+        assert not stack.task.done()
+
+
 @pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "forwarder.refuse_for"])
 async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str

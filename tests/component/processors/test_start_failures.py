@@ -8,6 +8,7 @@ import json
 import pytest
 
 from osrdyne.errors import StartFailedError
+from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.clock import VirtualClock
@@ -55,6 +56,17 @@ async def test_request_that_waited_is_answered_with_the_last_words(clock: Virtua
         assert (error["code"], error["log_lines"]) == ("start-failed", ["pull denied"])
         assert error["message"].startswith("No such image")
         assert stack.waiting("a") == []
+
+
+async def test_error_after_the_answer_rejects_no_request(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        monkeypatch.setattr(ActiveCircuits, "counts", True)
+        monkeypatch.setattr("osrdyne.processors.failures.start_failures.fingerprint_of", lambda _: 1 / 0)
+        for _ in range(2):
+            await ask(stack)
+        assert (statuses(broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
 
 
 async def test_request_during_the_back_off_is_answered_at_once(clock: VirtualClock, broker: FakeBroker) -> None:

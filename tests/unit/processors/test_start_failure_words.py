@@ -15,7 +15,7 @@ def describe(reason: str, *log_lines: str) -> str:
 
 def test_worker_that_gave_no_reason_is_quoted() -> None:
     description = describe(EXIT, "first", "cannot open the data")
-    assert description == f"{SAID}. Last words: cannot open the data"
+    assert description == f"{SAID}. Last log line: cannot open the data"
 
 
 def test_reason_of_the_worker_is_not_repeated_from_its_log() -> None:
