@@ -475,10 +475,10 @@ class TestKeep:
             async with kept(leader, own):
                 clock.now = asked = clock.now + settings.broker.leader_heartbeat / 2 + 0.1
                 await leader.token.confirm()
-                assert leader.token._answered_at == asked
+                assert leader.token._led_at == asked
                 clock.now += 0.1
                 await leader.token.confirm()
-                assert leader.token._answered_at == asked
+                assert leader.token._led_at == asked
 
     async def test_confirm_asks_the_broker_once_after_a_given_moment(self, settings: Settings) -> None:
         """lifecycle: pooled-late-process."""
@@ -489,10 +489,10 @@ class TestKeep:
                 seen_at = clock.now
                 clock.now = asked = seen_at + 0.1
                 await leader.token.confirm(since=seen_at)
-                assert leader.token._answered_at == asked
+                assert leader.token._led_at == asked
                 clock.now += 0.1
                 await leader.token.confirm(since=seen_at)
-                assert leader.token._answered_at == asked
+                assert leader.token._led_at == asked
 
     async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
         """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""

@@ -97,8 +97,8 @@ class TokenPublisher:
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """Times in seconds. `lease`: for which an answer over T proves the lead. `renew_every`: between two renewals of the
-    token. `silence`: after which an earlier leader whose token is missing has noticed that."""
+    """Times in seconds. `lease`: for how long after it was sent an answered command proves the lead. `renew_every`:
+    between two renewals of the token. `silence`: within which an earlier leader notices that its token is missing."""
 
     lease: float
     renew_every: float
@@ -153,8 +153,9 @@ class TokenChannel:
         self._new_command = Wakeup(clock)
         self._pending: set[asyncio.Future[Any]] = set()
         self._lost = False
-        self._answered_at = clock.monotonic()
-        self._asked_at = -math.inf
+        # When the latest command or token was sent that RabbitMQ has answered over T: at that time this daemon led. The
+        # time of the answer proves nothing, because a process that was stopped meanwhile reads it late.
+        self._led_at = -math.inf
         self._forged_logged_at = -math.inf
         self._forged = 0
         self._log: Logger = get_logger("leader", pool=names.pool)
@@ -283,10 +284,10 @@ class TokenChannel:
 
     async def _publish_first(self, token: Token) -> None:
         """Publish the token of this term, wait until we hold it, and only then acknowledge every other message."""
-        old = self._held
+        old, sent_at = self._held, self._clock.monotonic()
         with self._within_limit():
             delivery = await self._publish_and_read(token, others=old)
-        await self._hold(delivery, instead_of=old)
+        await self._hold(delivery, instead_of=old, sent_at=sent_at)
 
     async def _publish_and_read(self, token: Token, *, others: list[Delivery]) -> Delivery:
         """Publish a token and read the leader queue until it comes; what comes before goes to `others`."""
@@ -302,14 +303,14 @@ class TokenChannel:
     def _is_message(self, delivery: Delivery, body: bytes) -> bool:
         return delivery.body == body and (self.user is None or delivery.properties.user_id == self.user)
 
-    async def _hold(self, delivery: Delivery, *, instead_of: list[Delivery]) -> None:
+    async def _hold(self, delivery: Delivery, *, instead_of: list[Delivery], sent_at: float) -> None:
         self._held = [delivery]
+        self._led_at = sent_at
         # The new token is held by now: there is never none (lifecycle: token-queue).
         # Crash within this loop: RabbitMQ returns what is left, and the next leader takes all tokens and drops the
         # surplus.
         for stale in instead_of:
             await self._drop(stale)
-        self._answered_at = self._clock.monotonic()
 
     async def _drop(self, delivery: Delivery) -> None:
         """Acknowledge what is not the token of this term."""
@@ -371,7 +372,8 @@ class TokenChannel:
             # Our next token. Everything else was put there by another program or daemon.
             if awaited is not None and self._is_message(delivery, awaited[0]):
                 self._awaited = None
-                awaited[1].set_result(delivery)
+                if not awaited[1].done():  # cancelled when the token did not come in time: the term is ending
+                    awaited[1].set_result(delivery)
             else:
                 await self._drop(delivery)
 
@@ -382,11 +384,11 @@ class TokenChannel:
             await self._clock.sleep(interval)
             # The serial tells the new message from the one that is held.
             # The term stays: it numbers leaders, and generations are compared by it (lifecycle: generations).
-            token = replace(token, serial=token.serial + 1)
+            token, sent_at = replace(token, serial=token.serial + 1), self._clock.monotonic()
             with self._within_limit():
                 delivery = await self._publish_and_await(token)
             # The new one first, then the old one is acknowledged. Crash in between: two tokens, which do no harm.
-            await self._hold(delivery, instead_of=self._held)
+            await self._hold(delivery, instead_of=self._held, sent_at=sent_at)
             self._log.debug("leader token renewed", term=token.term)
 
     async def _publish_and_await(self, token: Token) -> Delivery:
@@ -418,7 +420,7 @@ class TokenChannel:
         return batch
 
     async def _carry_out(self, batch: list[_Command]) -> None:
-        last, asked_at = batch[-1], self._clock.monotonic()
+        last, sent_at = batch[-1], self._clock.monotonic()
         if self._is_over:  # the reader is about to say why
             for command in batch:
                 self._fail(command.answer, LeadershipLostError("The leader token is lost."))
@@ -439,7 +441,7 @@ class TokenChannel:
                 self._fail(command.answer, lost)
             # Any error on T ends the term, for all keys (lifecycle: term-ends-whole).
             raise lost from error
-        self._asked_at, self._answered_at = asked_at, self._clock.monotonic()
+        self._led_at = sent_at
         for command in batch:
             # The caller may have been cancelled: the command was carried out anyway, and no caller needs its result.
             if not command.answer.done():
@@ -474,15 +476,15 @@ class TokenChannel:
         return await answer
 
     async def confirm(self, *, since: float | None = None) -> None:
-        """Return if T has answered within the lease, else ask it something that cannot fail (lifecycle: lease).
+        """Return if T has answered what was sent within the lease, else ping over T (lifecycle: lease).
 
-        `since` (monotonic): a command that T has answered must have been sent after it. Then a later leader, which gets
-        the token after that answer, sees what this one saw at `since`.
+        `since` (monotonic): T must have answered what was sent after it. A later leader gets the token after that
+        answer, and so finds everything that this daemon knew at `since`.
         """
         # A driver call without this may come after the term, against the next leader.
         # A silent T proves nothing: RabbitMQ may have given the token to another daemon after missed heartbeats.
-        lapsed = self._clock.monotonic() - self._answered_at > self._times.lease
-        if self._is_over or lapsed or (since is not None and self._asked_at <= since):
+        lapsed = self._clock.monotonic() - self._led_at > self._times.lease
+        if self._is_over or lapsed or (since is not None and self._led_at <= since):
             await self.do(lambda channel: channel.ping())
 
 
