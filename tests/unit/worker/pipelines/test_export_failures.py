@@ -18,7 +18,7 @@ LOST = OSError("the answer of the file system was lost")
 
 
 class Files:
-    """A directory. `creates`: whether `create` creates the manifest; `fails`: whether it then raises, or returns False."""
+    """A directory. `creates`: whether `create` creates the manifest; `fails`: whether it then raises an error."""
 
     def __init__(self, *, creates: bool, fails: bool = True) -> None:
         self.texts: dict[str, str] = {}

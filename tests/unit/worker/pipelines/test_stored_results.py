@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from osrdyne_worker import RequestError
 from osrdyne_worker.pipelines.queries import paging
 from osrdyne_worker.pipelines.queries.paging import StoredResults
 from osrdyne_worker.pipelines.views.datasets import PagingConfig
@@ -63,6 +64,24 @@ def test_file_that_is_uploaded_does_not_expire(tmp_path: Path) -> None:
         first_rows(results(tmp_path, at=LATER), one_row())
         assert (path.exists(), rows) == (True, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_error_of_an_upload_is_not_an_error_of_the_directory(tmp_path: Path) -> None:
+    limits: Any = {"limit": None, "max_bytes": 2**20, "too_large": AssertionError, "check": lambda: None}
+    with (
+        pytest.raises(OSError, match="refused by the store"),
+        results(tmp_path, at=0.0).spilled(query(one_row()), **limits),
+    ):
+        raise OSError("refused by the store")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    stored = StoredResults(PagingConfig(directory=f"{tmp_path}/file"), pool="p", key="k")
+    with pytest.raises(RequestError, match=r"No result can be stored in .*/file: File exists\.") as caught:
+        first_rows(stored, one_row())
+    assert caught.value.error_code == "paging_unavailable"
 
 
 def test_file_of_a_worker_that_has_died_expires(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,17 +92,14 @@ class StoredResults:
         token = secrets.token_urlsafe(16)
         final = self._file(directory, token)
         unfinished = final.with_suffix(_UNFINISHED)
-        try:
-            # One row more than the limit shows that there are more.
-            frame = query.frame if limit is None else query.frame.limit(limit + 1)
-            facts = {"types": query.types, "limit": limit, "data_version": data_version}
-            with _held(unfinished):
-                largest = self._config.max_bytes
-                self._write(unfinished, frame, facts, max_bytes=largest, too_large=too_large, check=check)
-                # Complete before it has its name: no cursor can lead to a part of a result.
-                unfinished.replace(final)
-        except OSError as error:
-            raise _unavailable(directory, error) from error
+        # One row more than the limit shows that there are more.
+        frame = query.frame if limit is None else query.frame.limit(limit + 1)
+        facts = {"types": query.types, "limit": limit, "data_version": data_version}
+        with _storage_errors(directory), _held(unfinished):
+            largest = self._config.max_bytes
+            self._write(unfinished, frame, facts, max_bytes=largest, too_large=too_large, check=check)
+            # Complete before it has its name: no cursor can lead to a part of a result.
+            unfinished.replace(final)
         page = self._read(final, token, offset=0, size=size)
         if page.cursor is None:
             final.unlink(missing_ok=True)
@@ -127,12 +124,11 @@ class StoredResults:
         self._make_room(directory)
         path = self._file(directory, secrets.token_urlsafe(16)).with_suffix(_UNFINISHED)
         frame = query.frame if limit is None else query.frame.limit(limit)
-        try:
-            with _held(path):
+        with ExitStack() as held:
+            with _storage_errors(directory):
+                held.enter_context(_held(path))
                 rows = self._write(path, frame, None, max_bytes=max_bytes, too_large=too_large, check=check)
-                yield path, rows
-        except OSError as error:
-            raise _unavailable(directory, error) from error
+            yield path, rows
 
     def page(self, cursor: str, *, size: int, required_version: int | None = None) -> Page:
         """The rows from a cursor on. Raises `RequestError`: 400 for an invalid cursor, 410 for an expired one or for
@@ -220,11 +216,9 @@ class StoredResults:
         """The directory, which no other user can read or write. Raises `RequestError` (500)."""
         configured = self._config.directory
         path = Path(configured) if configured else Path(tempfile.gettempdir()) / f"osrdyne-pages-{os.geteuid()}"
-        try:
+        with _storage_errors(path):
             path.mkdir(mode=0o700, parents=configured is not None, exist_ok=True)
             found = path.lstat()
-        except OSError as error:
-            raise _unavailable(path, error) from error
         # Anyone may create this name in a shared temporary directory, also as a link.
         foreign = not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077
         if configured is None and foreign:
@@ -241,7 +235,9 @@ class StoredResults:
     def _make_room(self, directory: Path) -> None:
         """Remove expired results. Raises `RequestError` (503) if there is no room for another one."""
         used = 0
-        for file in directory.iterdir():
+        with _storage_errors(directory):
+            files = list(directory.iterdir())
+        for file in files:
             if file.suffix in (_SUFFIX, _UNFINISHED):
                 # Another worker may remove it at the same time.
                 with suppress(FileNotFoundError):
@@ -295,10 +291,15 @@ def too_large(what: str) -> RequestError:
     )
 
 
-def _unavailable(directory: Path, error: OSError) -> RequestError:
-    return RequestError(
-        f"No result can be stored in {directory}: {error.strerror}. Free space there, or set "
-        "worker.config.paging.directory.",
-        500,
-        "paging_unavailable",
-    )
+@contextmanager
+def _storage_errors(directory: Path) -> Iterator[None]:
+    """Translate errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(
+            f"No result can be stored in {directory}: {error.strerror or error}. Free space there, or set "
+            "worker.config.paging.directory.",
+            500,
+            "paging_unavailable",
+        ) from error

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from osrdyne.protocol.spark_master import parse_spark_master
 from osrdyne_worker.app.errors import RequestError
+from osrdyne_worker.spark.answers.arrow_batches import decoded, messages_by_partition
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
 
 MIN_FREE_BYTES = 1024**3
@@ -98,8 +99,10 @@ def _open(value: StreamedFrame) -> FrameBatches:
     rdd = _with_small_batches(frame, schema).toArrowBatchRdd()
     if _is_local(context):
         spooled = SpooledPartitions(context, rdd)
-        return FrameBatches(schema, _decoded(spooled.messages(), schema), value.limit, spooled.close)
-    return FrameBatches(schema, _decoded(_by_partition(context, rdd), schema), value.limit, lambda: None)
+        return FrameBatches(schema, decoded(spooled.messages(), schema), value.limit, spooled.close)
+    # Without prefetch: a partition is computed only when the client wants its rows.
+    messages = messages_by_partition(context, rdd, prefetch=False)
+    return FrameBatches(schema, decoded(messages, schema), value.limit, lambda: None)
 
 
 def _guarded(batches: Iterator[pa.RecordBatch], guard: Callable[[Callable[[], Any]], Any]) -> Iterator[pa.RecordBatch]:
@@ -133,20 +136,6 @@ def _estimated_bytes(kind: pa.DataType) -> int:
     except ValueError:  # of no fixed width
         return _TEXT_BYTES
     return max(1, bits // 8)
-
-
-def _decoded(messages: Iterator[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for message in messages:
-        yield pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-
-
-def _by_partition(context: Any, rdd: Any) -> Iterator[bytes]:
-    """One job for each partition, when its rows are needed. The jobs belong to the group of this thread."""
-    from pyspark.serializers import NoOpSerializer
-    from pyspark.util import _local_iterator_from_socket
-
-    served = context._jvm.PythonRDD.toLocalIteratorAndServe(rdd, False)
-    yield from _local_iterator_from_socket(served, NoOpSerializer())
 
 
 class SpooledPartitions:
