@@ -622,6 +622,7 @@ class Remembered(Generic[ValueT]):
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[ValueT, int]] = OrderedDict()
         self._bytes = 0
+        self._cleared = 0
 
     @property
     def bytes(self) -> int:
@@ -631,10 +632,11 @@ class Remembered(Generic[ValueT]):
         return len(self._values)
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Forget all values, also those that are being made."""
         with self._lock:
             self._values.clear()
             self._bytes = 0
+            self._cleared += 1
 
     def get(self, key: Hashable, make: Callable[[], tuple[ValueT, int]]) -> ValueT:
         """The value of `key`. If it is not cached, `make` returns the value and its size in bytes, or raises."""
@@ -642,10 +644,12 @@ class Remembered(Generic[ValueT]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key][0]
+            cleared = self._cleared
         # Without the lock: an analysis takes long, and other queries must not wait for it.
         value, size = make()
         with self._lock:
-            if key not in self._values and size * LARGEST_SHARE <= self._max_bytes:
+            # A value that was begun before `clear` is as outdated as those that it has removed.
+            if cleared == self._cleared and key not in self._values and size * LARGEST_SHARE <= self._max_bytes:
                 self._values[key] = (value, size)
                 self._bytes += size
                 while self._bytes > self._max_bytes or len(self._values) > self._count:

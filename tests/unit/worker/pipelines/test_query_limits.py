@@ -132,6 +132,18 @@ def test_what_was_asked_last_is_remembered_longest() -> None:
     assert made == ["a", "b", "c", "b"]
 
 
+def test_value_that_was_begun_before_everything_was_forgotten_is_not_remembered() -> None:
+    """It may be a plan that reads files, made in the moment in which the data came into memory."""
+    kept: Remembered[str] = Remembered(count=2, max_bytes=1000)
+
+    def make() -> tuple[str, int]:
+        kept.clear()
+        return "plan over files", 10
+
+    assert kept.get("query", make) == "plan over files"
+    assert kept.get("query", lambda: ("plan over memory", 10)) == "plan over memory"
+
+
 def test_bytes_of_what_is_remembered_stay_right_with_many_threads() -> None:
     kept: Remembered[int] = Remembered(count=10, max_bytes=1000)
     together = threading.Barrier(8)
