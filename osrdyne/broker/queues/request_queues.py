@@ -153,8 +153,7 @@ class RequestQueueCommands:
 
         What is missing is declared again before the next bind, which would cost the leader its token otherwise.
         """
-        # A level that has just come into use has no queue yet, and is declared by the next bind.
-        known = [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        known = self._layout.existing(key)
         missing = [queue for queue in known if not await self._exists(queue.name)]
         # A bind to a missing queue would be refused and close the token channel.
         for queue in missing:

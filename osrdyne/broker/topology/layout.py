@@ -119,6 +119,11 @@ class QueueLayout:
         queue: that one is declared last, and a leader may be killed before."""
         return key not in self._bases if priority is None else priority not in self._levels.get(key, set())
 
+    def existing(self, key: Key) -> list[GroupQueue]:
+        """The queues of a group that are known to exist, the most urgent first. A level that has just come into use may
+        have none yet."""
+        return [queue for queue in self.queues(key) if not self.is_new(key, queue.priority)]
+
     def note_missing(self, key: Key, priority: int | None) -> None:
         """Record that a queue of a group in use is missing, so that it is declared before the next bind."""
         if priority is None:

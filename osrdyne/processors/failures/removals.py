@@ -1,9 +1,9 @@
 """The removal responder: answers `gone` to the requests that wait in a queue that is being removed.
 
 From the moment when a removal is stored until the group has ended, the responder consumes the queues of the group,
-ahead of its workers, and answers each request. What a worker runs, the worker finishes; what it returns, the responder
-answers. Steps: answer with confirm, acknowledge. A crash in between returns the request, and the next leader answers it
-again with the same status. Source: docs/reference/created-queues.md.
+ahead of its workers, and answers each request. A worker finishes the requests that it runs; the responder answers those
+that it returns. Steps: answer with confirm, acknowledge. A crash in between returns the request, and the next leader
+answers it again with the same status. Source: docs/reference/created-queues.md.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RemovalResponder:
         return self._created.is_ending(key) and is_up and self._queue_status[key].exists
 
     def _queues_of(self, key: Key) -> list[QueueName]:
-        return [queue.name for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        return [queue.name for queue in self._layout.existing(key)]
 
     def _lacks_queue(self, key: Key) -> bool:
         """Whether the group got a queue for another priority level meanwhile: then all are consumed anew."""
@@ -96,7 +96,7 @@ class RemovalResponder:
         return attached is not None and [consumer.queue for _, consumer in attached] != self._queues_of(key)
 
     async def _detach(self, key: Key) -> None:
-        """Take no further request; what was taken is answered."""
+        """Take no further request; those that were taken are answered."""
         for channel, consumer in self._consumers.pop(key, []):
             with suppress(BrokerError):  # a lost connection has ended the consumer anyway
                 await channel.cancel(consumer)
@@ -126,7 +126,7 @@ class RemovalResponder:
                 await self._detach(key)
             await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers))
         finally:
-            # Closing the channel returns what is not answered.
+            # Closing the channel returns the requests that are not answered.
             self._consumers.pop(key, None)
             await channel.close()
 

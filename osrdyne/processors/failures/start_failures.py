@@ -88,8 +88,7 @@ class StartFailureResponder:
         return status.failure is not None and status.is_empty and self._queue_status[key].exists
 
     def _queues_of(self, key: Key) -> list[QueueName]:
-        """The queues of the group; a priority level that has just come into use may have none yet."""
-        return [queue.name for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        return [queue.name for queue in self._layout.existing(key)]
 
     async def _follow_priorities(self) -> None:
         """Attach again when a group gets a queue for another priority level."""

@@ -1,8 +1,8 @@
 """Admission to a queue of limited length: waits for room, and makes room by answering the oldest request.
 
-The length is what RabbitMQ counts as ready while no publish of the ingress to that queue is under way. After a count,
-the ingress admits as many requests as have room, and counts again. Requests that a worker has taken, that wait for
-another attempt, or that come back from there, are not counted before they are in the queue.
+The length is the number of ready messages in RabbitMQ while no publish of the ingress to that queue is under way. After
+a count, the ingress admits as many requests as have room, and counts again. Requests that a worker has taken, or that
+wait for another attempt, do not count until they are in the queue again.
 
 A request that waits for room is not acknowledged: if the leader dies, it returns to its place in the orphan queue.
 """
@@ -42,7 +42,7 @@ MAX_WAITING_BYTES = 128 * 2**20  # The same for their bodies: a quarter of what 
 MAX_ROOMS = 10_000  # Queues whose room is remembered; then all are counted again.
 MAX_EVICTING = 20  # Requests that are taken out at the same time, each on a channel of its own.
 
-# The leader ends in order: the request is not answered, and returns to its place in the orphan queue.
+# The leader's term ends in order: the request is not answered, and returns to its place in the orphan queue.
 RETURNED = Refusal(Status.REJECTED, "The leader has ended.")
 
 
@@ -94,7 +94,7 @@ class QueueLengths:
         return limits_length(self._policies.of(key))
 
     def finish(self) -> None:
-        """The leader ends in order: give back what waits for room, which may take longer than that end."""
+        """End the waits for room, because the leader's term ends in order: the requests return to the orphan queue."""
         self._is_finishing = True
         self.waiting.wake_all()
 
@@ -112,11 +112,11 @@ class QueueLengths:
         return True
 
     async def admit(self, waiting: WaitingRequest) -> Refusal | None:
-        """Wait until the queue has room for the request; the refusal if it gets none, or waits no longer; `RETURNED`
-        after `finish`. Requests of one key must ask one after the other."""
+        """Wait until the queue has room for the request. Returns the refusal if it gets none or its wait has ended, and
+        `RETURNED` after `finish`. Not called concurrently for one key."""
         is_full, routed = False, waiting.routed[0]
         try:
-            # None is admitted any more, even with room: it would overtake those that return.
+            # After `finish` none is admitted, even with room: it would overtake those that return.
             while not self._is_finishing:
                 if waiting.refusal is not None:
                     return waiting.refusal
@@ -137,8 +137,8 @@ class QueueLengths:
                     return None
                 if step in (Step.REJECT, Step.DISCARD):
                     return overflow_refusal(found, step)
-                # Counted anew, with no publish under way: otherwise one too many could be taken out, or a more urgent
-                # one than needed.
+                # Counted anew, with no publish under way: otherwise one request too many could be taken out, or a more
+                # urgent one than needed.
                 if step is Step.EVICT and has_room is not None:
                     has_room = await self._take_room(routed.key, limit, count_anew=True)
                     if has_room:
@@ -236,13 +236,13 @@ class QueueLengths:
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[Channel]:
-        """A channel that no other eviction uses: an error of one closes it, and so returns what others have taken."""
+        """A channel that no other eviction uses: an error closes it, and returns all requests taken through it."""
         self._channels = [channel for channel in self._channels if not channel.is_closed]
         channel = self._channels.pop() if self._channels else await self._open_channel()
         try:
             yield channel
         except BaseException:
-            # Closing the channel returns what was taken and not acknowledged.
+            # Closing the channel returns the request that was taken and not acknowledged.
             with suppress(BrokerError):
                 await channel.close()
             raise
@@ -250,9 +250,8 @@ class QueueLengths:
 
     async def _take_oldest(self, channel: Channel, key: Key) -> Delivery | None:
         # The default level is the least urgent, and the last: a more urgent request stays while it has any.
-        for queue in reversed(self._layout.queues(key)):
-            if not self._layout.is_new(key, queue.priority):
-                delivery = await channel.get(queue.name)
-                if delivery is not None:
-                    return delivery
+        for queue in reversed(self._layout.existing(key)):
+            delivery = await channel.get(queue.name)
+            if delivery is not None:
+                return delivery
         return None
