@@ -20,6 +20,7 @@ from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.workers.worker_reports import WORK, WorkerRegistry, completed_requests
+from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import (
     COMPLETED_CODE_HEADER,
@@ -50,7 +51,7 @@ MAX_COUNTED = 1_000_000
 
 
 class ProcessReports(Protocol):
-    """What takes the reports of pooled processes."""
+    """The pooled driver, as the receiver of the reports of its processes."""
 
     def take_state(self, worker_id: WorkerId, state: ProcessState) -> None: ...
 
@@ -90,16 +91,15 @@ class ActivityProcessor:
     async def run(self, consumer: Consumer) -> None:
         """Process reports until the consumer ends."""
         async for delivery in consumer:
-            try:
+            with ErrorBoundary(delivery, self._log) as boundary:
                 report = self.process(delivery)
-                # A worker that stops needs no repeated cancels: what it does not finish, it requeues.
+                # A worker that stops needs no repeated cancels: it requeues the requests that it does not finish.
                 if report is not None and report.event is not Event.STOPPING:
                     await self._on_report(Key(report.key), WorkerId(report.worker_id))
-                    # Crash before: the worker reports to the next leader, which tells it whether it is paused.
+                    # Crash before: the worker reports to the next leader, which pauses or resumes it then.
                     await self._circuits.take_report(report)
-            except Exception:  # or the report would end this leader's term, return, and end each one that follows
+            if boundary.failed:
                 self._count_invalid()
-                self._log.exception("activity report not processed")
             # Crash before: the report is counted twice. That is harmless: it prolongs the life of a group, or adds to a
             # metric.
             await delivery.ack()
@@ -141,8 +141,8 @@ class ActivityProcessor:
         return report
 
     def _is_of_process(self, report: ActivityReport) -> bool:
-        """Whether a pooled process reports, and not a worker of a key that is called like the group of processes. The
-        driver gets the state of the process; of its other events only the parts of its start count."""
+        """Whether a pooled process has sent the report, and not a worker whose key is equal to that of processes. The
+        driver gets the state of the process; of its other events only the parts of its start are recorded."""
         if self._processes is None:
             # Without pooled workers such a report comes from a process of earlier settings: it is dropped.
             return report.event is Event.PROCESS_STATE
@@ -157,11 +157,11 @@ class ActivityProcessor:
             self._processes.take_state(worker_id, process_state_of(report))
         except InvalidMessageError as error:
             self._count_invalid()
-            self._log.warning("state of a process not understood", process=worker_id, error=str(error))
+            self._log.warning("process state invalid", process=worker_id, error=str(error))
         return True
 
     def _count_executor_seconds(self, report: ActivityReport) -> None:
-        """Count what has been added since the latest report: an earlier leader has counted what was before."""
+        """Count the seconds since the worker's latest report in this term: earlier leaders have counted the others."""
         known, now = self._worker_reports[report.worker_id], executor_seconds_of(report)
         if known is not None and known.executor_seconds is not None and now is not None:
             self._metrics.executor_seconds.inc(max(0.0, now - known.executor_seconds))
@@ -188,7 +188,7 @@ class ActivityProcessor:
             self._forgeries.count_reply_to(
                 "worker", key=key, reason="a worker refused it", requests=min(completed_requests(report), MAX_COUNTED)
             )
-        # Names that no manifest has become one label: workers could otherwise make any number of time series.
+        # Routes that no manifest names share one label: workers could otherwise create any number of time series.
         labels = self._metrics.of_route(route, priority)
         known = status if status in list(Status) or status in COMPLETED_WITHOUT_ANSWER else OTHER
         self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))

@@ -1,7 +1,7 @@
-"""The records of changes: written to the queue `P-audit`, and read from it without taking anything out.
+"""The records of changes: written to the queue `P-audit`, and read from it without removing them.
 
 A reading takes every message and closes its channel, so that RabbitMQ requeues them in their order (broker:
-returns-by-tag). It happens once in a term: after that the records are in memory, with those that this leader writes.
+returns-by-tag). The queue is read once in a term; then all records are in memory, with those that this leader writes.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AuditTrail:
             self._lose(record, stored, "the term has ended" if self._has_ended else "too many records wait")
             return False
         self._pending.put_nowait((record, stored))
-        # Not cancelled when the time is over: the order of the records stays, and a blocked RabbitMQ takes them later.
+        # The publish goes on after the time-out, so that the records stay in order: RabbitMQ may confirm it later.
         await asyncio.wait({stored}, timeout=CONFIRM_TIMEOUT)
         return stored.done() and stored.result()
 
@@ -87,7 +87,7 @@ class AuditTrail:
 
     def _lose(self, record: AuditRecord, stored: asyncio.Future[bool], reason: str) -> None:
         self._metrics.audit_records.labels(result="lost").inc()
-        # With all fields: the log is then the only place that has them.
+        # With all fields: the log is the only place that has them.
         self._log.error("audit record not stored", reason=reason, **asdict(record))
         _answer(stored, False)
 
@@ -104,7 +104,7 @@ class AuditTrail:
                 ready = (await channel.declare_queue(self._names.audit_queue, passive=True)).ready
             finally:
                 await channel.close()
-            # More than are known: those that the reader of an earlier leader still held have returned.
+            # More messages than known ones: those that the reader of an earlier leader held have returned.
             if not self._has_read or ready > len(self._records) + self._copies:
                 await self._read(ready)
         # RabbitMQ removes a message that is too old only at the head of the queue.
@@ -124,7 +124,7 @@ class AuditTrail:
                     async with asyncio.timeout(ARRIVAL_TIMEOUT):
                         delivery = await consumer.get()
                 except TimeoutError:
-                    self._log.warning("records of changes not all readable now", expected=count, read=len(found))
+                    self._log.warning("audit records not all readable", expected=count, read=len(found))
                     break
                 if self._forgeries.is_forged(delivery, self._names.audit_exchange, queue="audit"):
                     await delivery.ack()

@@ -78,11 +78,11 @@ class ControllerConsumers:
     async def finish(self) -> None:
         """Stop consuming and finish the messages that were taken; those not finished in time return to their queue."""
         for running in self._running:
-            # Cancelled and not closed: what was taken can still be acknowledged. A closed channel would return all of
-            # it.
+            # Cancelled and not closed: messages that were taken can still be acknowledged. A closed channel would
+            # return all of them.
             await running.channel.cancel(running.consumer)
         if self._sweeper is not None:
-            # After the cancels: no orphan arrives any more that a sweep would have to hold back.
+            # After the cancels: no further orphan arrives that a sweep would have to hold back.
             self._sweeper.finish()
         tasks = [*(running.task for running in self._running), *self._sweeping]
         _, late = await asyncio.wait(tasks, timeout=DRAIN_TIMEOUT)

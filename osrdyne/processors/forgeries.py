@@ -1,6 +1,6 @@
 """Forged messages and reply addresses: dropped, counted, and logged at a bounded rate.
 
-A reply goes through RabbitMQ's default exchange to any address, without a permission, and its delivery then names the
+Replies go through RabbitMQ's default exchange to any queue, without a permission for it; such a delivery names the
 exchange ``. Publishing to a named exchange requires write permission there. So a message is genuine only if it came
 through the pool's own exchange for it. Measured on 3.10.8 and 4.3.6: a message that took the alternate exchange keeps
 the name of the exchange that it was published to; a dead letter names the dead letter exchange, with every strategy.
@@ -34,8 +34,8 @@ class Forgeries:
         self._log: Logger = get_logger("forgeries", pool=context.names.pool)
 
     def is_forged(self, delivery: Delivery, exchange: str, *, queue: str) -> bool:
-        """Whether a message of `queue` came another way than through `exchange`. If so, it is counted and logged, and
-        the caller acknowledges it."""
+        """Whether a message of `queue` did not come through `exchange`. If so, it is counted and logged, and the caller
+        acknowledges it."""
         # RabbitMQ writes the exchange into the delivery; no publisher can set it.
         if delivery.exchange == exchange:
             return False

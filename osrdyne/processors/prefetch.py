@@ -1,13 +1,13 @@
 """The prefetch of a consumer: no more messages than fit into memory, and enough to keep the processor busy.
 
-A prefetch counts messages, regardless of their size. So RabbitMQ is first allowed as many messages as fit into
+A prefetch counts messages, regardless of their size. The first prefetch is the number of messages that fit into
 `MAX_HELD_BYTES` if each is as large as `requests.max_message_bytes` permits. When all of them have arrived, their size
-is known. If they were small, the processor consumes again on the same channel, for as many as fit into the rest, and
-keeps what it holds. So small messages ahead of large ones change nothing.
+is known. If they were small, the processor consumes again on the same channel, with a prefetch for the rest of
+`MAX_HELD_BYTES`, and keeps the messages that it holds.
 
-Up to `PREFETCH` messages are taken in this way. When all of them wait, for a key whose worker is being stopped, more
-are taken, up to `MAX_HELD` messages. Messages that are set aside, because they wait for room in a full queue, do not
-count: others are taken in their place at once. Used by the forwarder and the dead letter responder.
+The processor holds up to `PREFETCH` messages in this way. While all of them wait, for example for a key whose worker is
+being stopped, it takes more, up to `MAX_HELD`. Messages that are set aside, because they wait for room in a full queue,
+do not count. Used by the forwarder and the dead letter responder.
 """
 
 from __future__ import annotations
@@ -65,15 +65,14 @@ class AdaptivePrefetch:
             self._changed.set()
 
     def set_aside(self, delivery: Delivery) -> None:
-        """Note a message that waits for something that may take long, and that must not keep others from being
-        taken."""
+        """Note a message that may wait for long: others may be taken meanwhile."""
         self._aside.add(delivery.tag)
         if self._room <= 0:
             self._changed.set()
             self._aside_more.set()
 
     def take_back(self, delivery: Delivery) -> None:
-        """Note that a message that was set aside goes on."""
+        """Note that a message that was set aside is processed further, and counts again."""
         self._aside.discard(delivery.tag)
 
     def finish(self, delivery: Delivery) -> None:
@@ -124,7 +123,7 @@ class AdaptivePrefetch:
     async def _take_up_to(self, number: int) -> None:
         """Consume again, with `number` messages on top of the held ones."""
         assert self._channel is not None
-        # Tags of later deliveries are higher: by this number `finish` tells which consumer a message came through.
+        # Tags of later deliveries are higher: by this number `finish` finds out which consumer a message came through.
         self._first = self._last + 1
         self._prefetch = self._room = number
         # A large message that is finished must not keep the prefetch small.

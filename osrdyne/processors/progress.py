@@ -1,9 +1,8 @@
 """The progress responder: answers inquiries about keys that are starting.
 
 Clients ask only while a call that wants progress has no reply (docs/reference/protocol/progress.md), so that requests
-of running keys pay nothing. The leader knows the order of the starts and answers from memory; it keeps nothing of an
-inquiry, so that the next leader goes on where the last one stopped. A lost inquiry or answer costs one line of
-progress: the client asks again.
+of running keys cost nothing. The leader has the order of the starts in memory and stores nothing of an inquiry, so that
+the next leader can answer as well. A lost inquiry or answer costs one line of progress: the client sends another one.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class ProgressResponder:
                 await self._answer(delivery)
             if boundary.failed:
                 self._count_invalid()
-            # Crash before: the inquiry returns and the next leader answers it as well, which the client takes as one
-            # more line of progress. After: it is gone, and the client asks again.
+            # Crash before: the inquiry returns, and the next leader answers it a second time, which the client shows as
+            # one more line of progress. After: it is gone, and the client sends another one.
             await delivery.ack()
 
     def _count_invalid(self) -> None:
@@ -84,7 +83,7 @@ class ProgressResponder:
             persistent=False,
         )
         try:
-            # One attempt, unlike an answer to a request: the next inquiry is on its way.
+            # One attempt, unlike an answer to a request: the client will send another inquiry.
             await self._publisher.publish(message, exchange="", routing_key=reply_to)
         except (PublishRefusedError, BrokerSilentError) as error:
             self._log.debug("inquiry not answered", key=key, error=str(error))

@@ -2,8 +2,8 @@
 
 Requests are published without waiting for the confirms of those before them. When a publish is refused or not
 confirmed, the requests behind it wait until it is in its queue; otherwise they would overtake it. Publishes that were
-already sent behind it cannot be called back: nearly always they fail for the same reason, and then all of them are
-tried again in their order. This module publishes nothing itself.
+already sent behind it cannot be cancelled: nearly always they fail for the same reason, and then all of them are tried
+again in their order. This module publishes nothing itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Line:
         return next(iter(self.tickets))
 
     def may_publish(self, ticket: Ticket) -> bool:
-        """Whether the ticket has its turn. A new ticket lets waiting ones go first, also those that were called."""
+        """Whether the ticket has its turn. A new ticket comes after waiting ones, also after those that were called."""
         # After a failure only the first ticket publishes: what is behind it would overtake it.
         if self.holding_back:
             return self.first is ticket

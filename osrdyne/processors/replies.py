@@ -18,7 +18,7 @@ from osrdyne.protocol.statuses import Status
 
 
 class Replier:
-    """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
+    """Publishes answers: a status, a sentence with cause and remedy, and facts as JSON."""
 
     def __init__(self, context: TermContext, *, publisher: Publisher, forgeries: Forgeries) -> None:
         self._clock, self._metrics = context.clock, context.metrics
@@ -48,7 +48,7 @@ class Replier:
         # A refused address counts as answered: the caller of this method acknowledges the request.
         if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
-        # The detail goes into a header. Line feeds and length are limited there, and it may hold text of the client.
+        # The detail becomes a header value, without line feeds and of limited length; it may hold text of the client.
         detail = header_text(detail)
         subject = subject or ("discarded" if status == Status.OK else "error")
         body = {subject: {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}

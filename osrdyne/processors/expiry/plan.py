@@ -26,7 +26,8 @@ class TakenRequest:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What a sweep does: `dead` become dead letters, each with its reason; `kept` are published again in this order."""
+    """The result of a sweep: `dead` become dead letters, each with its reason; `kept` are published again in this
+    order."""
 
     dead: Sequence[tuple[TakenRequest, Status]]
     kept: Sequence[TakenRequest]
@@ -35,7 +36,7 @@ class SweepPlan:
 def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: int, skew_ms: int) -> SweepPlan:
     """Decide which requests stay in the queue; `deliveries` are in the order in which they were taken.
 
-    Redelivered requests come first: a worker that requeues a request during the sweep had taken it before all others.
+    Redelivered requests come first: a worker that requeues a request during the sweep took it before the sweep began.
     """
     taken = [TakenRequest(delivery, delivery.to_request(now_ms=now_ms)) for delivery in deliveries]
     # The sort is stable: within both parts the order of delivery, which is that of the queue, stays.
@@ -45,7 +46,8 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
     for one in taken:
         if is_past(one.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
             dead.append((one, Status.EXPIRED))
-        # Its copy would count from zero again: without this a request that kills workers would never reach the limit.
+        # RabbitMQ counts the deliveries of its copy from zero: without this rule a request that kills workers would
+        # never reach the limit.
         elif one.request.delivery_count > delivery_limit:
             dead.append((one, Status.DELIVERY_LIMIT))
         else:
@@ -56,7 +58,7 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
 def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
     """The message that replaces a request in its queue.
 
-    RabbitMQ counts the deliveries of the copy from zero, so a header carries the count on. The copy is marked as a
+    RabbitMQ counts the deliveries of the copy from zero, so a header holds the count so far. The copy is marked as a
     possible duplicate, because a crash before the original is acknowledged leaves both.
     """
     # A request that waited for another attempt has lost its hops header. With it, `expiration` counts from now.
@@ -70,6 +72,6 @@ def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
 def dead_letter_of(taken: TakenRequest, reason: Status, queue: QueueName) -> Message:
     """The dead letter that RabbitMQ would make of the request, for the dead letter responder."""
     message = taken.delivery.to_message(headers=taken.delivery.headers, expiration=None)
-    # Written as RabbitMQ would: the responder reads reason and queue from there and needs no second way.
+    # The headers that RabbitMQ would set: the responder reads reason and queue from them.
     death = {"x-first-death-reason": reason.value, "x-first-death-queue": str(queue)}
     return replace(message, headers={**message.headers, **death})

@@ -2,19 +2,20 @@
 
 RabbitMQ removes expired requests only at the head of a queue. The ingress notes the deadlines of the requests that it
 publishes. When one has passed behind a later one, the sweeper asks RabbitMQ how many requests wait in that queue now.
-Listings find what this leader did not publish: requests of an earlier leader, and those that return from a wait for
-another attempt. Their counts are some seconds old.
+Listings, whose counts are some seconds old, find the queues with requests that this leader did not publish: those of an
+earlier leader, and those that return from a wait for another attempt.
 
-One queue is swept at a time: hold back what the ingress has for it; attach a consumer of a high priority, to which
-RabbitMQ delivers everything that is ready in one step, so that no worker gets ahead; cancel the consumer; publish the
-expired requests to the dead letter exchange; publish copies of the others in their order, each with a confirm; then
-acknowledge all of them in one step.
+One queue is swept at a time: hold back the publishes of the ingress to it; attach a consumer of a high priority, to
+which RabbitMQ delivers all ready requests in one step, ahead of the workers; cancel the consumer; publish the expired
+requests to the dead letter exchange; publish copies of the others in their order, each with a confirm; then acknowledge
+all of them in one step.
 
 A crash before the acknowledgement returns everything to the head of the queue, in order. Before the first copy, nothing
 has changed. After it, the copies stand behind their originals: a request may be in the queue twice, its copy is marked
 as a possible duplicate, none is lost and none overtakes another. A request that was dead-lettered and returned is
-answered again with the same status. A failure ends the same way, by closing the channel; RabbitMQ may count it as a
-delivery, so that a queue is tried a few times only. Source: docs/reference/routes/expiry.md.
+answered again with the same status. A failed sweep closes the channel, with the same effect; RabbitMQ may count that as
+a delivery of each request, so the sweeper tries a queue only `MAX_FAILURES` times. Source:
+docs/reference/routes/expiry.md.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class ExpirySweeper:
             pause = max(MIN_PAUSE, self._interval / CHECKS - (self._clock.monotonic() - began))
 
     def finish(self) -> None:
-        """End after the queue at hand: requests that return unfinished count as delivered."""
+        """End after the sweep in progress: RabbitMQ may count a sweep that is broken off as a delivery."""
         self._is_finishing = True
         self._stop_deadlines.set()
         self._stop_listings.set()
@@ -173,7 +174,7 @@ class ExpirySweeper:
         hides = self.deadlines.may_hide_expired(queue_id, waiting, now_ms=now_ms(self._clock))
         if not (hides or (waiting and self._may_hold_returned(queue_id))):
             return False
-        # All of it would have to fit into memory, and the workers would starve meanwhile.
+        # All requests would have to fit into memory, and the workers would get none meanwhile.
         if waiting > MAX_TAKEN:
             self._log.warning("queue too long to be swept", key=key, priority=priority, waiting=waiting)
             return False
@@ -247,9 +248,9 @@ class ExpirySweeper:
         self._count(plan, queue_id)
 
     async def _take(self, channel: Channel, queue: QueueName) -> list[Delivery]:
-        """Everything that is ready, in order; it stays unacknowledged. Raises `QueueNotSweptError`."""
+        """All ready requests, in order; they stay unacknowledged. Raises `QueueNotSweptError`."""
         # Without its priority the workers would get some of the requests, and the copies would stand behind later ones.
-        # Not exclusive: workers stay attached, and get what comes once this consumer is cancelled.
+        # Not exclusive: workers stay attached, and get the requests that arrive once this consumer is cancelled.
         consumer = await channel.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
         # Read while it is checked: the limit of memory must end the sweep before everything has arrived.
         reading = asyncio.ensure_future(_read(consumer))
@@ -269,7 +270,7 @@ class ExpirySweeper:
         return reading.result()
 
     async def _cancel_when_empty(self, channel: Channel, consumer: Consumer) -> None:
-        """Cancel the consumer once nothing is ready any more and everything that was sent has arrived."""
+        """Cancel the consumer once no request is ready any more and all that were sent have arrived."""
         # An answer may overtake deliveries; the second answer overtakes none of those before the first (lifecycle:
         # probe). An answer of no consumers, although this one is attached, comes from a queue without a leader.
         in_succession = 0

@@ -1,10 +1,10 @@
 """Sends copies of poison requests to the address that the queue policy names (PoisonMessageDrop).
 
 Each copy is sent once, after its dead letter is acknowledged, and never again: the poison inventory holds the request
-in any case. A crash between the acknowledgement and the send loses the copy. Sending runs beside the dead letter
-responder; while it is slow, a bounded number of copies waits, and further ones are dropped and counted. An address of
-an HTTP endpoint is resolved here and connected to as resolved, so that a name cannot change in between. Redirects and
-proxies are not followed. Logs show host and port of a URL only.
+in any case. A crash between the acknowledgement and the send loses the copy. Copies are sent concurrently with the dead
+letter responder; while sending is slow, a bounded number of copies waits, and further ones are dropped and counted. The
+host name of an HTTP endpoint is resolved and checked here, and the connection goes to the checked IP address, so that
+the name cannot change in between. Redirects and proxies are not followed. Logs show host and port of a URL only.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class PoisonDrops:
                 else:
                     await self._post(copy, copy.drop)
         except Exception as error:
-            # Whatever the receiver does, it must not end the leader's term. A text of httpx may hold the URL.
+            # No behaviour of the receiver may end the leader's term. The text of an error of httpx may hold the URL.
             reason = str(error) if isinstance(error, DropRefusedError | BrokerError) else type(error).__name__
             self._count("failed")
             self._log.warning("copy of a poison request not sent", key=copy.key, address=copy.drop.shown, error=reason)
@@ -150,7 +150,7 @@ class PoisonDrops:
         # A channel for each copy: a missing exchange closes the channel, and a refusal concerns this copy alone.
         channel: Channel = await connection.channel(confirms=True)
         try:
-            # Mandatory: a missing queue is a refusal, and not a copy that is lost unseen.
+            # Mandatory: with a missing queue the copy is refused and counted, and not lost silently.
             await channel.publish(copy.message, exchange=drop.exchange, routing_key=drop.routing_key, mandatory=True)
         finally:
             with suppress(BrokerError):
@@ -181,7 +181,7 @@ class PoisonDrops:
         except OSError as error:
             raise DropRefusedError("the name of its host cannot be resolved") from error
         for address in addresses:
-            # All of them: with one name for a public and a loopback address, the choice must not depend on the order.
+            # All addresses: a name may stand for a public and a loopback address, in any order.
             if (why := refuse_address(address, self._allowed)) is not None:
                 raise DropRefusedError(f"{why}; requests.poison_drop_networks can allow it")
         if not addresses:
@@ -217,7 +217,7 @@ def drop_message(delivery: Delivery, key: Key, reason: str, deliveries: int) -> 
     """The copy as an AMQP message: the request without the client's credentials and without a reply address."""
     kept = {name: value for name, value in delivery.headers.items() if name.lower() != AUTHORIZATION_HEADER}
     ours = {KEY_HEADER: key, REASON_HEADER: reason, DELIVERIES_HEADER: deliveries}
-    # Nothing that consumes the copy may answer the client, which has its answer.
+    # A consumer of the copy must not answer the client, which has its answer.
     return replace(delivery.to_message(headers={**kept, **ours}, expiration=None), reply_to=None)
 
 

@@ -1,7 +1,7 @@
-"""Poison entries: made of dead letters, shown to a person, selected by queries, made into requests again. Pure.
+"""Poison entries: made from dead letters, shown to operators, selected by queries, turned into requests again. Pure.
 
 An entry is the request itself, in the queue `P-poison`, with additional headers. Other messages in that queue are shown
-as well and never trusted: every function here accepts any message.
+as well and not trusted: every function here accepts any message.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
 
 def replayed(delivery: Delivery) -> Message:
     """The request of an entry as it was, without its old deadline and with one more replay counted."""
-    # The old deadline has passed, and the hops belong to the old life: with them the request would be refused at once.
+    # The old deadline has passed, and the hops are those of the first delivery: with them the request could be refused.
     headers = _without(delivery.headers, _OURS | {DEADLINE_HEADER, HOPS_HEADER})
     headers[REPLAY_HEADER] = _replays(delivery.headers) + 1
     return delivery.to_message(headers=headers, expiration=None)
@@ -162,7 +162,7 @@ def view_entry(delivery: Delivery, *, name: str) -> PoisonRecord:
 
 
 def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
-    """The evidence in a sentence or two for a person."""
+    """The evidence in one or two sentences for an operator."""
     if deliveries is None:
         return "This message was not stored by osrdyne; nothing is known about it."
     if deliveries == 0:

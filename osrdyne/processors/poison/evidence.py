@@ -1,7 +1,7 @@
 """The evidence on a request's failed deliveries: the deaths of workers that were running it.
 
-RabbitMQ's delivery count decides which request is poison; the evidence only explains it to a person. Collected by the
-dead letter responder.
+RabbitMQ's delivery count decides which request is poison; the evidence only explains it to an operator. Collected by
+the dead letter responder.
 """
 
 from __future__ import annotations

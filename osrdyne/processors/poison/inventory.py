@@ -110,7 +110,7 @@ class PoisonInventory:
             return "The entry has no key: osrdyne did not store it. Publish it yourself, or drop it."
         try:
             key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
-            # By the user the ingress knows that an operator sends it, and needs no token.
+            # The user proves to the ingress that an operator sends the request, which then needs no token.
             message = replace(replayed(delivery), user_id=self._user)
             # To the exchange, as any request: the group may be gone by now (lifecycle: forward-to-exchange).
             await self._publisher.publish(
@@ -132,16 +132,15 @@ class PoisonInventory:
                     # Resolved against one index: a prefix that is unique now must not become ambiguous halfway.
                     asked.setdefault(resolve(name, views).id, name)
             if asked:
-                # The removals below change the queue; a reader that comes next lists it anew, also when one of them
-                # fails.
+                # The removals below change the queue, also if one of them fails: the next reading lists it anew.
                 self._index = None
                 async with self._reading() as reading:
                     async for view, delivery in reading:
                         if view.id in asked:
                             refusal = await act(view, delivery)
                             if refusal is None:
-                                # Crash before it: the request was published and its entry stays, so that a person may
-                                # replay it twice. The other order would lose the request.
+                                # Crash before it: the request was published and its entry stays, so that an operator
+                                # may replay it twice. The other order would lose the request.
                                 await reading.remove(delivery)
                                 done.append(asked[view.id])
                             else:

@@ -51,7 +51,7 @@ class Reading:
 
     async def __anext__(self) -> tuple[PoisonRecord, Delivery]:
         while (delivery := await self._next()) is not None:
-            # Noted before anything can fail: whatever is held at the end is requeued, tag by tag.
+            # Noted before anything can fail: all held messages are requeued at the end, tag by tag.
             self._held[delivery.tag] = None
             if self._is_forged(delivery):
                 # A forged entry is dropped at the first reading: shown to an operator, it could be replayed as a
@@ -87,10 +87,10 @@ class Reading:
         return self._arrived.popleft()
 
     async def _end_batch(self) -> None:
-        """Cancel the consumer and take the messages that acknowledgements have let in meanwhile."""
+        """Cancel the consumer and take the messages that arrived because others were acknowledged."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            # Before the next batch is consumed: an acknowledgement would otherwise let in more than the batch.
+            # Before the next batch: with two consumers, acknowledgements would let more than a batch arrive.
             await self._channel.cancel(consumer)
             while consumer.waiting():
                 self._arrived.append(await consumer.get())

@@ -1,11 +1,10 @@
 """The cancel processor: sends a client's cancel of a request to the workers of its group.
 
 A client may cancel a request whose correlation id and reply address it knows (docs/reference/protocol/requests.md). A
-lost cancel costs only the work that it would have saved. Where requests may wait for another attempt, the leader keeps
-cancels for as long as such a wait may last: the request is then in no worker, and the worker that tried it may end. A
-worker of its group that reports later receives the cancel, and the ingress answers the request itself if it returns
-there. A request that waits for room in a full queue is answered at once (waiting.py). A new leader knows no cancels of
-the previous one.
+lost cancel costs only the work that it would have saved. A request may also be in no worker, because it waits for
+another attempt. Therefore the leader keeps cancels for as long as such a wait may last: a worker of the group that
+reports later receives the cancel, and the ingress answers the request if it returns there. A request that waits for
+room in a full queue is answered at once (waiting.py). Cancels end with the leader's term.
 """
 
 from __future__ import annotations
@@ -67,10 +66,9 @@ class KeptCancels:
         if seconds <= 0:
             return
         self._kept[name] = _Kept(key, self._clock.monotonic() + seconds)
-        # A cancel that is repeated counts as new: the oldest of the dict is the one to drop.
+        # A repeated cancel counts as new. The oldest one is dropped: its request has most likely ended.
         self._kept.move_to_end(name)
         if len(self._kept) > MAX_KEPT:
-            # The oldest one goes: its request has most likely ended.
             self._kept.popitem(last=False)
 
     def forget(self, request: Request) -> None:
@@ -117,8 +115,7 @@ class GroupsOfKeys:
         self._splitting = splitting
 
     def all(self, key: Key) -> set[Key]:
-        """The group of the key, those that the splitter makes of it, and those that a route names, whatever the
-        key."""
+        """The group of the key, those that the splitter makes of it, and those that a route names for any key."""
         return {key, *self._split(key), *self._named()}
 
     def likely(self, key: Key) -> set[Key]:
@@ -171,8 +168,8 @@ class CancelProcessor:
                 await self.process(delivery)
             if boundary.failed:
                 self._count_invalid()
-            # A crash before it repeats the cancel, which changes nothing; a cancel that fails is not tried again,
-            # because it may be late already.
+            # Crash before: the next leader sends the cancel again, which changes nothing. A cancel that failed is not
+            # tried again, because it may be too late already.
             await delivery.ack()
 
     def _count_invalid(self) -> None:
@@ -202,7 +199,7 @@ class CancelProcessor:
             await self._send(self._names.control_group_routing_key(group), message)
 
     async def repeat_to(self, group: Key, worker: WorkerId) -> None:
-        """Send a worker that has reported the cancels from before it was there."""
+        """Send a worker that has reported the kept cancels that it has not received."""
         # A routing key has at most 255 bytes: with a longer one the message could not be encoded.
         if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
             return
@@ -212,7 +209,7 @@ class CancelProcessor:
     async def _send_to_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
         message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
         if await self._send(routing_key, message, mandatory=True):
-            # Only after the confirm: otherwise the cancel goes out again with the next report of the worker.
+            # Only after the confirm: otherwise the cancel is sent again after the next report of the worker.
             self._kept.note_sent(name, worker)
             self._log.debug("cancel sent to a worker", worker=worker, correlation_id=name.correlation_id)
 
@@ -243,7 +240,7 @@ class CancelProcessor:
                 mandatory=mandatory,
             )
         except (PublishRefusedError, BrokerSilentError) as error:
-            # A mandatory one fails when the worker has no control queue any more, which is no fault.
+            # A mandatory message fails when the worker has no control queue any more, which is no fault.
             if not mandatory:
                 self._log.warning("cancel not sent", to=routing_key, error=str(error))
             return False

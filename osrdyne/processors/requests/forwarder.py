@@ -238,8 +238,7 @@ class Forwarder:
                     # It was forwarded when the key was bound, and returned: its queue or binding may be gone.
                     self._queue_loop.verify(one.key, since=orphan.at)
                 # Held until the acknowledgement: the idle timer must not unbind the group (lifecycle:
-                # pin-until-forwarded). Required at once: the slot of a group that the tracker does not have would never
-                # be freed.
+                # pin-until-forwarded). Required at once: only the place of a group that the tracker has is freed again.
                 self._tracker.hold(one.key)
                 self._tracker.require_worker_group(one.key)
             if limited and not self._may_have_room(routed):
@@ -254,10 +253,10 @@ class Forwarder:
             await self._dead_letter(orphan.delivery)
 
     def _admit(self, key: Key) -> Refusal | None:
-        """Ask for a slot for a group that is not up."""
+        """Request a place under `max_groups` for a group that is not up."""
         if self._tracker.status(key) is not None:
             return None
-        # Reserved at once: two requests for new keys cannot both get the last slot.
+        # Reserved at once: two requests for new keys cannot both get the last place.
         verdict = self._admission.request(key)
         if self._admission.key_counter.take_warning():
             self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))

@@ -88,11 +88,11 @@ class LoggedRefusal:
 
 
 def refuse_for(verdict: Verdict) -> Refusal | None:
-    """The refusal of a request for a new key; None if its group has a slot, or waits for one while it is queued."""
+    """The refusal of a request for a new key; None if its group has a place, or waits for one while it is queued."""
     match verdict:
         case Verdict.NO_ROOM:
             # Answered at once, so that the caller can try again: the request has no queue in which it could wait.
-            detail = "max_groups groups are up and max_waiting_groups wait for a slot. Try again later."
+            detail = "max_groups groups are up and max_waiting_groups wait for a place. Try again later."
         case Verdict.TOO_MANY_KEYS:
             detail = "max_distinct_keys different keys have been used; the operator of the pool can raise the limit."
         case Verdict.ADMITTED | Verdict.WAITING:

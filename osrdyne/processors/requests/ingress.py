@@ -1,10 +1,9 @@
 """The router of a managed pool, its ingress: every request passes it and is accepted or refused.
 
-The checks of a request (`osrdyne.ingress.checks`) and the splitter are asked as soon as it is taken; the routes and the
-checks of its deliveries, in the order of the requests of a key. A request that
-returns from a work exchange (its group was unbound meanwhile) or from a wait for another attempt was accepted before:
-it keeps group, priority level and deadline, and meets no check again but those of its key, its age and the removal of
-its queue.
+The checks of a request (`osrdyne.ingress.checks`) and the splitter are applied as soon as it is taken; the routes and
+the checks of its deliveries, in the order of the requests of a key. A request that returns from a work exchange (its
+group was unbound meanwhile) or from a wait for another attempt was accepted before: it keeps group, priority level and
+deadline. Only its key, its age and the removal of its queue are checked again.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool matches the request; 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressRules:
-    """What decides about the requests of a managed pool: its active documents, and the checks that they require."""
+    """The active documents of a managed pool, and the checks of requests that they require."""
 
     routes: ActiveRoutes
     splitter: ActiveSplitter
@@ -70,8 +69,8 @@ class IngressRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What shows where a request comes from. `verifier`: of tokens, None without keys. `user`: the controller's own in
-    RabbitMQ, None if that is not known."""
+    """How the origin of a request is verified. `verifier`: of tokens, None without keys. `user`: the controller's own
+    user in RabbitMQ, None if it is not known."""
 
     forgeries: Forgeries
     verifier: TokenVerifier | None
@@ -125,11 +124,10 @@ class IngressRouter:
             return None
         at = self._clock.monotonic()
         if accepted:
-            # It has passed the checks, and already has the key that the splitter made; splitting it again would make a
-            # third one.
+            # It has passed the checks, and has the key that the splitter made: splitting it again would make another.
             return Orphan(delivery, arrival, at)
         if replay:
-            # Its token was verified when it came first, and is not kept.
+            # Its token was verified at its first delivery, and is not stored with the entry.
             return self._decide(delivery, replace(arrival, identity=REPLAYED), at)
         presented = presented_token(delivery)
         if presented is TokenRefusal.NO_TOKEN:
@@ -142,7 +140,7 @@ class IngressRouter:
         return self._decide(delivery, arrival.identified(identity), at)
 
     async def identify(self, orphan: Orphan) -> Orphan:
-        """Verify the token of a request, then go on with it as `receive` does."""
+        """Verify the token of a request, then apply the checks and the splitter as `receive` does."""
         assert self._verifier is not None
         assert orphan.token is not None
         identity = await self._verifier.identify(orphan.token)
@@ -166,7 +164,7 @@ class IngressRouter:
         return split_arrival(arrival, split)
 
     def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
-        """As the routes say; as before if the request was accepted before."""
+        """The deliveries by the routes; for a request that was accepted before, the one that it had."""
         arrival, request, limits = orphan.arrival, orphan.request, self._routing.ttl_limits
         refusal = orphan.refusal or self._refuse(arrival)
         # A request that expired between two leaders is routed first: the earlier one may have answered no-route, and
@@ -187,7 +185,7 @@ class IngressRouter:
             routed = [limit_age(arrival, one, self._policies.of) for one in routed]
         if self._routing.table is not None and arrival.sample.exceeded:
             self._note_work_limit(arrival)
-        # `no-route` goes first: of a request that expired between two leaders, the earlier one may have answered that.
+        # Before `refusal`: a request that expired between two leaders may have been answered `no-route` by the earlier.
         if not routed:
             return NO_ROUTE
         return refusal or self._check(arrival, routed)
@@ -208,7 +206,7 @@ class IngressRouter:
             if refusal is None:
                 allowed.append(one)
             elif one.keeps_reply:
-                # The log is complete whatever becomes of the request.
+                # The log stores the request although its group refuses it.
                 writes = [other for other in routed if other.log is not None and other is not one]
                 if writes and self._active_log.log.refuse(writes[0]) is None:
                     return LoggedRefusal(refusal, one, writes[0])
@@ -223,7 +221,7 @@ class IngressRouter:
     def _refuse(self, arrival: Arrival) -> Refusal | None:
         """Why the request is refused regardless of the routes."""
         now = now_ms(self._clock)
-        # The key again, because the splitter may have made it; the age again, because the request has waited.
+        # Both were checked before: the splitter may have made another key since, and the request may have waited.
         return check_key(arrival, now) or refuse_orphan(arrival.request, now_ms=now, skew_ms=self._skew_ms)
 
     def _note_work_limit(self, arrival: Arrival) -> None:
@@ -239,8 +237,8 @@ class IngressRouter:
             )
 
     async def prepare(self, routed: RoutedRequest) -> None:
-        """Have the exchange and the queues of its priority level, and its group paused if a circuit pauses it. Raises
-        `BrokerConflictError`."""
+        """Make sure that the exchange of its priority level exists, and wait until a pause of its group is sent to the
+        workers. Raises `BrokerConflictError`."""
         await self._routing.require_level(routed.priority)
         # Before the publish: a worker that is not paused yet would take the request.
         await self._circuits.settled(routed.key)

@@ -50,13 +50,13 @@ class DirectRouter:
         return orphan
 
     def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
-        """To the group of its key."""
+        """One delivery, to the group of its key."""
         request, now = orphan.request, now_ms(self._clock)
         try:
             key = parse_key(request.key)
         except InvalidKeyError as error:
             return Refusal(Status.INVALID, str(error))
-        # Read without an await before the decision: the group may end at the next one.
+        # No await between this and the decision: the group may end during it.
         known = self._tracker.status(key) is not None
         refusal = refuse_orphan(request, now_ms=now, skew_ms=self._skew_ms)
         refusal = refusal or refuse_activation(request, known=known)
@@ -80,7 +80,7 @@ class DirectRouter:
         return direct_message(orphan, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
     def note_published(self, routed: RoutedRequest, *, began_at: float) -> None:
-        """Nothing depends on it: clients also publish straight to the queues of a direct pool."""
+        """Do nothing: a direct pool has no figures of its queues, because clients also publish straight to them."""
 
     def count(self, outcome: str, routed: RoutedRequest | None = None, *, again: bool = False) -> None:
         self._metrics.orphans.labels(outcome=outcome).inc()

@@ -1,8 +1,8 @@
-"""The requests that wait for room in a full queue, and those that need to wait no longer: expired or cancelled ones.
+"""The requests that wait for room in a full queue, and the end of the wait of those that expire or are cancelled.
 
-Only the first of a group asks for room. Those behind it would otherwise be answered when it is their turn, up to
-EnqueueTimeout later. Nothing is stored: a request that waits is not acknowledged, and a new leader knows no cancels of
-the previous one. Used by the forwarder, and by the cancel processor.
+Only the first request of a group tries to get room. One behind it could wait up to EnqueueTimeout for its turn, and
+must be answered before. Nothing is stored: a waiting request is not acknowledged, and cancels end with the leader's
+term. Used by the forwarder, and by the cancel processor.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class WaitingRequests:
         self._metrics.enqueue_waiting.set(len(self._requests))
 
     def wake_all(self) -> None:
-        """Wake every admission, because the leader ends."""
+        """Wake every admission, because the leader's term ends."""
         for waiting in self._requests:
             waiting.pause.set()
 
     def close(self) -> None:
-        """Nothing waits any more, also where the leader ended before the wait."""
+        """Reset the metric, also if the term was cancelled while requests waited."""
         self._metrics.enqueue_waiting.set(0)
 
     def cancel(self, name: RequestName, key: Key) -> None:
