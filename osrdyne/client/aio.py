@@ -1,7 +1,7 @@
 """The client for asyncio: many calls in flight on one connection, which it opens again when it is lost.
 
-Used by programs, by `blocking` and by the command line. It never starts a task per call, and never repeats a request
-unless the caller said that this does no harm (`idempotent=True`).
+Used by programs, by `blocking` and by the command line. `call` starts no task. A request that may have reached RabbitMQ
+is only repeated if the caller allows it (`idempotent=True`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from osrdyne.client.errors import (
 from osrdyne.client.progress import StartCallback
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import (
-    DIRECT_REPLY_TO,
     CallTimes,
     OutgoingRequest,
     RequestOptions,
@@ -43,7 +42,7 @@ from osrdyne.client.streams import BatchDecoder, PartQueue, require_arrow
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import ARROW_TYPE
-from osrdyne.protocol.names import PoolNames, is_pool_id
+from osrdyne.protocol.names import DIRECT_REPLY_TO, PoolNames, is_pool_id
 from osrdyne.protocol.streams import DEFAULT_CREDIT, GRANT_INTERVAL, MAX_CREDIT
 
 log = get_logger("client")
@@ -51,29 +50,26 @@ log = get_logger("client")
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 600.0
-"""Seconds; the time a pool lets a request wait by default, enough for a cold start of its worker."""
+"""Seconds: how long a pool lets a request wait by default, which is enough for a cold start of its worker."""
 ANSWER_MARGIN = 3.0
 """Seconds that an `expired` answer may take once the pool counts the request as expired. RabbitMQ's own clock for a
 message runs up to a second longer, because `timestamp` has whole seconds."""
 ANSWER_SLACK = 5.0 + ANSWER_MARGIN
-"""Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. A pool calls a
-request expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/reference/python-client.md)."""
-
-RETRY_PAUSE = 0.5
-"""Seconds before a request that was not sent is tried again on the same connection."""
+"""Seconds a call waits beyond its deadline for the answer `expired`, which says more than a time-out. A request counts
+as expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/reference/python-client.md)."""
 
 
 class ConnectionStatus(StrEnum):
     CONNECTED = "connected"
     BLOCKED = "blocked"
-    """RabbitMQ has a memory or disk alarm and reads nothing: requests wait in this process."""
+    """RabbitMQ has a memory or disk alarm and accepts no messages: requests wait in this process."""
     RECONNECTING = "reconnecting"
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
 class _Down:
-    """Why there is no session; `error` is what calls get when there will be none again."""
+    """The client has no session. `error`: what calls raise because no other session will follow; None: one will."""
 
     reason: str
     error: OsrdyneError | None = None
@@ -83,11 +79,11 @@ class AsyncClient:
     """Sends requests to one pool. Use it as `async with AsyncClient(uri, pool) as client:`, from one event loop.
 
     Entering connects, and raises `BrokerUnavailableError`, `BrokerAccessError` or `ConfigurationError` when that
-    fails. Later on a lost connection is opened again, with the pauses of `reconnect` (None: never). A call whose
-    request was sent waits `answer_slack` seconds longer than its `timeout`, to hear that it expired.
+    fails. A connection that is lost later is opened again, with the pauses of `reconnect` (None: never). A call whose
+    request was sent waits `answer_slack` seconds longer than its `timeout` for the answer `expired`.
 
-    `user_id` is sent as the AMQP property of that name, for pools whose routes ask for it. RabbitMQ closes the channel
-    of a client that gives another user than that of its connection.
+    `user_id` is sent as the AMQP property of that name, for pools whose routes match it. It must be the user of the
+    connection: RabbitMQ closes the channel otherwise.
 
     `token` is an API token or a JWT, for managed pools whose policies demand one; or a function that returns it, which
     is called for each request and must not block. Do not give one to a direct pool, where workers could read it.
@@ -135,9 +131,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with `ConnectionLostError`. Closing again does nothing."""
+        """Close the connection; calls in flight end with `ConnectionLostError`. Closing again does nothing."""
         state = self._state.value
-        # First: calls that wait for a session end with this reason, and no new one begins.
+        # First, so that calls that wait for a session end with this reason and no new call begins.
         self._state.set(_down_for_good("The client is closed."))
         if self._keeper is not None:
             self._keeper.cancel()
@@ -145,7 +141,7 @@ class AsyncClient:
             await asyncio.wait({self._keeper})
             self._keeper = None
         if isinstance(state, Session):
-            await state.close()  # the keeper does this, but one that is cancelled at once never began
+            await state.close()  # usually a no-op; a keeper that is cancelled before its first step closes nothing
             self._ignored_replies += state.ignored_replies
 
     @property
@@ -160,13 +156,13 @@ class AsyncClient:
 
     @property
     def in_flight(self) -> int:
-        """Calls under way on the present connection."""
+        """The number of calls in flight on the present connection."""
         state = self._state.value
         return state.in_flight if isinstance(state, Session) else 0
 
     @property
     def ignored_replies(self) -> int:
-        """Unexpected answers: repeated, or too late."""
+        """The number of answers without a waiting call: repeated, or too late."""
         state = self._state.value
         return self._ignored_replies + (state.ignored_replies if isinstance(state, Session) else 0)
 
@@ -187,11 +183,11 @@ class AsyncClient:
         `body` is sent as it is when it is bytes, as JSON otherwise. `on_progress` is called with every progress or
         partial answer. `on_starting` is called every few seconds with a `StartProgress` (position in the queue of
         starts, expected time) while the key's worker starts. `idempotent=True` sends the request again when the
-        connection is lost before the answer.
-        Cancelling the task asks the worker to stop, too. For the other keywords see `RequestOptions`.
+        connection is lost before the answer. Cancelling the task also cancels the request in the worker. For the other
+        keywords see `RequestOptions`.
 
-        Raises the subclass of `RequestError` that stands for the answer's status (with `raise_on_error=False` such an
-        answer is returned), `RequestTimeoutError` without any answer, `ConnectionLostError`, `PoolNotFoundError`.
+        Raises the subclass of `RequestError` for the status of the answer (with `raise_on_error=False` the answer is
+        returned instead), `RequestTimeoutError` if no answer comes, `ConnectionLostError` and `PoolNotFoundError`.
         """
         request = self._build(key, path, body, options, wants_progress=on_progress is not None)
         reply = await self._attempt(
@@ -329,17 +325,17 @@ class AsyncClient:
         idempotent: bool = False,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Send a request that wants no answer; return once RabbitMQ has taken it over.
+        """Send a request without an answer; return once RabbitMQ has confirmed it.
 
-        It has a deadline only when `timeout` is given; else the pool decides how long it may wait.
+        It has a deadline only if `timeout` is given; otherwise the pool decides how long it may wait.
         """
         request = self._build(key, path, body, options, one_way=True)
         await self._attempt(request, lambda session: session.publish(request), idempotent=idempotent)
 
     async def cancel(self, correlation_id: str) -> bool:
-        """Ask for a call under way to be cancelled; it ends with `RequestCancelledError`, or regularly if it was done.
+        """Cancel a call in flight. It ends with `RequestCancelledError`, or with its answer if the worker was faster.
 
-        False when no call with this correlation id is under way.
+        Returns False if no call with this correlation id is in flight.
         """
         state = self._state.value
         return isinstance(state, Session) and await state.cancel(correlation_id)
@@ -375,8 +371,8 @@ class AsyncClient:
     async def _attempt(
         self, request: OutgoingRequest, operation: Callable[[Session], Awaitable[T]], *, idempotent: bool
     ) -> T:
-        """Run `operation` on a session until the deadline, and a little longer where an answer may still come; again
-        on the next session if that cannot do harm."""
+        """Run `operation` on a session, and again on the next one if the request was not sent or is idempotent. Stops
+        at the deadline, and for a request that was sent `answer_slack` later."""
         try:
             async with _time_limit(request) as limit:
                 while True:
@@ -388,16 +384,13 @@ class AsyncClient:
                         # does harm.
                         if request.sent and not idempotent:
                             raise
-                        if not session.is_over:
-                            # For example, RabbitMQ opens no further channel: a retry at once would fail at once.
-                            await self._clock.sleep(RETRY_PAUSE)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise self._timed_out(request) from None
 
     async def _session(self) -> Session:
-        """The session to use, once there is one."""
+        """Wait for a usable session and return it. Raises the error of a client that gets no other session."""
         while True:
             state = self._state.value
             if isinstance(state, Session) and not state.is_over:
@@ -420,12 +413,12 @@ class AsyncClient:
             case _Down(reason=reason):
                 return reason
             case Session(is_blocked=True):
-                return "RabbitMQ takes no requests at present, because of a memory or disk alarm"
+                return "RabbitMQ accepts no messages at present, because of a memory or disk alarm"
             case _:
                 return "RabbitMQ did not answer"
 
     async def _keep_connected(self, session: Session) -> None:
-        """Serve a session; when it is lost, open the next one. Ends only when reconnecting is off."""
+        """Serve a session; when it is lost, open the next one. Returns only if reconnecting is off."""
         while True:
             reason = await session.serve()
             self._ignored_replies += session.ignored_replies
@@ -451,7 +444,8 @@ class AsyncClient:
 
 @asynccontextmanager
 async def _time_limit(request: OutgoingRequest) -> AsyncGenerator[asyncio.Timeout, None]:
-    """The time of a request. A request that was not sent by its deadline gets no answer."""
+    """Limit the time of a request: to its deadline as long as it is not sent, because no answer can come then, and to
+    `answer_slack` after that if it is."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(request.timeout + request.answer_slack) as limit:
 

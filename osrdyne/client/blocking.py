@@ -1,7 +1,7 @@
 """The blocking client: `AsyncClient` on an event loop of its own, in a background thread.
 
-Works from any thread, from several at once, and where a loop is running already (Jupyter). It owns the thread; the
-thread ends with `close`, with the last reference to the client, or with the interpreter.
+It may be used from any thread, from several at once, and where an event loop is running already (Jupyter). The thread
+ends with `close`, with the last reference to the client, or with the interpreter.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Client:
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(self._loop,), name="osrdyne-client", daemon=True)
         thread.start()
-        # Runs on close, when the client is collected, and at the interpreter's exit; whichever comes first.
+        # Called once: by `close`, when the client is collected, or at the interpreter's exit.
         self._finalizer = weakref.finalize(self, _shut_down, self._client, self._loop, thread)
 
     def open(self) -> Self:
-        """Connect; `with` does it by itself. Raises what entering an `AsyncClient` raises."""
+        """Connect, as `with` does. Raises the errors of entering an `AsyncClient`."""
         try:
             self._wait(self._client.__aenter__())
         except BaseException:
@@ -98,7 +98,7 @@ class Client:
 
     @property
     def ignored_replies(self) -> int:
-        """Unexpected answers: repeated, or too late."""
+        """The number of answers without a waiting call: repeated, or too late."""
         return self._client.ignored_replies
 
     def call(
@@ -226,11 +226,11 @@ class Client:
         idempotent: bool = False,
         **options: Unpack[RequestOptions],
     ) -> None:
-        """Send a request that wants no answer; see `AsyncClient.cast`."""
+        """Send a request without an answer; see `AsyncClient.cast`."""
         self._wait(self._client.cast(key, path, body, idempotent=idempotent, **options))
 
     def cancel(self, correlation_id: str) -> bool:
-        """Ask for a call under way, of another thread, to be cancelled; see `AsyncClient.cancel`."""
+        """Cancel a call in flight of another thread; see `AsyncClient.cancel`."""
         return self._wait(self._client.cancel(correlation_id))
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -248,7 +248,7 @@ class Client:
 
 
 async def _status(client: AsyncClient) -> ConnectionStatus:
-    """Read the status on the client's own loop: whether RabbitMQ blocks a connection is not thread-safe."""
+    """Read the status on the client's own loop: `is_blocked` of a connection is not thread-safe."""
     return client.status
 
 
@@ -274,22 +274,22 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Close the client on its loop, then end the loop and the thread. Runs in whichever thread lets go last."""
-    if threading.current_thread() is thread:  # collected in our own thread: it cannot wait for itself
+    """Close the client on its loop, then end the loop and the thread. Runs in the thread that drops the client."""
+    if threading.current_thread() is thread:  # the client was collected in its own thread, which cannot join itself
         loop.stop()
         return
     try:
         asyncio.run_coroutine_threadsafe(_end(client), loop).result(timeout=_CLOSE_TIMEOUT)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        # With a limit: a broker that does not answer must not hold up the end of the program.
+        # With a limit: a broker that does not answer must not delay the exit of the program.
         thread.join(timeout=_CLOSE_TIMEOUT)
         if not thread.is_alive():
             loop.close()
 
 
 async def _end(client: AsyncClient) -> None:
-    """Close the client and end the calls of other threads, so that none of them waits without end."""
+    """Close the client and end the calls of other threads, which would otherwise wait forever."""
     await client.close()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:

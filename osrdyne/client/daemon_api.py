@@ -1,7 +1,7 @@
-"""Talks to a daemon's HTTP API, blocking. Keys always travel in the query, where every key is possible.
+"""A blocking client of a daemon's HTTP API. Keys are always in the query, which can hold any key.
 
-Used by the command line and by the poison client. A daemon that stands by names the one that leads: that one is asked
-then, once.
+Used by the command line and by the poison client. If a standby answers with the address of the leader, the request is
+sent once more, to the leader.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Parameter = str | int | float | bool | Sequence[str] | None
 
 
 def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
-    """The token of the variable (`OSRDYNE_API_TOKEN`), or of the file that the variable with `_FILE` names.
+    """The token in the variable (`OSRDYNE_API_TOKEN`), or in the file that the variable with `_FILE` names.
 
-    Raises `ConfigurationError` for a file that cannot be read, and where both are set.
+    Raises `ConfigurationError` if the file cannot be read, or if both variables are set.
     """
     token, file = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
     if token and file:
@@ -40,7 +40,7 @@ def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
 
 
 def token_of_file(file: str, place: str) -> str:
-    """The token that a file holds. Raises `ConfigurationError`, which names `place`."""
+    """The token in a file. Raises `ConfigurationError`, which names `place`: the setting or variable of the file."""
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +63,7 @@ class DaemonApi:
         self._ca_file = ca_file
         self._token = token_from_environment() if token is None else token
         self.answered_by = self._url
-        """The address that gave the last answer: the leader's, after a standby has named it."""
+        """The address of the daemon that gave the latest answer."""
         if self._token is not None and not (self._token.isascii() and self._token.isprintable()):
             raise ConfigurationError(
                 "The API token contains invalid characters. `osrdyne token create` creates a valid one."
@@ -77,17 +77,18 @@ class DaemonApi:
             raise ConfigurationError("--api must be an address such as http://127.0.0.1:4242, or unix:/path/of/socket.")
 
     def get(self, path: str, /, **parameters: Parameter) -> Any:
-        """The JSON answer; also that of a daemon that says it is not ready. Raises `OsrdyneError`."""
+        """Read a resource. Returns the JSON answer, also that of a daemon that is not ready. Raises `OsrdyneError`."""
         return self._ask("GET", path, parameters)
 
     def post(self, path: str, /, *, if_match: int | None = None, **parameters: Parameter) -> Any:
-        """Ask for a change, of a version where that is given. Raises `OsrdyneError`."""
+        """Make a change; `if_match`: only if this version is active. Raises `OsrdyneError`."""
         return self._ask("POST", path, parameters, if_match=if_match)
 
     def send(
         self, method: str, path: str, document: object, /, *, if_match: int | None = None, **parameters: Parameter
     ) -> Any:
-        """Ask with a JSON document: a change, or a question that does not fit into a query. Raises `OsrdyneError`."""
+        """Send a JSON document: a change, or a read whose arguments do not fit into a query. `if_match`: as in `post`.
+        Raises `OsrdyneError`."""
         return self._ask(method, path, parameters, document, if_match=if_match)
 
     def _ask(
@@ -130,7 +131,7 @@ class DaemonApi:
             base, transport = "http://localhost", httpx.HTTPTransport(uds=url.removeprefix(UNIX), verify=False)
         self.answered_by = url
         try:
-            # The environment's proxies are for the internet, not for a daemon next door.
+            # `trust_env=False`: proxies of the environment are for the internet, not for a daemon in the same network.
             with httpx.Client(
                 timeout=self._timeout, trust_env=False, transport=transport, verify=self._trusted(url)
             ) as client:
@@ -143,11 +144,11 @@ class DaemonApi:
             raise OsrdyneError(f"{_unreachable(error, url)}") from error
 
     def _may_send_token_to(self, url: str) -> bool:
-        """Not unencrypted where a standby was asked over TLS: another party may have forged the leader's address."""
+        """Not without TLS if the standby was asked over TLS: the leader's address in its answer may be forged."""
         return urlsplit(url).scheme == urlsplit(self._url).scheme or urlsplit(self._url).scheme != "https"
 
     def _trusted(self, url: str) -> ssl.SSLContext | bool:
-        """False without TLS: to load the certificates of all authorities takes a while."""
+        """The authorities to trust; False without TLS, because it takes time to load those of the system."""
         if urlsplit(url).scheme != "https":  # in lower case, as httpx reads it
             return False
         if self._ca_file is None:

@@ -1,7 +1,7 @@
-"""What a request can end with other than `ok`: one class per `x-status`, and what the client itself finds out.
+"""The errors of requests: one class for each `x-status` except `ok`, and those that the client itself detects.
 
-Raised by `aio` and `blocking`; built from a reply by `error_from_reply`, which is pure. `retryable` says whether the
-same request may succeed later. Source: docs/reference/protocol/responses.md.
+Raised by `aio` and `blocking`; built from a reply by `error_from_reply`, which is pure. `retryable`: whether the same
+request may succeed later. Source: docs/reference/protocol/responses.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from osrdyne.protocol.statuses import CODES, Status
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """The body of an `error` reply, `{"error": {…}}`; `details` is everything else that the worker put into it."""
+    """The body of an `error` reply, `{"error": {…}}`; `details`: all its other members."""
 
     code: str = ""
     message: str = ""
@@ -28,7 +28,7 @@ class ErrorBody:
 
 
 class RequestError(OsrdyneError):
-    """A request did not get the answer `ok`. `reply` is the answer, None when there was none."""
+    """A request did not end with `ok`. `reply`: its answer; None if no answer came."""
 
     summary: ClassVar[str] = "The request failed"
 
@@ -43,7 +43,7 @@ class RequestError(OsrdyneError):
 
     @property
     def code(self) -> int | None:
-        """The answer's `x-code`, or the one that its status stands for."""
+        """The `x-code` of the answer, or the code of its status."""
         if self.reply is None:
             return None
         if self.reply.code is not None:
@@ -52,12 +52,12 @@ class RequestError(OsrdyneError):
 
     @property
     def attempts(self) -> int | None:
-        """How often a worker tried the request, as far as the answer says; None without one."""
+        """How often a worker tried the request, according to the answer; None without an answer."""
         return None if self.reply is None else self.reply.attempts
 
     @property
     def detail(self) -> str | None:
-        """Text for a person: what happened and what to do."""
+        """The cause and the remedy, as text."""
         return None if self.reply is None else self.reply.detail
 
     @property
@@ -66,12 +66,12 @@ class RequestError(OsrdyneError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which it makes sense to try again, if the answer has them."""
+        """Seconds after which a retry may succeed; None if the answer gives none."""
         return None if self.reply is None else self.reply.retry_after
 
     @property
     def error(self) -> ErrorBody:
-        """The structured part of the answer; empty when its body has none."""
+        """The structured error in the body of the answer; empty if the body has none."""
         return _error_body(self.reply)
 
 
@@ -82,7 +82,7 @@ class RequestFailedError(RequestError):
 
 
 class RequestExpiredError(RequestError):
-    """The deadline passed before the work was done, and the worker or the controller said so."""
+    """The deadline passed before the request was completed; the worker or the controller answered so."""
 
     retryable = True
     summary = "The request expired"
@@ -95,20 +95,20 @@ class RequestRejectedError(RequestError):
 
 
 class RequestQueueFullError(RequestError):
-    """The request queue has reached its limit: the request was dropped, or not taken over at all (`reply` is None)."""
+    """The request queue has reached its limit: the request was dropped, or RabbitMQ refused it (`reply` is None)."""
 
     retryable = True
     summary = "The request queue is full"
 
 
 class UnauthorizedError(RequestError):
-    """The policy of the key demands a token, and the request has none that counts; `detail` says why."""
+    """The policy of the key demands a token, and the request has no valid one; `detail` contains the reason."""
 
     summary = "The request needs a token"
 
 
 class ForbiddenError(RequestError):
-    """The token does not allow to send to this key."""
+    """The token does not allow requests to this key."""
 
     summary = "The token does not allow the request"
 
@@ -120,14 +120,14 @@ class RequestTooLargeError(RequestError):
 
 
 class QuotaExceededError(RequestError):
-    """A daily quota of the pool is used up; `retry_after` says when the quota is reset or has room."""
+    """A daily quota of the pool is used up. `retry_after`: seconds until the quota is reset or has room."""
 
     retryable = True
     summary = "The daily quota is used up"
 
 
 class RateLimitedError(RequestError):
-    """Requests were sent faster than the pool allows; `retry_after` says when the next one may be sent."""
+    """Requests were sent faster than the pool allows. `retry_after`: seconds until the next one may be sent."""
 
     retryable = True
     summary = "Requests are sent too fast"
@@ -141,25 +141,25 @@ class QueueGoneError(RequestError):
 
 
 class RequestPoisonedError(RequestError):
-    """Requests with the same path and body have ended the workers that ran them; they are refused for a while."""
+    """Workers ended while they ran requests with this path and body, so the pool refuses such requests for a while."""
 
     summary = "The request ends workers"
 
 
 class DeliveryLimitError(RequestError):
-    """The request was given to workers as often as the pool allows and none of them survived it."""
+    """The request was delivered as often as the pool allows, and no worker finished it."""
 
     summary = "The request was tried too often"
 
 
 class RequestCancelledError(RequestError):
-    """The request was cancelled on demand."""
+    """The request was cancelled by its client."""
 
     summary = "The request was cancelled"
 
 
 class StartFailedError(RequestError):
-    """The worker for this key could not be started; `log_lines` are its last words."""
+    """The worker for this key could not be started; `log_lines`: its last log lines."""
 
     retryable = True
     summary = "The worker could not be started"
@@ -180,20 +180,20 @@ class NoCapacityError(RequestError):
 
 
 class NotRunningError(RequestError):
-    """No worker runs for the key, and the request asked not to start one."""
+    """No worker runs for the key, and the request was sent with `no_activate`."""
 
     summary = "No worker is running for this key"
 
 
 class InvalidRequestError(RequestError):
-    """The request cannot be understood or accepted as it is."""
+    """The request is malformed, or is refused for another reason that a retry does not change."""
 
     summary = "The request is not valid"
 
 
 class CircuitOpenError(RequestError):
-    """The requests of the route fail at present, so that its circuit is open; `reply.retry_after` is when to try again,
-    if that is known."""
+    """Too many requests of the route fail, so its circuit is open. `retry_after`: seconds until a retry may succeed, if
+    known."""
 
     retryable = True
     summary = "The circuit of the route is open"
@@ -212,7 +212,7 @@ class UnknownStatusError(RequestError):
 
 
 class RequestTimeoutError(RequestError):
-    """No answer came by the deadline and `answer_slack` more; `sent` is False when the request was never sent."""
+    """No answer came by the deadline plus `answer_slack`. `sent`: whether the request was sent."""
 
     retryable = True
 
@@ -222,7 +222,7 @@ class RequestTimeoutError(RequestError):
 
 
 class ConnectionLostError(RequestError):
-    """The connection was lost while the request was under way: whether it was or will be processed is unknown."""
+    """The connection was lost before the answer: whether the request was or will be processed is unknown."""
 
     retryable = True
 
@@ -235,7 +235,7 @@ class StreamInterruptedError(RequestError):
 
 
 class RequestRefusedError(RequestError):
-    """RabbitMQ did not take the request over: the pool has neither a queue for the key nor one for new keys."""
+    """RabbitMQ refused the request: the pool has neither a queue for the key nor one for orphans."""
 
     retryable = True
 
@@ -273,7 +273,7 @@ _BY_STATUS: dict[str, type[RequestError]] = {
 
 
 def error_from_reply(reply: Reply, *, key: str, path: str) -> RequestError | None:
-    """The error that a terminal reply stands for; None for `ok`."""
+    """The error for a terminal reply; None for `ok`."""
     if reply.ok:
         return None
     kind = _BY_STATUS.get(reply.status, UnknownStatusError)
@@ -320,7 +320,7 @@ RENAMED = {
 
 
 def renamed(module: str, name: str, values: Mapping[str, Any]) -> Any:
-    """Return what an earlier name of an error stands for, with a warning; for the `__getattr__` of a module."""
+    """Resolve an earlier name of an error, with a warning; for the `__getattr__` of a module."""
     if name not in RENAMED:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warnings.warn(f"{module}.{name} is now called {RENAMED[name]}.", DeprecationWarning, stacklevel=3)

@@ -1,6 +1,6 @@
-"""The poison inventory for programs: `PoisonClient` asks the daemon's HTTP API, blocking.
+"""The poison inventory for programs: `PoisonClient` is a blocking client of the daemon's HTTP API.
 
-Reading consumes nothing. Only `replay` and `drop` change something, and only entries that are named.
+Reading consumes nothing. Only `replay` and `drop` change entries, and only those that are named.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class PoisonEntry(PoisonRecord):
-    """One entry of the inventory. `document` is all of it as the API answered."""
+    """One entry of the inventory. `document`: the entry as the API returned it."""
 
     document: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PoisonEntry:
-        """Read an entry of the API's answer."""
+        """Parse an entry of an answer of the API."""
         values = {one.name: document[one.name] for one in fields(PoisonRecord)}
         if values["body"] is not None:
             encoded = values["body"].encode()
@@ -36,17 +36,17 @@ class PoisonEntry(PoisonRecord):
 
 
 def _death(document: Mapping[str, Any]) -> WorkerDeath:
-    # By name: a newer daemon may answer further fields.
+    # By name: a newer daemon may return further fields.
     values = {one.name: document[one.name] for one in fields(WorkerDeath)}
     return WorkerDeath(**{**values, "log_lines": tuple(values["log_lines"])})
 
 
 class PoisonClient:
-    """The inventory of one pool, by the address of a daemon's API; a standby sends it on to the leader.
+    """The inventory of one pool, by the address of the API of one of its daemons, leader or standby.
 
-    Every method raises `OsrdyneError` when that does not work. `timeout` in seconds, for one answer. `token` is an API
-    token; without it the environment's is used (`OSRDYNE_API_TOKEN`, `OSRDYNE_API_TOKEN_FILE`). `ca_file`: authorities
-    to trust for https.
+    Every method raises `OsrdyneError` if the call fails. `timeout`: seconds for one answer. `token`: an API token; by
+    default that of the environment (`OSRDYNE_API_TOKEN`, `OSRDYNE_API_TOKEN_FILE`). `ca_file`: authorities to trust for
+    https.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PoisonClient:
         newer_than: float | None = None,
         bodies: bool = False,
     ) -> Iterator[PoisonEntry]:
-        """All entries that match, oldest first, a page at a time. `older_than`, `newer_than`: seconds since it came."""
+        """All entries that match, oldest first; read in pages. `older_than`, `newer_than`: their age in seconds."""
         after = None
         while True:
             page = self._api.get(
@@ -86,7 +86,7 @@ class PoisonClient:
         return PoisonEntry.from_document(self._api.get(f"/v1/poison/{name}"))
 
     def replay(self, *entries: str) -> PoisonOutcome:
-        """Send requests again as they were, and remove their entries. What fails half-way may be sent twice."""
+        """Publish requests again unchanged, and remove their entries. After an error some may be published twice."""
         return self._act("replay", entries)
 
     def drop(self, *entries: str) -> PoisonOutcome:

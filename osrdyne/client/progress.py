@@ -25,7 +25,7 @@ StartCallback = Callable[[StartProgress], None]
 
 _TICK = 0.25  # Seconds between two checks of the waiting calls, and so the precision of an interval.
 _PAUSE = 60.0  # Seconds without inquiries after RabbitMQ refused the channel or the exchange.
-_MAX_ASKED = 10_000  # Inquiries whose answers are awaited; without a leader, none of them is answered.
+_MAX_ASKED = 10_000  # Inquiries without an answer; without a leader, none of them is answered.
 
 
 class WaitingCall(Protocol):
@@ -60,7 +60,7 @@ class StartInquiries:
             self._asking = asyncio.create_task(self._run(), name="osrdyne client progress")
 
     def forget(self, key: Key, call: WaitingCall) -> None:
-        """The call has a reply, or has ended."""
+        """Stop the reports to a call: it has a reply, or has ended."""
         watch = self._watches.get(key)
         if watch is not None and watch.calls.pop(call, None) is not None and not watch.calls:
             del self._watches[key]
@@ -72,7 +72,7 @@ class StartInquiries:
             await asyncio.wait({self._asking})
 
     async def _run(self) -> None:
-        """Ask until no call waits. A refusal pauses the inquiries and touches no call."""
+        """Send inquiries until no call waits. A refusal pauses the inquiries and does not affect the calls."""
         while self._watches:
             if self._next_to_ask() is None or self._connection.is_blocked:
                 await asyncio.sleep(_TICK)
@@ -84,7 +84,7 @@ class StartInquiries:
                 await asyncio.sleep(_PAUSE)
 
     async def _ask_over_a_channel(self) -> None:
-        """Ask for every key that is due, until no call waits or the channel is lost."""
+        """Send inquiries for the keys that are due, until no call waits or the channel is lost."""
         probe = await self._connection.channel()
         # On a channel that nothing else uses: RabbitMQ closes it if the pool has no such exchange.
         await probe.declare_exchange(self._exchange, "fanout", passive=True)
@@ -107,7 +107,7 @@ class StartInquiries:
             await channel.close()
 
     def _next_to_ask(self) -> Key | None:
-        """A key that is due and has a call that has waited long enough."""
+        """A key whose next inquiry is due, and for which a call has waited for `FIRST_INQUIRY`."""
         now = asyncio.get_running_loop().time()
         for key, watch in self._watches.items():
             if watch.ask_at <= now and now - next(iter(watch.calls.values())) >= FIRST_INQUIRY:
@@ -116,7 +116,7 @@ class StartInquiries:
 
     async def _ask_all(self, channel: Channel) -> None:
         while not self._connection.is_blocked and (key := self._next_to_ask()) is not None:
-            # As if it were starting, until the answer says otherwise: the leader may change just now.
+            # The interval of a starting key until an answer comes: without a leader at present, none does.
             self._watches[key].ask_at = asyncio.get_running_loop().time() + STARTING_INTERVAL
             number = str(next(self._numbers))
             self._asked[number] = key

@@ -1,4 +1,4 @@
-"""A reply as the caller sees it: the wire's `Response` with the means to read its body."""
+"""A reply as the caller sees it: the `Response` of the protocol, with methods that decode its body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from osrdyne.protocol.statuses import Status
 
 @dataclass(frozen=True, slots=True)
 class Reply(Response):
-    """One answer. `progress` is True for a progress or partial answer: more will follow."""
+    """One answer. `progress`: it is a progress or partial answer, and others follow."""
 
     @property
     def ok(self) -> bool:
@@ -22,7 +22,7 @@ class Reply(Response):
 
     @property
     def attempts(self) -> int:
-        """How often a worker tried the request, as far as the answer says."""
+        """How often a worker tried the request; 1 if the answer does not contain it."""
         return max(1, read_attempts(self.headers))
 
     @property
@@ -31,7 +31,7 @@ class Reply(Response):
         return self.body.decode("utf-8", errors="replace")
 
     def json(self) -> Any:
-        """The body as JSON, None when it is empty. Raises `InvalidMessageError` when it is something else."""
+        """The body decoded as JSON; None if it is empty. Raises `InvalidMessageError` if it is not JSON."""
         if not self.body:
             return None
         try:
@@ -42,13 +42,14 @@ class Reply(Response):
             ) from error
 
     def arrow(self) -> Any:
-        """The body as a `pyarrow.Table`; ask for it with `accept=ARROW_TYPE`.
+        """The body as a `pyarrow.Table`; send the request with `accept=ARROW_TYPE`.
 
-        Raises `InvalidMessageError` when the body is no Arrow stream, `ConfigurationError` without pyarrow.
+        Raises `InvalidMessageError` if the body is not an Arrow stream, and `ConfigurationError` without pyarrow.
         """
         if self.content_type != ARROW_TYPE:
             raise InvalidMessageError(
-                f"The reply is {self.content_type or 'of no stated type'}, not Arrow: ask with accept=ARROW_TYPE."
+                f"The content type of the reply is {self.content_type or 'missing'}, not Arrow: send the request with "
+                "accept=ARROW_TYPE."
             )
         try:
             import pyarrow as pa

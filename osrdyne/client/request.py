@@ -1,4 +1,4 @@
-"""From the arguments of a call to the message on the wire. Pure; used by `aio` only."""
+"""Builds the AMQP message of a request from the arguments of a call. Pure; used by `aio` only."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ from osrdyne.protocol.messages import (
     WANTS_PROGRESS_HEADER,
     encode_path,
 )
-from osrdyne.protocol.names import Key, parse_key
+from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, parse_key
 from osrdyne.protocol.streams import CREDIT_HEADER
 
 MAX_TOKEN = 8_192
 """Characters of a token; a pool refuses longer ones."""
-DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-"""RabbitMQ's pseudo-queue: answers come straight to the channel that published the request."""
 
 
 class RequestOptions(TypedDict, total=False):
     """Keywords of every kind of request.
 
-    - `timeout`: seconds; becomes the request's deadline, so that no worker starts it later. Default: the client's.
-    - `answer_slack`: seconds to wait beyond that for the answer that it expired; 0 is a strict time-out. Default: the
+    - `timeout`: seconds until the deadline, after which no worker begins the request. Default: the client's.
+    - `answer_slack`: seconds to wait beyond that for the answer `expired`; 0 is a strict time-out. Default: the
       client's.
     - `headers`: further headers, `traceparent` for instance; workers may see them all.
     - `accept`: content type wanted for the answer.
-    - `content_type`: of the body; JSON when the client encodes it, not stated when it is bytes.
+    - `content_type`: of the body. Default: JSON if the client encodes the body, none if the body is bytes.
     - `no_activate`: answer `not-running` instead of starting a worker.
     - `data_version`: the lowest version of the data that may answer, an integer; the worker reloads older data first.
-    - `correlation_id`: instead of one of the client's own, to `cancel` the call by.
+    - `correlation_id`: for `cancel`. Default: a unique one.
     - `message_id`: the same for each copy of a message, so that readers of the log of telemetry can recognise copies.
     - `token`: an API token or a JWT for this request, instead of the client's.
     """
@@ -61,11 +59,8 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class OutgoingRequest:
-    """A request ready to be published. `timeout` in seconds is what the caller grants, from now on, and `answer_slack`
-    how much longer it waits for an answer.
-
-    `sent` is set by the session just before the request may leave this process.
-    """
+    """A request that is ready to be published. `timeout`: seconds until the deadline; `answer_slack`: how much longer
+    the call waits for an answer. `sent`: set by the session just before it publishes the request."""
 
     key: Key
     path: str
@@ -87,9 +82,9 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """When a request is made (`now`, seconds since the epoch), and how many seconds its caller grants from then on.
-    `answer_slack`: how much longer the caller waits for the answer. Without `has_deadline` the pool decides how long
-    the request may live. Raises `ValueError` for seconds that are not possible."""
+    """When a request is made (`now`, seconds since the epoch), and the seconds until its deadline. `answer_slack`: how
+    much longer the call waits for the answer. Without `has_deadline` the pool decides how long the request may wait.
+    Raises `ValueError` for impossible values."""
 
     now: float
     timeout: float
@@ -105,7 +100,8 @@ class CallTimes:
 
 @dataclass(frozen=True, slots=True)
 class WantedAnswer:
-    """What is to come back. `reply_to`: None for no answer; `credit` asks for a streamed one."""
+    """The answer that a request asks for. `reply_to`: None for no answer. `credit`: of a streamed answer; None for an
+    answer in one message."""
 
     reply_to: str | None = DIRECT_REPLY_TO
     wants_progress: bool = False
@@ -123,13 +119,14 @@ def build_request(
     answer: WantedAnswer = WantedAnswer(),
     options: RequestOptions | None = None,
 ) -> OutgoingRequest:
-    """Build a request. Of the `options`, those about times and correlation id have no effect here.
+    """Build a request. `options`: those about times and correlation id are ignored, because `times` and
+    `correlation_id` have them.
 
     Raises `InvalidKeyError` for an invalid key, `InvalidMessageError` for a body that JSON cannot express,
     `ConfigurationError` for a malformed token.
 
-    The three fields of the deadline say the same: `timestamp` has whole seconds only, so `expiration` counts from
-    there, and `timestamp` + `expiration` = `x-deadline` to the millisecond.
+    The three fields of the deadline agree to the millisecond, although `timestamp` has whole seconds only: `expiration`
+    counts from there, so that `timestamp` + `expiration` = `x-deadline`.
     """
     options = options or {}
     headers: dict[str, object] = dict(options.get("headers") or {})
@@ -162,7 +159,7 @@ def build_request(
         message_id=options.get("message_id"),
         reply_to=answer.reply_to,
         content_type=content_type,
-        # Conditions of routes look into bodies that say both; JSON that is exchanged is UTF-8 (RFC 8259).
+        # Routes match on the body only if the message has both properties. JSON between systems is UTF-8 (RFC 8259).
         content_encoding="utf-8" if content_type == JSON_TYPE else None,
         expiration=expiration,
         timestamp=datetime.fromtimestamp(seconds, tz=UTC),
@@ -173,17 +170,17 @@ def build_request(
 
 
 def check_token(token: str) -> str:
-    """The token itself. Raises `ConfigurationError`, which does not repeat it."""
+    """Return a valid token. Raises `ConfigurationError`, whose message does not contain the token."""
     if not 0 < len(token) <= MAX_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigurationError(
-            f"The token is empty, longer than {MAX_TOKEN} characters, or has blanks or other characters that no token "
-            "has: give the text of an API token or of a JWT, without `Bearer`."
+            f"The token is empty, longer than {MAX_TOKEN} characters, or contains blanks or other invalid characters: "
+            "give the text of an API token or of a JWT, without `Bearer`."
         )
     return token
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
-    """Body and content type: bytes go as they are, None is no body, and everything else becomes JSON."""
+    """Body and content type of a value: bytes are sent unchanged, None is an empty body, all else becomes JSON."""
     if body is None:
         return b"", None
     if isinstance(body, bytes | bytearray | memoryview):

@@ -1,7 +1,7 @@
-"""One connection's worth of requests: a channel that publishes them and receives their answers.
+"""One connection of a client, and the channel that publishes its requests and receives their answers.
 
-Direct reply-to ties both to one channel, so a session ends with its channel, and its calls with it. `aio` owns the
-sessions and opens the next one; nothing here reconnects or repeats.
+Direct reply-to binds both to one channel, so a session and its calls end with the channel. `aio` owns the sessions and
+opens the next one; a session neither reconnects nor repeats requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from osrdyne.client.errors import (
 )
 from osrdyne.client.progress import StartCallback, StartInquiries
 from osrdyne.client.reply import Reply
-from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest
+from osrdyne.client.request import OutgoingRequest
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -34,16 +34,17 @@ from osrdyne.errors import (
     QueueFullError,
 )
 from osrdyne.logs import get_logger
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.protocol.progress import StartProgress
 from osrdyne.protocol.streams import Grant
 
 log = get_logger("client")
 
 _CANCEL_TIMEOUT = 5.0
+_RETRY_PAUSE = 0.5  # Seconds after a channel could not be opened on a connection that is not lost.
 _LOST = (
-    "The connection to RabbitMQ was lost while the request was under way; whether it is processed is unknown. "
-    "Repeat it if that does no harm (idempotent=True does so by itself)."
+    "The connection to RabbitMQ was lost before the answer; whether the request is processed is unknown. "
+    "If a second run does no harm, send it again; idempotent=True does so automatically."
 )
 _UNCONFIRMED = "RabbitMQ did not confirm the request in time; whether it is processed is unknown."
 
@@ -56,7 +57,7 @@ ProgressCallback = Callable[[Reply], None]
 class PendingCall:
     """A call that waits for its last answer.
 
-    `outcome` holds an error as its result, not as its exception: no task may be waiting for it.
+    An error is the result of `outcome`, not its exception: if no task awaits it, asyncio would log the exception.
     """
 
     request: OutgoingRequest
@@ -80,25 +81,25 @@ class PendingCall:
             return False
 
     def progressed(self, reply: Reply) -> None:
-        """Pass on a progress or partial answer."""
+        """Pass a progress or partial answer to the callback."""
         if self.on_progress is not None:
             self._call_back(self.on_progress, reply)
 
     def starting(self, progress: StartProgress) -> None:
-        """Pass on what the leader says about the start of the key."""
+        """Pass the progress of the start of the key to the callback."""
         if self.on_starting is not None and not self.outcome.done():
             self._call_back(self.on_starting, progress)
 
     def _call_back(self, callback: Callable[[T], None], value: T) -> None:
         try:
             callback(value)
-        except Exception as error:  # the caller's code: its failure ends this call and no other
+        except Exception as error:  # an error in the caller's code ends this call and no other
             self.cancel_soon(self.request)
             self.end(error)
 
 
 class Session:
-    """See the module. Create it with `open`; `serve` must run until it returns, then the session is over."""
+    """One session; see the module. Created with `open`; `serve` must run until the session is over."""
 
     def __init__(self, names: PoolNames, connection: Connection, channel: Channel, replies: Consumer) -> None:
         self._names = names
@@ -107,7 +108,7 @@ class Session:
         self._replies = replies
         self._pending: dict[str, PendingCall] = {}
         self._known_exchanges: set[str] = set()
-        self._looking = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._cancels: set[asyncio.Task[None]] = set()
         self._inquiries = StartInquiries(names, connection)
         self._grants: Channel | None = None
@@ -141,7 +142,7 @@ class Session:
         return len(self._pending)
 
     async def serve(self) -> OsrdyneError:
-        """Hand out answers until the channel is gone; then fail the calls under way and return why."""
+        """Dispatch answers until the channel is closed; then fail the calls in flight and return the reason."""
         try:
             while True:
                 self._dispatch(await self._replies.get())
@@ -151,7 +152,7 @@ class Session:
             await self.close()
 
     async def close(self) -> None:
-        """Close the connection: calls under way end with `ConnectionLostError`, and are cancelled if possible."""
+        """Close the connection: calls in flight end with `ConnectionLostError`, and are cancelled if possible."""
         for call in self._pending.values():
             self._cancel_soon(call.request)
             call.end(ConnectionLostError(_LOST))
@@ -176,7 +177,7 @@ class Session:
         # Registered before the publish: the answer may arrive before the confirm.
         if self._pending.setdefault(request.correlation_id, call) is not call:
             raise InvalidRequestError(
-                f"A call with the correlation id {request.correlation_id!r} is under way already."
+                f"A call with the correlation id {request.correlation_id!r} is already in flight."
             )
         try:
             await self.publish(request)
@@ -194,27 +195,27 @@ class Session:
         return outcome
 
     async def publish(self, request: OutgoingRequest) -> None:
-        """Publish a request; return once RabbitMQ has taken it over."""
+        """Publish a request; return once RabbitMQ has confirmed it."""
         await self._require_exchange(self._names.requests_exchange)
         if self._connection.is_blocked:
             await self._connection.wait_unblocked()
         if self.is_over:
             raise ConnectionLostError(_LOST)
-        # Before the publish: from here on RabbitMQ may have the request, and it must not be sent again unasked.
+        # Before the publish: from here on RabbitMQ may have the request, so only the caller may allow a repetition.
         request.sent = True
         await self._publish(request.message, self._names.requests_exchange, request.key)
 
     async def cancel(self, correlation_id: str) -> bool:
-        """Ask the controller to cancel a call of this session; False when there is no such call."""
+        """Send a cancel message for a call of this session; False if no such call is in flight."""
         call = self._pending.get(correlation_id)
         if call is not None:
             await self._publish_cancel(call.request)
         return call is not None
 
     async def grant(self, grant: Grant, worker_id: str) -> None:
-        """Grant credit to the worker of a streamed answer. A message that is lost is repeated by the caller.
+        """Grant credit to the worker of a streamed answer. The caller repeats it, because a message may be lost.
 
-        Raises `RequestRefusedError` if the user of this connection may not do that.
+        Raises `RequestRefusedError` if the user of this connection may not write to the exchange.
         """
         exchange = self._names.credit_exchange
         try:
@@ -224,7 +225,7 @@ class Session:
                     self._grants = await self._connection.channel()
                 message = Message(headers=grant.wire_headers(), persistent=False)
                 await self._grants.publish(message, exchange=exchange, routing_key=worker_id)
-                # Answered after the message: an error that the publish causes is known by now.
+                # RabbitMQ answers it after the publish, and closes the channel first if it refuses the publish.
                 await self._grants.ping()
         except BrokerAccessError as error:
             raise RequestRefusedError(
@@ -250,8 +251,8 @@ class Session:
             log.info("request not cancelled", correlation_id=request.correlation_id, error=str(error))
 
     async def _publish_cancel(self, request: OutgoingRequest) -> None:
-        """Published on the channel of the request, the broker writes the same concrete address into `reply-to` as
-        into the request's: that pair is the right to cancel (docs/reference/protocol/requests.md)."""
+        """Publish a cancel message on the channel of the request: RabbitMQ then writes the same address into `reply-to`
+        as for the request, and that proves that the sender is its client (docs/reference/protocol/requests.md)."""
         await self._require_exchange(self._names.cancel_exchange)
         message = Message(correlation_id=request.correlation_id, reply_to=DIRECT_REPLY_TO, persistent=False)
         await self._publish(message, self._names.cancel_exchange, request.key)
@@ -267,7 +268,7 @@ class Session:
             ) from error
         except PublishRefusedError as error:
             raise RequestRefusedError(
-                "RabbitMQ did not accept the request: there is no queue for it.", key=key
+                "RabbitMQ did not accept the request: no queue is bound for its key.", key=key
             ) from error
         except BrokerConflictError as error:
             raise InvalidRequestError(f"RabbitMQ does not accept the request: {error}.", key=key) from error
@@ -275,15 +276,16 @@ class Session:
             raise ConnectionLostError(_LOST if self.is_over else _UNCONFIRMED, key=key) from error
 
     async def _require_exchange(self, exchange: str) -> None:
-        """Look once, on a channel of its own: publishing to a missing exchange would end all calls of this session."""
+        """Check once per session that an exchange exists. Raises `PoolNotFoundError`."""
         if exchange in self._known_exchanges:
             return
-        async with self._looking:
+        async with self._checking:
             if exchange not in self._known_exchanges:
-                await self._look_for(exchange)
+                await self._check_exchange(exchange)
                 self._known_exchanges.add(exchange)
 
-    async def _look_for(self, exchange: str) -> None:
+    async def _check_exchange(self, exchange: str) -> None:
+        # On a channel of its own: RabbitMQ closes a channel that names a missing exchange, and with it all its calls.
         try:
             probe = await self._connection.channel()
             try:
@@ -293,11 +295,14 @@ class Session:
         except BrokerNotFoundError:
             raise self._pool_not_found(exchange) from None
         except BrokerUnavailableError as error:
+            if not self.is_over:
+                # For example, RabbitMQ allows no further channel. The caller tries again, and would fail at once.
+                await asyncio.sleep(_RETRY_PAUSE)
             raise ConnectionLostError(_LOST) from error
 
     def _pool_not_found(self, exchange: str) -> PoolNotFoundError:
         return PoolNotFoundError(
-            f"There is no pool {self._names.pool!r} on this broker (no exchange {exchange}): "
+            f"This broker has no pool {self._names.pool!r} (no exchange {exchange}): "
             "check broker and pool name, and that its daemon (`osrdyne run`, `osrdyne dev`) has run once.",
             pool=self._names.pool,
         )
@@ -305,13 +310,13 @@ class Session:
     def _dispatch(self, delivery: Delivery) -> None:
         properties = delivery.properties
         call = self._pending.get(properties.correlation_id or "")
-        # A repeated answer, after a crash between reply and acknowledgement, or one that came too late.
+        # An answer is repeated after a crash of the worker between reply and acknowledgement, or comes too late.
         if call is None or call.outcome.done():
             self.ignored_replies += 1
             return
         reply = Reply.from_wire(headers=delivery.headers, body=delivery.body, content_type=properties.content_type)
         if reply.progress:
-            # A worker runs it.
+            # A worker runs the request, so its start is over.
             self._inquiries.forget(call.request.key, call)
             call.progressed(reply)
         elif call.is_ended_by(reply):

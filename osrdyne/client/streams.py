@@ -1,7 +1,7 @@
 """A streamed answer as the client receives it: the order of its parts, and their decoding. Pure; used by `aio`.
 
-A request whose worker dies is delivered again, and its stream begins anew, perhaps with the rows in another order. As
-long as the caller has received nothing, the new stream replaces the old one. Afterwards the call fails: otherwise the
+A request whose worker dies is delivered again, and its stream starts again, perhaps with the rows in another order. The
+new stream replaces the old one as long as the caller has received no part. After that the call fails: otherwise the
 caller would receive rows twice, or miss some. Source: docs/reference/protocol/streams.md.
 """
 
@@ -18,15 +18,13 @@ from osrdyne.errors import ConfigurationError, InvalidMessageError
 from osrdyne.protocol.messages import ARROW_TYPE
 from osrdyne.protocol.streams import ATTEMPT_HEADER, Grant, PartName
 
-_ANEW = "The stream of the answer began anew, in another worker, after a part of the rows had been received."
+_RESTARTED = "The stream of the answer started again, in another worker, after some rows had been received."
 _MISSING = "A part of the streamed answer was lost."
 
 
 class PartQueue:
-    """The parts of one call. `arrived` and `ends` are called with its replies, in their order; `next` waits for a part.
-
-    Raises `StreamInterruptedError` from `arrived` and `ends`.
-    """
+    """The parts of one call. `arrived` and `ends` take its replies, in their order, and raise `StreamInterruptedError`;
+    `next` waits for a part."""
 
     def __init__(self, *, credit: int) -> None:
         self.handed_out = False
@@ -43,14 +41,14 @@ class PartQueue:
         self._ended = False
 
     def repeat(self) -> None:
-        """The request is sent, perhaps again: its workers count their attempts from the beginning then.
+        """Prepare for the request to be sent, perhaps again: its workers then count their attempts from the beginning.
 
         Raises `StreamInterruptedError` if the caller has received a part.
         """
         self._begin(None, 0)
 
     def arrived(self, reply: Reply) -> None:
-        """Take a non-terminating reply."""
+        """Store a non-terminating reply."""
         name = PartName.of(reply.headers, final=False)
         if name is None or self._is_former(name, reply):
             return  # progress of the handler, or late parts of an earlier attempt
@@ -77,7 +75,7 @@ class PartQueue:
         return True
 
     def end(self) -> None:
-        """No further reply comes."""
+        """Note that no further reply comes."""
         self._ended = True
         self._changed.set()
 
@@ -92,12 +90,12 @@ class PartQueue:
         return self._parts.popleft()
 
     def consumed(self) -> None:
-        """The caller has processed the part that `next` returned."""
+        """Note that the caller has processed the part that `next` returned."""
         self._consumed += 1
 
     @property
     def grant(self) -> Grant | None:
-        """The credit that the worker of the stream has at this moment; None without a stream."""
+        """The present credit of the worker of the stream; None without a stream."""
         if self._stream_id is None or self._ended:
             return None
         return Grant(self._stream_id, self._consumed + self._credit)
@@ -108,14 +106,14 @@ class PartQueue:
         return name.stream_id in self._former or _attempt_of(reply) < self._attempt
 
     def _follow(self, name: PartName, reply: Reply) -> None:
-        """Begin the stream of this reply, unless it is the present one."""
+        """Switch to the stream of this reply, unless it is the present one."""
         if name.stream_id != self._stream_id:
             self._begin(name.stream_id, _attempt_of(reply))
         self.worker_id = reply.worker_id or ""
 
     def _begin(self, stream_id: str | None, attempt: int) -> None:
         if self.handed_out:
-            raise StreamInterruptedError(_ANEW)
+            raise StreamInterruptedError(_RESTARTED)
         if self._stream_id is not None:
             self._former.add(self._stream_id)
         self._stream_id, self._attempt = stream_id, attempt
@@ -133,7 +131,7 @@ def require_arrow(reply: Reply) -> None:
     if reply.body and reply.content_type != ARROW_TYPE:
         raise InvalidMessageError(
             f"The content type of the reply is {reply.content_type or 'missing'}, not Arrow: the handler of this path "
-            "returns no table."
+            "does not return a table."
         )
 
 
@@ -173,7 +171,7 @@ class BatchDecoder:
 
 
 class _Parts:
-    """A file of the parts that were fed to it; a part ends where a message of Arrow ends."""
+    """A file-like object over the parts that were fed to it; a part ends where a message of Arrow ends."""
 
     def __init__(self) -> None:
         self._part = memoryview(b"")

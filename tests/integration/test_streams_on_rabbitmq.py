@@ -154,7 +154,7 @@ async def test_killed_worker_after_the_first_row_ends_the_call(
     await first.wait()
     gate.touch()
     await start(pool)
-    with pytest.raises(StreamInterruptedError, match="began anew"):
+    with pytest.raises(StreamInterruptedError, match="started again"):
         await anext(batches)
     async with asyncio.timeout(PATIENCE):  # and it is cancelled, so that the second worker need not finish it
         while (cancel := await pool.channel.get(pool.names.cancel_queue)) is None:

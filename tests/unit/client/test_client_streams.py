@@ -80,9 +80,9 @@ async def test_stream_that_begins_anew_after_the_first_row_ends_the_call() -> No
     queue = PartQueue(credit=4)
     queue.arrived(part(1))
     await queue.next()
-    with pytest.raises(StreamInterruptedError, match="began anew"):
+    with pytest.raises(StreamInterruptedError, match="started again"):
         queue.arrived(part(1, SECOND, attempt=2))
-    with pytest.raises(StreamInterruptedError, match="began anew"):
+    with pytest.raises(StreamInterruptedError, match="started again"):
         queue.ends(Reply(content_type="application/json"))
 
 
