@@ -17,6 +17,7 @@ MAX_WORDS = 1500
 LONG = {
     "design/broker-measurements.md",  # a table of measurements, to look figures up
     "reference/configuration/settings.md",  # generated from the models, to look settings up
+    "reference/glossary.md",  # a table of terms, to look them up
 }
 PARTS = {"tutorials", "how-to", "reference", "explanation", "design", "decisions"}
 
