@@ -542,7 +542,8 @@ def _require_home() -> Path:
 def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None) -> tuple[Any, Jvm]:
     _set_variables(master, conf)
     visible = visible_settings(master, conf)
-    if early is not None and early.settings != visible:
+    if early is not None and (jvm.is_started() or early.settings != visible):
+        # The application has started Spark itself, or the settings have changed since.
         early.end()
         early = None
     try:
@@ -587,7 +588,3 @@ def _connect(master: str, conf: dict[str, str]) -> Any:
         ) from error
     runtime: dict[str, Any] = {name: value for name, value in conf.items() if name.startswith("spark.sql.")}
     return SparkSession.builder.remote(master).config(map=runtime).getOrCreate()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark import SparkContext
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from osrdyne.errors import StartFailedError
 from osrdyne_worker.app.app import Context, EarlyStart, importing
+from osrdyne_worker.spark.java.heap import LIMIT
 from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.session import SparkSessions
 
@@ -138,6 +140,22 @@ def test_session_is_built_in_the_jvm_that_was_started_early(
         build(context_of(master))
     assert (starts.count, starts.running) == (1, [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_itself(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+    builder = SimpleNamespace(getOrCreate=lambda: session)
+    builder.master = builder.config = lambda *_, **__: builder
+    early = import_of("local[1]")
+    sessions = sessions_in(early)
+    early.settle(sessions)
+    monkeypatch.setattr("osrdyne_worker.spark.java.jvm.is_started", lambda: True)
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    context = Context(key="k", worker_config={"spark": {"master": "local[1]", "conf": {LIMIT: 0}}})  # type: ignore[arg-type]
+    assert sessions.build(context) is session
+    assert (starts.count, starts.running) == (1, [])
 
 
 def test_directory_for_executors_is_removed_with_a_jvm_that_nothing_uses(
