@@ -6,6 +6,7 @@ events about tasks may be late, and Spark drops some under load.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,29 +34,40 @@ class EndedGroups:
     """The last groups that were cancelled or failed, each until none of its tasks runs. Thread-safe."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._groups: dict[str, int] = {}
         """With the number of checks since the last one that found a task."""
 
     def add(self, group_id: str) -> None:
-        self._groups[group_id] = 0
-        for oldest in list(self._groups)[:-_MAX_ENDED]:
-            self._groups.pop(oldest, None)
+        with self._lock:
+            self._groups[group_id] = 0
+            for oldest in list(self._groups)[:-_MAX_ENDED]:
+                del self._groups[oldest]
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
         """The number of stray tasks by group. Tasks of an active stage do not count: a job waits for them."""
-        if not self._groups:
+        with self._lock:
+            groups = dict(self._groups)
+        if not groups:
             return {}
         tracker = session.sparkContext.statusTracker()
         active = set(tracker.getActiveStageIds())
         strays: dict[str, int] = {}
-        for group_id, checks in list(self._groups.items()):
+        for group_id, checks in groups.items():
             stages = [stage for stage in _stages(tracker, _jobs(tracker, group_id)) if stage.numActiveTasks > 0]
-            self._groups[group_id] = 0 if stages else checks + 1
-            if self._groups[group_id] == _CHECKS:
-                self._groups.pop(group_id, None)
+            self._record(group_id, 0 if stages else checks + 1, before=checks)
             if count := sum(stage.numActiveTasks for stage in stages if stage.stageId not in active):
                 strays[group_id] = count
         return strays if strays and _any_task_runs(session) else {}
+
+    def _record(self, group_id: str, checks: int, *, before: int) -> None:
+        with self._lock:
+            if self._groups.get(group_id) != before:
+                return  # removed or added again during the check
+            if checks == _CHECKS:
+                del self._groups[group_id]
+            else:
+                self._groups[group_id] = checks
 
 
 def memory_held(session: Any, groups: Iterable[str]) -> Mapping[str, int]:

@@ -125,3 +125,18 @@ def test_number_of_groups_that_are_asked_about_is_bounded() -> None:
     for number in range(500):
         sessions.cancel(spark, f"g{number}")
     assert list(sessions.stray_tasks(spark)) == [f"g{number}" for number in range(400, 500)]
+
+
+def test_group_that_others_replace_while_it_is_checked_is_still_reported() -> None:
+    sessions = SparkSessions()
+
+    class BusySpark(Spark):
+        def getStageInfo(self, stage: str) -> Any:
+            for number in range(100):
+                sessions.cancel(self, f"other{number}")
+            return super().getStageInfo(stage)
+
+    spark = BusySpark({"g": 1})
+    sessions.cancel(spark, "g")
+    assert sessions.stray_tasks(spark) == {"g": 1}
+    assert sessions.stray_tasks(spark) == {}
