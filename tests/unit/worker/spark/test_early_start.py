@@ -148,12 +148,12 @@ def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_it
     session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
     builder = SimpleNamespace(getOrCreate=lambda: session)
     builder.master = builder.config = lambda *_, **__: builder
-    early = import_of("local[1]")
+    context = Context(key="k", worker_config={"spark": {"master": "local[1]", "conf": {LIMIT: 0}}})  # type: ignore[arg-type]
+    early = EarlyStart(context)
     sessions = sessions_in(early)
     early.settle(sessions)
     monkeypatch.setattr("osrdyne_worker.spark.java.jvm.is_started", lambda: True)
     monkeypatch.setattr(SparkSession, "builder", builder)
-    context = Context(key="k", worker_config={"spark": {"master": "local[1]", "conf": {LIMIT: 0}}})  # type: ignore[arg-type]
     assert sessions.build(context) is session
     assert (starts.count, starts.running) == (1, [])
 
