@@ -107,3 +107,11 @@ def test_what_a_killed_run_has_left_is_removed_by_a_later_one(made: Path) -> Non
     with written_aside(made.parent, archive_stem({}) or ""):
         pass
     assert sorted(made.parent.iterdir()) == sorted([current, made])
+
+
+def test_run_that_ends_while_another_one_looks_for_abandoned_files_does_no_harm(made: Path) -> None:
+    ended = made.with_name(".a.1.unfinished")
+    ended.symlink_to(made.with_name("renamed"))  # found in the directory, and missing
+    with written_aside(made.parent, archive_stem({}) or ""):
+        pass
+    assert made.read_bytes() == b"classes"

@@ -107,8 +107,9 @@ def written_aside(directory: Path, stem: str) -> Iterator[Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob(".*.unfinished"):  # left by a training run that was killed
-        if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
-            left.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another run has just ended
+            if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
+                left.unlink()
     unfinished = directory / f".{stem}.{os.getpid()}.unfinished"
     try:
         yield unfinished
