@@ -1,4 +1,4 @@
-"""What `osrdyne doctor` thinks of a template unit, by the properties that systemctl shows. Pure. Used by the driver."""
+"""Checks a template unit for `osrdyne doctor`, by the properties that systemctl shows. Pure. Used by the driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|h|d|w|month|y)")
 
 
 def judge_unit(unit: Mapping[str, str], *, template: str, directory: Path, stop_grace: float | None) -> Finding:
-    """The first thing that is wrong with the unit. `directory`: where the driver writes the environment files."""
+    """Report the first error of the unit, or that it is fine. `directory`: that of the environment files."""
     if unit["LoadState"] != "loaded":
         remedy = "Install it from deploy/systemd and run `systemctl daemon-reload`."
         return Finding(_SUBJECT, ok=False, message=f"{template} is {unit['LoadState']}.", remedy=remedy)
@@ -43,7 +43,7 @@ def judge_unit(unit: Mapping[str, str], *, template: str, directory: Path, stop_
 
 
 def seconds(text: str) -> float | None:
-    """A time span as systemctl shows it (`1min 30s`, `infinity`); None for anything else. Source: systemd.time(7)."""
+    """Parse a time span as systemctl shows it (`1min 30s`, `infinity`); None if malformed. Source: systemd.time(7)."""
     if text == "infinity":
         return math.inf
     parts = [_PART.fullmatch(word) for word in text.split()]

@@ -1,7 +1,7 @@
-"""systemd over D-Bus: one connection, made at the first call and again after it was lost.
+"""systemd over D-Bus: one connection, opened at the first call and again after it was lost.
 
-systemd's signals replace polling: `JobRemoved` ends the wait for a job, `PropertiesChanged` and `UnitRemoved` of the
-pool's own units are its events. Source: org.freedesktop.systemd1(5).
+systemd's signals replace polling: `JobRemoved` ends the wait for a job, `PropertiesChanged` and `UnitRemoved` of units
+of the pool are the driver's events. Source: org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REMEMBERED_JOBS = 1000
 
 
 class _Refused(Exception):
-    """systemd answered with an error."""
+    """The answer to a method call is an error; `name` is its D-Bus name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 class DbusConnection:
-    """One connection to the bus: calls, the results of jobs, and whether a unit of ours changed."""
+    """One connection to the bus: method calls, the results of jobs, and changes of the pool's units."""
 
     def __init__(self, bus: MessageBus, prefix: str) -> None:
         self._bus = bus
@@ -56,7 +56,7 @@ class DbusConnection:
 
     @classmethod
     async def open(cls, address: str | None, prefix: str) -> DbusConnection:
-        """Connect and subscribe; without an address to the system's bus. Raises `DriverUnavailableError`."""
+        """Connect and subscribe; `address` None: to the bus of the system. Raises `DriverUnavailableError`."""
         try:
             bus = MessageBus(address, BusType.SYSTEM, auth_timeout=CALL_TIMEOUT)
             async with asyncio.timeout(CALL_TIMEOUT):
@@ -68,6 +68,10 @@ class DbusConnection:
             for match in _MATCHES:
                 await connection.call("AddMatch", "s", [match], destination="org.freedesktop.DBus")
             await connection.call("Subscribe")
+        except _Refused as error:
+            # For example, no systemd is on this bus, or it is just being restarted.
+            await connection.close()
+            raise DriverUnavailableError(f"systemd cannot be reached over D-Bus: {error}.") from error
         except BaseException:
             await connection.close()
             raise
@@ -119,7 +123,7 @@ class DbusConnection:
         return await asyncio.shield(waiting)
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yields when a unit of ours changed. Raises `DriverUnavailableError` when the connection is lost."""
+        """Yields when a unit of the pool changed. Raises `DriverUnavailableError` when the connection is lost."""
         seen = self._changes.value
         while self.is_open:
             if self._changes.value == seen:
@@ -151,13 +155,13 @@ class DbusConnection:
         waiting = self._waiting.pop(path, None)
         if waiting is not None:
             waiting.set_result(result)
-        self._finished[path] = result  # the answer to who enqueued it may still be on its way
+        self._finished[path] = result  # the answer to the call that enqueued the job may still be in transit
         if len(self._finished) > _REMEMBERED_JOBS:
             del self._finished[next(iter(self._finished))]
 
     def _end(self, lost: asyncio.Future[Any]) -> None:
         if not lost.cancelled():
-            lost.exception()  # seen
+            lost.exception()  # marks it as retrieved
         for waiting in self._waiting.values():
             waiting.set_exception(DriverUnavailableError("The connection to D-Bus was lost."))
             waiting.exception()
@@ -175,7 +179,7 @@ class DbusUnits(SystemdUnits):
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> DbusConnection:
-        """The connection; a lost one is opened again. Raises `DriverUnavailableError`."""
+        """The open connection; opens it, or opens it again after it was lost. Raises `DriverUnavailableError`."""
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await DbusConnection.open(self._address, self._prefix)

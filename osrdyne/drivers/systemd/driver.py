@@ -1,8 +1,8 @@
 """The driver that starts workers as instances of a systemd template unit.
 
-systemd runs them, limits them and keeps their output; this driver writes one environment file for each, which is also
-the record by which the next controller finds the worker again. The unit defines the program, its user and its limits
-(`deploy/systemd`), so an administrator's means (`systemctl edit`, slices, drop-ins) work as for any service.
+systemd runs them, limits them and stores their output. This driver writes one environment file for each, which is also
+the record by which the next controller finds the worker. The unit defines the program, its user and its limits
+(`deploy/systemd`), so `systemctl edit`, slices and drop-ins work as for any service.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from osrdyne.protocol.names import WorkerId, encode_key
 
 T = TypeVar("T")
 
-_SHORTEST_GRACE = 0.2  # Seconds that a stop without grace leaves for systemd to take the order.
+_SHORTEST_GRACE = 0.2  # Seconds that a stop without grace leaves for systemd to send SIGTERM.
 _RECONNECT = Backoff(initial=0.2, maximum=10.0)
-# Seconds within which systemd runs the program: its own limit is 90, but a job may also wait for other units.
+# Seconds within which systemd must run the program: its own limit is 90, but a job may also wait for other units.
 _START_PATIENCE = 120.0
-_KILL_PATIENCE = 20.0  # Seconds within which a killed unit is gone, unless the kernel cannot end its processes.
+_KILL_PATIENCE = 20.0  # Seconds within which a killed unit must be gone; the kernel may be unable to end its processes.
 
 
 class SystemdDriver(Driver):
@@ -79,9 +79,21 @@ class SystemdDriver(Driver):
     async def list_instances(self) -> list[Instance]:
         records = await self._in_thread(self._files.records)
         units = await self._units()
+        # Before the states are read: a start that ends meanwhile has a unit that the states may not show yet.
+        starting = frozenset(self._starting)
         states = await units.states(self._names.pattern)
+        # A start after the records were read has a unit by now: its record is read here.
+        alive = [self._names.instance_of(unit) for unit, state in states.items() if state.is_alive]
+        unknown = [instance for instance in alive if instance not in records]
+        records |= await self._in_thread(lambda: self._files.read_all(unknown))
         instances = [
-            await self._instance(instance, record, states.get(self._names.unit(instance), ActiveState.DOWN), units)
+            await self._instance(
+                instance,
+                record,
+                states.get(self._names.unit(instance), ActiveState.DOWN),
+                units,
+                is_starting=instance in starting or instance in self._starting,
+            )
             for instance, record in records.items()
         ]
         return instances + self._without_record(records, states)
@@ -99,10 +111,10 @@ class SystemdDriver(Driver):
         units = await self._units()
         if instance in self._starting:
             raise SlotTakenError("A worker of this slot is already being started.", key=spec.key, slot=spec.slot)
-        # From here the slot is listed as running: a unit whose job waits has no state that would say so.
+        # From here on the slot is listed as running: the state of a unit whose job waits does not show it.
         self._starting.add(instance)
         try:
-            # Crash after it: the record stays without a running unit, and is listed as never started.
+            # Crash after it: the record has no running unit, and is listed as never started.
             await self._take_slot(instance, record, spec, units)
             return await self._start_unit(instance, record, units)
         finally:
@@ -120,7 +132,7 @@ class SystemdDriver(Driver):
             async with asyncio.timeout(max(grace, _SHORTEST_GRACE)):
                 return await units.stop(unit)
         except TimeoutError:
-            # The job of the first stop goes on: systemd then finds the processes gone.
+            # The job of the first stop continues, and ends once the processes are gone.
             await units.kill(unit)
         try:
             async with asyncio.timeout(_KILL_PATIENCE):
@@ -137,7 +149,7 @@ class SystemdDriver(Driver):
         state = await self._state(unit, units)
         if state.is_alive:
             return
-        # systemd keeps a failed unit until it is reset, and would list it again.
+        # systemd lists a failed unit until it is reset.
         if state is ActiveState.FAILED:
             await units.forget_failure(unit)
         await self._in_thread(lambda: self._files.remove(instance, WorkerId(instance_id)))
@@ -162,7 +174,7 @@ class SystemdDriver(Driver):
             except DriverUnavailableError:
                 failures += 1
                 await self.context.clock.sleep(_RECONNECT.delay(failures))
-            yield  # events in between are unknown
+            yield  # events in between may be lost
 
     async def check(self) -> list[Finding]:
         return [
@@ -179,7 +191,7 @@ class SystemdDriver(Driver):
     # --- which systemd interface
 
     async def _units(self) -> SystemdUnits:
-        """D-Bus where it answers; systemctl where it does not and the options allow it."""
+        """D-Bus if it answers; otherwise systemctl if the options allow it. Raises `DriverUnavailableError`."""
         if self._options.bus is BusChoice.SYSTEMCTL:
             return self._systemctl
         try:
@@ -195,11 +207,13 @@ class SystemdDriver(Driver):
 
     # --- one instance
 
-    async def _instance(self, instance: str, record: Record, state: ActiveState, units: SystemdUnits) -> Instance:
+    async def _instance(
+        self, instance: str, record: Record, state: ActiveState, units: SystemdUnits, *, is_starting: bool
+    ) -> Instance:
         listed = self._running(instance, record)
-        if state is ActiveState.UP and not record.started and instance not in self._starting:
-            await self._in_thread(lambda: self._files.mark_started(instance, record))  # a start that landed late
-        if state is ActiveState.UP or instance in self._starting:
+        if state is ActiveState.UP and not record.started and not is_starting:
+            await self._in_thread(lambda: self._files.mark_started(instance, record))  # its start took effect late
+        if state is ActiveState.UP or is_starting:
             return listed
         if state is ActiveState.STOPPING:
             return replace(listed, state=InstanceState.STOPPING)
@@ -222,7 +236,7 @@ class SystemdDriver(Driver):
         )
 
     def _without_record(self, records: Mapping[str, Record], states: Mapping[str, ActiveState]) -> list[Instance]:
-        """Units of ours that run although their file was deleted: still workers, and they hold their slot."""
+        """Units of the pool that run although their file was deleted: they are workers, and hold their slot."""
         found = []
         for unit, state in states.items():
             instance = self._names.instance_of(unit)
@@ -234,7 +248,7 @@ class SystemdDriver(Driver):
         return found
 
     async def _find(self, instance_id: InstanceId) -> str | None:
-        """The instance name of a worker; that of one without a record is its id."""
+        """The instance name of a worker. A worker without a record has it as its id."""
         records = await self._in_thread(self._files.records)
         for instance, record in records.items():
             if InstanceId(record.worker_id) == instance_id:
@@ -255,7 +269,7 @@ class SystemdDriver(Driver):
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
         variables = {
-            "PYTHONUNBUFFERED": "1",  # so that the last words of a killed worker are in the journal
+            "PYTHONUNBUFFERED": "1",  # so that the last lines of a killed worker are in the journal
             **self._options.environment,
             **spec.environment.to_variables(),
             "OSRDYNE_WORKER_APP": self.context.worker_app,
@@ -275,14 +289,14 @@ class SystemdDriver(Driver):
                 await self._raise_unless_it_ran(unit, record, units)
         except StartFailedError:
             await units.forget_failure(unit)
-            # systemd could not run the program: no worker was there, and the slot is free again.
+            # systemd could not run the program, so no worker has the slot.
             await self._in_thread(lambda: self._files.remove(instance, record.worker_id))
             raise
         await self._in_thread(lambda: self._files.mark_started(instance, record))
         return self._running(instance, record)
 
     async def _begin(self, unit: str, units: SystemdUnits) -> bool:
-        """What comes of a start that lasts too long is in the next listing."""
+        """Start the unit. Raises `DriverUnavailableError` if that takes too long; a later listing shows the outcome."""
         try:
             async with asyncio.timeout(_START_PATIENCE):
                 return await units.start(unit)
@@ -291,16 +305,16 @@ class SystemdDriver(Driver):
             raise DriverUnavailableError(message, unit=unit) from None
 
     async def _raise_unless_it_ran(self, unit: str, record: Record, units: SystemdUnits) -> None:
-        """The job failed, permanently if systemd could not run the program. A worker that ends at once is fine."""
+        """Raise `StartFailedError` if systemd could not run the program. A worker that ended at once has started."""
         if await self._state(unit, units) is not ActiveState.FAILED:
             return
         end: UnitEnd = await units.end_of(unit)
         if end.not_started is None:
             return
-        said = await self._journal.said_by_systemd(unit, since=record.started_at)
+        lines = await self._journal.lines_of_systemd(unit, since=record.started_at)
         raise StartFailedError(
             f"systemd could not run the worker: {end.not_started}. Check the unit {self._options.template}@.service.",
-            log_lines=said,
+            log_lines=lines,
         )
 
     # --- doctor
@@ -323,7 +337,7 @@ class SystemdDriver(Driver):
         if units is self._dbus:
             return Finding("systemd", ok=True, message="systemd answers over D-Bus.")
         ok = self._options.bus is BusChoice.SYSTEMCTL
-        remedy = None if ok else "Install dbus: without it, changes are looked for every few seconds."
+        remedy = None if ok else "Install dbus: without it, the driver polls the units every few seconds."
         return Finding("systemd", ok=ok, message="systemd answers through systemctl.", remedy=remedy, fatal=False)
 
     async def _check_directory(self) -> Finding:
@@ -337,7 +351,7 @@ class SystemdDriver(Driver):
     async def _check_journal(self) -> Finding:
         try:
             if await self._journal.is_readable():
-                return Finding("journal", ok=True, message="What workers write can be read.")
+                return Finding("journal", ok=True, message="The output of workers can be read.")
             message = "The output of workers cannot be read, so failures are reported without their last lines."
         except DriverError as error:
             message = error.message

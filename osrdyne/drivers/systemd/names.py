@@ -15,7 +15,7 @@ from osrdyne.drivers.base import Exit
 from osrdyne.drivers.shared import signal_name
 from osrdyne.protocol.names import Key, decode_key, fit_key
 
-_UNIT_NAME_LIMIT = 190  # systemd allows 255, and then makes longer names of files from it: 57 more for `PrivateTmp=`.
+_UNIT_NAME_LIMIT = 190  # systemd allows 255, but derives longer file names from it: by 57 for `PrivateTmp=`.
 _ESCAPED_IN_QUOTES = str.maketrans({character: f"\\{character}" for character in '\\"`$'})
 _CLD_EXITED = 1
 _FIRST_OWN_CODE = 200
@@ -36,7 +36,7 @@ _REASONS = {
 class UnitNames:
     """The units of one pool of one stack: `TEMPLATE@POOL-STACK-SLOT-KEY.service`.
 
-    Only the key part can hold anything but lower-case letters, digits and `_`, and it comes last.
+    The key comes last, because only its part may contain other characters than lower-case letters, digits and `_`.
     """
 
     template: str
@@ -45,7 +45,7 @@ class UnitNames:
 
     @property
     def prefix(self) -> str:
-        """What all instance names of this pool begin with."""
+        """The beginning of all instance names of this pool."""
         return f"{self.pool}-{hashlib.sha256(self.stack.encode()).hexdigest()[:8]}-"
 
     @property
@@ -57,7 +57,7 @@ class UnitNames:
         return f"{self.template}@{instance}.service"
 
     def instance(self, key: Key, slot: int) -> str:
-        """The instance name of any key: readable, at most as long as systemd allows, and never another key's."""
+        """The instance name of a slot: readable, unique for each key, and not too long for systemd."""
         start = f"{self.prefix}{slot}-"
         return start + fit_key(key, _UNIT_NAME_LIMIT - len(self.unit(start))).replace("+", ":")
 
@@ -65,7 +65,7 @@ class UnitNames:
         return unit.removeprefix(f"{self.template}@").removesuffix(".service")
 
     def parse(self, instance: str) -> tuple[Key, int] | None:
-        """Key and slot of an instance name; None when it is another pool's, or its key was shortened."""
+        """Key and slot of an instance name; None if it belongs to another pool, or its key was shortened."""
         slot, _, encoded = instance.removeprefix(self.prefix).partition("-")
         key = decode_key(encoded.replace(":", "+"))
         if not instance.startswith(self.prefix) or not slot.isdigit() or key is None:
@@ -74,13 +74,13 @@ class UnitNames:
 
 
 def object_path(unit: str) -> str:
-    """The D-Bus object of a unit: its name with everything but letters and digits as `_hh`."""
+    """The D-Bus object path of a unit: its name with everything but letters and digits as `_hh`."""
     label = "".join(chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02x}" for byte in unit.encode())
     return f"/org/freedesktop/systemd1/unit/{label}"
 
 
 def is_accepted(value: str) -> bool:
-    """Whether systemd takes this as the value of a variable: UTF-8 without NUL and without Unicode's noncharacters."""
+    """Whether systemd accepts the value of a variable: UTF-8 without NUL and without Unicode's noncharacters."""
     return not any(
         character == "\0"
         or 0xD800 <= ord(character) <= 0xDFFF
@@ -91,7 +91,7 @@ def is_accepted(value: str) -> bool:
 
 
 def environment_text(variables: Mapping[str, str]) -> str:
-    """Variables as systemd reads them from an `EnvironmentFile=`; line breaks stand in the quotes as they are."""
+    """Variables in the syntax of `EnvironmentFile=`; line breaks in quotes are not escaped."""
     return "".join(f'{name}="{value.translate(_ESCAPED_IN_QUOTES)}"\n' for name, value in variables.items())
 
 
@@ -105,13 +105,13 @@ class UnitEnd:
 
     @property
     def not_started(self) -> str | None:
-        """Why systemd could not even run the program, as it names it; None when the program ran."""
+        """Why systemd could not run the program, in its own terms; None if the program ran."""
         if self.code == _CLD_EXITED and self.status >= _FIRST_OWN_CODE and self.result == "exit-code":
             return f"{self.status}/{_OWN_CODES.get(self.status, 'see systemd.exec(5)')}"
         return self.result if self.code == 0 and self.result != "success" else None
 
     def to_exit(self) -> Exit:
-        """In the words of all drivers."""
+        """Translate to the `Exit` of all drivers."""
         if self.not_started is not None:
             return Exit(reason=f"systemd could not run it: {self.not_started}")
         reason = _REASONS.get(self.result)

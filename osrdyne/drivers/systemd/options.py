@@ -22,7 +22,7 @@ class ManagerKind(StrEnum):
 
 
 class BusChoice(StrEnum):
-    """How systemd is spoken to; `auto` is D-Bus wherever it answers."""
+    """The interface to systemd; `auto`: D-Bus, and systemctl while D-Bus is unavailable."""
 
     AUTO = "auto"
     DBUS = "dbus"
@@ -30,7 +30,7 @@ class BusChoice(StrEnum):
 
 
 class SystemdOptions(DriverOptions):
-    """`driver.options` of the systemd driver. What runs, as whom and with which limits, is in the unit."""
+    """`driver.options` of the systemd driver. The unit defines the program, its user and its limits."""
 
     template: str = Field(
         "osrdyne-worker", description="The template unit, without `@.service`. Pools may have one each."
@@ -58,12 +58,12 @@ class SystemdOptions(DriverOptions):
     def _is_accepted_by_systemd(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not is_accepted(text):
-                raise ValueError(f"the value of {name} contains characters that systemd does not pass on")
+                raise ValueError(f"the value of {name} contains characters that systemd does not accept")
         return value
 
 
 def runtime_directory(options: SystemdOptions) -> Path:
-    """Where environment files are: gone after a reboot, like the workers."""
+    """The directory of the environment files. A reboot deletes it, as it ends the workers."""
     if options.runtime_directory is not None:
         return Path(options.runtime_directory).absolute()
     if options.manager is ManagerKind.USER:
@@ -72,7 +72,7 @@ def runtime_directory(options: SystemdOptions) -> Path:
 
 
 def bus_address(manager: ManagerKind) -> str | None:
-    """Where D-Bus is for this systemd; None is the system's own place."""
+    """The address of D-Bus for this systemd; None: the default address of the system."""
     return f"unix:path={_user_directory() / 'bus'}" if manager is ManagerKind.USER else None
 
 

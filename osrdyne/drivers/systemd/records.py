@@ -1,10 +1,9 @@
 """The environment files of workers under systemd: one for each instance, mode 0600, and the record of the worker too.
 
-The first line is a comment for systemd and the record for us; the rest are variables. Creating the file takes the
-slot, atomically; removing it frees the slot, and makes a start that lands late fail, because systemd finds no
-environment. Beside it, until the worker has started, is a file with the AMQP URI, which systemd opens as the worker's
-standard input. Used by the systemd driver only. Every method blocks, and raises `DriverUnavailableError` when the disk
-refuses.
+The first line, a comment for systemd, is the record; the other lines are variables. Creating the file takes the slot
+atomically. Removing it frees the slot, and a start that takes effect later fails, because systemd finds no environment.
+Until the worker has started, a second file contains the AMQP URI; systemd opens it as the worker's standard input. Used
+by the systemd driver only. Every method blocks, and raises `DriverUnavailableError` if the files cannot be used.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ _REMEDY = "Remove it, or name another one in driver.options.runtime_directory an
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One worker as it is written down. `started`: systemd has said that it started the unit."""
+    """The record of one worker. `started`: systemd has reported that it started the unit."""
 
     key: Key
     slot: int
@@ -57,19 +56,19 @@ class EnvironmentFiles:
 
     def records(self) -> dict[str, Record]:
         """Every record by instance name."""
-        found = {}
         with self._translated():
             names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
-        for name in names:
-            if name.startswith(self._prefix) and name.endswith(_SUFFIX):
-                instance = name.removesuffix(_SUFFIX)
-                record = self.read(instance)
-                if record is not None:
-                    found[instance] = record
-        return found
+        return self.read_all(
+            name.removesuffix(_SUFFIX) for name in names if name.startswith(self._prefix) and name.endswith(_SUFFIX)
+        )
+
+    def read_all(self, instances: Iterable[str]) -> dict[str, Record]:
+        """The records of these instances, as far as they have one."""
+        found = {instance: self.read(instance) for instance in instances}
+        return {instance: record for instance, record in found.items() if record is not None}
 
     def read(self, instance: str) -> Record | None:
-        """The record of an instance; None when there is none, or the file has another owner."""
+        """The record of an instance; None if it has no file, or the file contains no record."""
         with self._translated():
             try:
                 first = self._file(instance).read_bytes().partition(b"\n")[0]
@@ -78,10 +77,10 @@ class EnvironmentFiles:
                 return None
 
     def create(self, instance: str, record: Record, variables: str, *, uri: str) -> bool:
-        """Take the slot, whole or not at all. False: it is taken.
+        """Take the slot by creating the file atomically; False if the slot is taken.
 
-        The URI follows, because only the holder of the slot may write it. Without it a start fails, and the slot is
-        freed like that of any start that failed.
+        The file with the URI follows, because only the holder of the slot may write it. If that fails, the start fails,
+        and the slot is freed as after any failed start.
         """
         self.prepare()
         with self._translated(), self._written(_content(record, variables.encode())) as temporary:
@@ -94,8 +93,8 @@ class EnvironmentFiles:
         return True
 
     def mark_started(self, instance: str, record: Record) -> None:
-        """Write down that systemd has started it, unless another worker has the slot by now. The worker has its
-        standard input open, so that the file with the URI is removed."""
+        """Record that systemd has started the unit, unless another worker has the slot by now. Delete the file with the
+        URI: the worker has it open."""
         with self._translated():
             if self.read(instance) == record:
                 self._uri_file(instance).unlink(missing_ok=True)
@@ -104,7 +103,7 @@ class EnvironmentFiles:
                     temporary.replace(self._file(instance))
 
     def remove(self, instance: str, worker_id: WorkerId) -> None:
-        """Free the slot, if it is this worker's."""
+        """Free the slot if this worker holds it."""
         record = self.read(instance)
         if record is not None and record.worker_id == worker_id:
             with self._translated():

@@ -1,4 +1,4 @@
-"""systemd through its own programs: systemctl where D-Bus is not there, journalctl for what workers wrote."""
+"""systemd through its programs: systemctl while D-Bus is unavailable, journalctl for the output of workers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from osrdyne.errors import DriverUnavailableError
 from osrdyne.logs import mask_uri
 
 POLL_INTERVAL = 5.0  # Seconds between two polls of the units; only used without D-Bus, which sends events.
-_POLLS = 12
-_CHECKS = 10
-_CHECK_INTERVAL = 0.3
-_NO_ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath, "SYSTEMD_COLORS": "0"}
+_POLLS = 12  # After so many polls `changes` ends, and the driver tries D-Bus again.
+_CATCH_UP_READS = 10
+_CATCH_UP_INTERVAL = 0.3
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath, "SYSTEMD_COLORS": "0"}
+_INHERITED = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "HOME")
 
 
 class Systemctl(SystemdUnits):
-    """Every call is a process of systemctl. Needs no D-Bus daemon for root and for a user's own manager."""
+    """Runs systemctl for every call. For root and for the manager of a user it needs no D-Bus daemon."""
 
     def __init__(self, manager: ManagerKind, pattern: str, *, clock: Clock) -> None:
         self._manager = manager
@@ -55,7 +56,7 @@ class Systemctl(SystemdUnits):
         await self._if_loaded("reset-failed", unit)
 
     async def properties(self, unit: str, names: Sequence[str]) -> Mapping[str, str]:
-        """Properties of one unit as systemctl shows them; it is loaded for that when it is not."""
+        """Properties of one unit as systemctl shows them. systemd loads the unit if it is not loaded."""
         [found] = await self._show(names, unit)
         return found
 
@@ -89,10 +90,10 @@ class Systemctl(SystemdUnits):
 
 
 class Journal:
-    """What the processes of a unit wrote. Times are in seconds since the epoch, lines come oldest first.
+    """The output of units. Times are in seconds since the epoch, lines are oldest first.
 
-    A journal that this user may not read is empty; the end of a worker must still be noted. `is_readable` tells the
-    two cases apart.
+    A journal that this user may not read yields no lines and no error, so that the end of a worker is recorded anyway;
+    `is_readable` detects that.
     """
 
     def __init__(self, manager: ManagerKind, *, clock: Clock) -> None:
@@ -100,38 +101,38 @@ class Journal:
         self._clock = clock
 
     async def tail(self, unit: str, *, since: float, lines: int, ended: bool) -> tuple[str, ...]:
-        """The last lines since a time; of a unit that has ended the very last, though the journal is written late."""
+        """The last lines since a time. `ended`: wait for the last lines of the unit, because they are written late."""
         match = f"_SYSTEMD_{self._user}UNIT={unit}"
         if ended and lines > 0:
             await self._catch_up(match, since=since)
         return await self._read(match, since=since, lines=lines)
 
-    async def said_by_systemd(self, unit: str, *, since: float) -> tuple[str, ...]:
-        """What systemd itself says about a unit: why a program could not be run, for instance."""
+    async def lines_of_systemd(self, unit: str, *, since: float) -> tuple[str, ...]:
+        """The lines of systemd itself about a unit, such as why a program could not be run."""
         match = f"{self._user}UNIT={unit}"
         await self._catch_up(match, since=since)
         return await self._read(match, since=since, lines=20)
 
     async def is_readable(self) -> bool:
-        """Whether this user may read what units wrote."""
+        """Whether this user may read the output of units."""
         code, _, _ = await run_program("journalctl", "--quiet", "--lines=1", timeout=CALL_TIMEOUT)
         return code == 0
 
     async def _catch_up(self, match: str, *, since: float) -> None:
-        """Root may ask the journal to write what it has; others wait until nothing more comes."""
+        """Have the journal written. Only root may request that; others wait until no further lines appear."""
         code, _, _ = await run_program("journalctl", "--sync", timeout=CALL_TIMEOUT)
         before = None
-        for _ in range(_CHECKS if code else 0):
+        for _ in range(_CATCH_UP_READS if code else 0):
             now = await self._read(match, since=since, lines=1)
             if now == before:
                 return
             before = now
-            await self._clock.sleep(_CHECK_INTERVAL)
+            await self._clock.sleep(_CATCH_UP_INTERVAL)
 
     async def _read(self, match: str, *, since: float, lines: int) -> tuple[str, ...]:
         if lines <= 0:
             return ()
-        # Backwards, because with --since the journal would give the first lines.
+        # In reverse, because with --since the first lines would be returned.
         options = ("--quiet", "--output=json", "--all", "--output-fields=MESSAGE", "--reverse")
         _, out, _ = await run_program(
             "journalctl", *options, f"--since=@{since:.6f}", f"--lines={lines}", match, timeout=CALL_TIMEOUT
@@ -140,15 +141,15 @@ class Journal:
 
 
 def _message(value: object) -> str:
-    """Text, or a list of bytes when it is not all printable UTF-8."""
+    """Decode a message: text, or a list of bytes if it is not printable UTF-8."""
     if isinstance(value, list):
         return bytes(byte for byte in value if isinstance(byte, int)).decode(errors="replace")
     return str(value or "")
 
 
 async def run_program(program: str, *arguments: str, timeout: float | None) -> tuple[int, bytes, bytes]:
-    """Run a program of systemd to its end: exit code, output, errors. It is killed when the time is over."""
-    environment = {**_NO_ENVIRONMENT, **{name: os.environ[name] for name in _PASSED if name in os.environ}}
+    """Run a program of systemd, and kill it after `timeout` seconds. Returns exit code, standard output and error."""
+    environment = {**_ENVIRONMENT, **{name: os.environ[name] for name in _INHERITED if name in os.environ}}
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -170,6 +171,3 @@ async def run_program(program: str, *arguments: str, timeout: float | None) -> t
             process.kill()
             await process.wait()
     return process.returncode or 0, out, err
-
-
-_PASSED = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "HOME")

@@ -9,11 +9,11 @@ from enum import StrEnum
 from osrdyne.drivers.systemd.names import UnitEnd
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 
-CALL_TIMEOUT = 25.0  # Seconds within which systemd answers anything but a job.
+CALL_TIMEOUT = 25.0  # Seconds within which systemd must answer any call except a job.
 
 
 class ActiveState(StrEnum):
-    """What the driver tells apart of systemd's active states."""
+    """systemd's active states, as far as the driver distinguishes them."""
 
     UP = "up"
     STOPPING = "stopping"
@@ -22,7 +22,7 @@ class ActiveState(StrEnum):
 
     @property
     def is_alive(self) -> bool:
-        """Whether processes of the unit may be there."""
+        """Whether the unit may have processes."""
         return self in {ActiveState.UP, ActiveState.STOPPING}
 
 
@@ -39,16 +39,16 @@ _STATES = {
 
 
 def active_state(text: str) -> ActiveState:
-    """systemd's own word; one that is not known yet is taken for a unit that is up, which is never the wrong start."""
+    """Parse a state of systemd. An unknown one counts as UP, so that no second worker is started for the slot."""
     return _STATES.get(text, ActiveState.UP)
 
 
 class SystemdUnits(ABC):
-    """Units of one systemd. Every call has a time-out and raises `DriverUnavailableError` when systemd is silent."""
+    """The units of one systemd. Calls raise `DriverUnavailableError` if systemd does not answer within a time-out."""
 
     @abstractmethod
     async def states(self, pattern: str) -> Mapping[str, ActiveState]:
-        """The units that are loaded, by name. One that ended well is loaded no more."""
+        """The state of each loaded unit, by name. systemd unloads a unit that ended without a failure."""
 
     @abstractmethod
     async def end_of(self, unit: str) -> UnitEnd:
@@ -56,26 +56,26 @@ class SystemdUnits(ABC):
 
     @abstractmethod
     async def start(self, unit: str) -> bool:
-        """Start a unit and wait until its program runs. False: it does not, or not any more.
+        """Start a unit and wait until its program runs. False if it does not run, or has ended already.
 
-        Raises `StartFailedError` for a unit that systemd does not have, or may not start.
+        Raises `StartFailedError` if the unit is missing, or may not be started by this user.
         """
 
     @abstractmethod
     async def stop(self, unit: str) -> None:
-        """Stop a unit and wait, without limit, until it has. One that is down is fine."""
+        """Stop a unit and wait without limit until it has stopped. No-op if it is down."""
 
     @abstractmethod
     async def kill(self, unit: str) -> None:
-        """SIGKILL every process of a unit. One that is down is fine."""
+        """Send SIGKILL to every process of a unit. No-op if it is down."""
 
     @abstractmethod
     async def forget_failure(self, unit: str) -> None:
-        """Let systemd forget how a unit ended."""
+        """Reset the failed state of a unit, so that systemd unloads it."""
 
     @abstractmethod
     def changes(self) -> AsyncIterator[None]:
-        """Yields when units of the pool changed; ends or raises `DriverUnavailableError` when it cannot tell."""
+        """Yields when units of the pool changed. Ends or raises `DriverUnavailableError` if it cannot observe them."""
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
         """Release what this object holds."""
@@ -83,7 +83,7 @@ class SystemdUnits(ABC):
 
 def refusal(message: str, unit: str) -> DriverError:
     """The error for a start that systemd refused: permanent if the unit or a permission is missing, else temporary."""
-    message = message.partition("\n")[0]  # systemctl goes on with advice for a terminal
+    message = message.partition("\n")[0]  # the following lines are hints for a terminal
     words = message.lower()
     template = f"{unit.partition('@')[0]}@.service"
     if "not found" in words or "masked" in words or "bad unit file" in words or "bad-setting" in words:
@@ -96,9 +96,9 @@ def refusal(message: str, unit: str) -> DriverError:
             f"systemd does not let this user manage {template}: {message} The polkit rule in deploy/systemd allows it "
             "for templates whose name begins with osrdyne-worker."
         )
-    return DriverUnavailableError(f"systemd did not do it: {message}")
+    return DriverUnavailableError(f"systemd refused: {message}")
 
 
 def trouble(message: str, unit: str) -> DriverUnavailableError:
-    """The error for anything else that systemd refused: it is tried again, and the remedy is the same."""
+    """The error for any other refused call: temporary, with the same remedy."""
     return DriverUnavailableError(refusal(message, unit).message)

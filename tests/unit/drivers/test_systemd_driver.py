@@ -1,21 +1,25 @@
-"""The systemd driver beside a systemd in memory: what the real one does too rarely for a test."""
+"""The systemd driver on a systemd in memory, for events that are too rare on the real one."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from dbus_fast import Message, MessageType
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, InstanceState
-from osrdyne.drivers.systemd import SystemdDriver
+from osrdyne.drivers.systemd import SystemdDriver, dbus
+from osrdyne.drivers.systemd.dbus import DbusConnection
 from osrdyne.drivers.systemd.options import SystemdOptions
+from osrdyne.drivers.systemd.units import ActiveState
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.testing.driver_harness import make_spec
 
 
 class HangingUnits:
-    """Takes a start and never does it: it waits for another unit."""
+    """Accepts a start and never executes it: it waits for another unit."""
 
     async def states(self, _pattern):
         return {}
@@ -27,21 +31,51 @@ class HangingUnits:
         pass
 
 
+class WorkingUnits:
+    """Starts units. `before_states`, `after_states`: called once, before and after a listing of all units is made."""
+
+    def __init__(self):
+        self.up = {}
+        self.before_states = self.after_states = None
+
+    async def states(self, pattern):
+        if "*" in pattern:
+            await self._once("before_states")
+        found = dict(self.up)
+        if "*" in pattern:
+            await self._once("after_states")
+        return found
+
+    async def start(self, unit):
+        self.up[unit] = ActiveState.UP
+        return True
+
+    async def _once(self, name):
+        hook = getattr(self, name)
+        setattr(self, name, None)
+        if hook is not None:
+            await hook()
+
+
 @pytest.fixture
-async def driver(tmp_path, monkeypatch):
+async def driver(tmp_path):
     options = SystemdOptions(runtime_directory=str(tmp_path / "osrdyne"))
     context = DriverContext(pool="blue", stack="b:1//", clock=SystemClock(), worker_command=())
     driver = SystemdDriver(options, context)
-
-    async def units():
-        return HangingUnits()
-
-    monkeypatch.setattr(driver, "_units", units)
     yield driver
     await driver.close()
 
 
+def use(monkeypatch, driver, units):
+    async def chosen():
+        return units
+
+    monkeypatch.setattr(driver, "_units", chosen)
+    return units
+
+
 async def test_start_that_systemd_never_gets_to_is_given_up_and_frees_its_slot(driver, monkeypatch):
+    use(monkeypatch, driver, HangingUnits())
     monkeypatch.setattr("osrdyne.drivers.systemd.driver._START_PATIENCE", 0.01)
     with pytest.raises(DriverUnavailableError, match="systemctl list-jobs"):
         await driver.start(make_spec())
@@ -49,3 +83,77 @@ async def test_start_that_systemd_never_gets_to_is_given_up_and_frees_its_slot(d
     assert (given_up.state, str(given_up.exit)) == (InstanceState.EXITED, "ended (it was never started)")
     await driver.remove(given_up.instance_id)
     assert await driver.list_instances() == []
+
+
+async def test_worker_that_starts_after_the_records_were_read_is_listed_with_its_record(driver, monkeypatch):
+    units = use(monkeypatch, driver, WorkingUnits())
+    spec = make_spec()
+    started = []
+
+    async def start():
+        started.append(await driver.start(spec))
+
+    units.before_states = start
+    assert await driver.list_instances() == started
+
+
+async def test_worker_whose_start_ends_during_a_listing_is_not_listed_as_ended(driver, monkeypatch):
+    units = use(monkeypatch, driver, WorkingUnits())
+    spec, may_run, taken = make_spec(), asyncio.Event(), asyncio.Event()
+    run_unit = units.start
+
+    async def start_later(unit):
+        taken.set()
+        await may_run.wait()
+        return await run_unit(unit)
+
+    units.start = start_later
+    starting = asyncio.create_task(driver.start(spec))
+    await taken.wait()
+
+    async def let_it_run():
+        may_run.set()
+        await starting
+
+    units.after_states = let_it_run
+    assert await driver.list_instances() == [await starting]
+
+
+class RefusingBus:
+    """A message bus without systemd."""
+
+    def __init__(self, *_, **__):
+        self.is_connected = True
+        self._disconnected = asyncio.get_running_loop().create_future()
+
+    async def connect(self):
+        pass
+
+    async def wait_for_disconnect(self):
+        await self._disconnected
+
+    def add_message_handler(self, handler):
+        pass
+
+    def disconnect(self):
+        self.is_connected = False
+        self._disconnected.set_result(None)
+
+    async def call(self, message):
+        if message.destination == "org.freedesktop.DBus":
+            return SimpleNamespace(message_type=MessageType.METHOD_RETURN, body=[])
+        return Message(
+            message_type=MessageType.ERROR,
+            error_name="org.freedesktop.DBus.Error.ServiceUnknown",
+            reply_serial=1,
+            signature="s",
+            body=["The name org.freedesktop.systemd1 was not provided by any .service files"],
+        )
+
+
+async def test_bus_without_systemd_counts_as_unavailable(monkeypatch):
+    buses = []
+    monkeypatch.setattr(dbus, "MessageBus", lambda *given, **named: buses.append(RefusingBus()) or buses[-1])
+    with pytest.raises(DriverUnavailableError, match="was not provided"):
+        await DbusConnection.open(None, "osrdyne-worker@blue-")
+    assert [bus.is_connected for bus in buses] == [False]
