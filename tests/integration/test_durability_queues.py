@@ -34,7 +34,7 @@ async def of_term(term: int, pool: str, uri: SecretStr) -> AsyncIterator[QueueDu
 
 async def write(durability: QueueDurability) -> None:
     for _ in range(TURNS):
-        await durability.write()
+        await durability.persist()
 
 
 async def test_next_leader_is_not_disturbed_by_commands_of_the_one_before(

@@ -1,9 +1,9 @@
-"""Where failed requests of a managed pool wait for their next attempt: one queue for each delay.
+"""The wait queues, where failed requests of a managed pool wait for their next attempt: one queue for each delay.
 
-A worker publishes to `P-retry-xchg`, a header selects the queue. These queues have no consumers: when the time-to-live
-of the queue is over, RabbitMQ dead-letters the request, at least once, to `P-retried-xchg`, from where a header routes
-it to the work exchange of its priority; key, headers and reply address stay the same. The queues are declared when
-routes change, and deleted as request queues are: over the token channel and proven empty. Used by
+A worker publishes to `P-retry-xchg`, and a header selects the queue. Wait queues have no consumers: when the
+time-to-live of the queue is over, RabbitMQ dead-letters the request, at least once, to `P-retried-xchg`, from where a
+header routes it to the work exchange of its priority level. Key, headers and reply address stay the same. The queues
+are declared when routes change, and deleted like request queues: over the token channel and proven empty. Used by
 `pool.routing.retries`.
 """
 
@@ -28,7 +28,7 @@ from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
 
 
 def retry_exchanges(names: PoolNames, priorities: Iterable[int]) -> Topology:
-    """The exchanges before and behind the retry queues, with the bindings by which requests return to these levels
+    """The exchanges before and behind the wait queues, with the bindings by which requests return to these levels
     and the default level. A request whose level or queue does not exist becomes an orphan, like any request."""
     behind = names.retried_exchange
     levels = [None, *sorted(priorities)]
@@ -54,7 +54,8 @@ def retry_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
 
 
 def retry_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
-    """Such a queue keeps a request until it is confirmed where it goes (broker: at-least-once-dead-lettering)."""
+    """The arguments of a wait queue, which keeps a request until its next queue has confirmed it (broker:
+    at-least-once-dead-lettering)."""
     return {
         "x-queue-type": "quorum",
         "x-message-ttl": delay_ms,
@@ -68,7 +69,7 @@ def retry_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
 
 
 def retry_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
-    """The bindings of these queues; from then on workers find them."""
+    """The bindings of these queues; with them workers can publish to the queues."""
     return Topology(
         tuple(
             QueueBinding(
@@ -80,12 +81,13 @@ def retry_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
 
 
 def _when(header: str, value: str) -> dict[str, object]:
-    """RabbitMQ leaves headers that begin with `x-` out of a match unless an argument includes them."""
+    """The arguments of a binding for this header. `all-with-x`: otherwise RabbitMQ ignores headers that begin with
+    `x-`."""
     return {"x-match": "all-with-x", header: value}
 
 
 class RetryQueueCommands:
-    """The retry queues of one pool, for one term."""
+    """Commands on the wait queues of one pool, for one term."""
 
     def __init__(
         self,
@@ -111,22 +113,22 @@ class RetryQueueCommands:
         """Declare a queue for each of these delays, and the bindings by which requests return to these levels, whose
         exchanges exist.
 
-        Returns the delays whose queue exists with other arguments, with the reason; the others have theirs. Raises
-        `BrokerConflictError` if an exchange exists with other arguments.
+        Returns the delays whose queue exists with other arguments, with the reason. Raises `BrokerConflictError` if an
+        exchange exists with other arguments.
         """
-        # Exchanges first: a binding needs its exchange, and what leaves a queue must have somewhere to go.
+        # Exchanges first: a binding needs its exchange, and a queue its dead letter exchange.
         await self._declare(retry_exchanges(self._names, priorities))
         refused: dict[int, str] = {}
         for delay_ms in sorted(delays_ms):
             try:
                 await self._declare(retry_queues(self._names, [delay_ms]))
             except BrokerConflictError as error:
-                # One delay only: routes that need it go on without retries, all others keep theirs.
+                # Only routes that need this delay go on without retries.
                 refused[delay_ms] = error.message
         # A queue with other arguments is not bound: it could hold requests for another time, or drop them.
         usable = set(delays_ms) - refused.keys()
         if usable:
-            await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
+            await self._persist()  # or a new one could lose what it has confirmed (decision 0020)
             # Last: once it is bound, workers publish to it and rely on its confirms.
             await self._declare(retry_bindings(self._names, usable))
         return refused
@@ -140,7 +142,7 @@ class RetryQueueCommands:
         )
 
     async def list(self) -> dict[int, QueueTotals]:
-        """The existing retry queues, by their delays."""
+        """List the existing wait queues, by their delays."""
         listed = await self._management.list_queues(self._names.retry_queue_prefix)
         delays = ((self._names.delay_of_retry_queue(queue.name), queue) for queue in listed)
         return {delay_ms: queue for delay_ms, queue in delays if delay_ms is not None}
@@ -152,19 +154,22 @@ class RetryQueueCommands:
         await self._token.do(lambda channel: channel.unbind_queue(queue, exchange, arguments=arguments))
 
     async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome:
-        """Delete a queue that is unbound and settled, if none of its messages is held. What RabbitMQ has taken out of
-        it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
-        total-for-hidden-messages)."""
+        """Delete a queue that is unbound and settled, if no message of it is held.
+
+        The caller has seen a listing with a total of zero: a probe does not show requests that RabbitMQ has taken out
+        of the queue and not yet delivered (lifecycle: total-for-hidden-messages).
+        """
         # Crash within: the queue stays, unbound, and the next leader lists it as unused.
         outcome = await self._delete(self._names.retry_queue(delay_ms))
         if outcome is DeleteOutcome.DELETED:
-            await self._write_down()  # as of a request queue: for the next one of this name
+            await self._persist()  # as for a request queue, before the next one of this name
         return outcome
 
-    async def _write_down(self) -> None:
-        """Without the register a term goes on: what it protects from is a node that is killed within a second."""
+    async def _persist(self) -> None:
+        """Persist all declarations. After a failure the term goes on: only a node that is killed within a second could
+        lose requests."""
         try:
-            await self._durability.write()
+            await self._durability.persist()
         except BrokerConflictError as error:
             self._log.warning("queue durability helper failed", error=str(error))
 
@@ -185,7 +190,7 @@ class RetryQueueCommands:
             return DeleteOutcome.NO_EVIDENCE
 
     async def _give_back(self, delivery: Delivery) -> None:
-        """A request that the probe got has waited long enough."""
+        """Republish a request that the probe received, as if its delay were over."""
         publish = partial(
             self._publisher.publish, exchange=self._names.retried_exchange, routing_key=delivery.routing_key
         )

@@ -1,8 +1,8 @@
 """The queue that holds the latest snapshot of a subsystem's state, for a restart and for the next leader.
 
-A queue of length 1: a new snapshot replaces the one before, and RabbitMQ replicates it. Each term has a queue of its
-own, so that a leader that has lost the token, and whose publish is late, replaces nothing of the next one (decision
-0077). A term deletes the queues of earlier terms once its own holds a snapshot: until then the next leader finds the
+A queue of length 1: a new snapshot replaces the previous one, and RabbitMQ replicates it. Each term has a queue of its
+own, so that a late publish of a leader that has lost the token replaces no snapshot of its successor (decision 0077). A
+term deletes the queues of earlier terms when its own queue holds a snapshot; until then the next leader reads the
 earlier one. Used by `pool.state.snapshots`.
 """
 
@@ -31,7 +31,7 @@ _ARGUMENTS = {
 
 
 class SnapshotQueue:
-    """The snapshots of one subsystem, for one term. `name`: lower-case letters, part of the name of the queue."""
+    """The snapshots of one subsystem in one term. `name`: lower-case letters, part of the name of the queue."""
 
     def __init__(
         self,
@@ -51,18 +51,18 @@ class SnapshotQueue:
         self._durability = durability
         self._management = management
         self._clock = clock
-        self._declared = False
+        self._stored = False  # Whether the queue of this term holds a snapshot.
         self._log: Logger = get_logger("snapshots", pool=names.pool, snapshot=name)
 
     async def read(self) -> bytes | None:
-        """The last snapshot of an earlier term; None if there is none. It stays in its queue."""
+        """Return the last snapshot of an earlier term, which stays in its queue; None if there is none."""
         for queue in await self._earlier_queues():
             # A channel of its own: closing it returns the message.
             channel = await self._spare_channels.take()
             try:
                 delivery = await channel.get(queue)
                 if delivery is None:
-                    continue  # that term ended before it stored one: the term before may have left its own
+                    continue  # that term ended before it stored one: the term before it may have stored one
                 if self._is_own(delivery):
                     return delivery.body
                 self._log.warning("message in a snapshot queue is not from a leader, ignoring it", queue=queue)
@@ -76,12 +76,12 @@ class SnapshotQueue:
 
         A leader that gets the token after this has returned reads this snapshot or a later one.
         """
-        if not self._declared:
+        if not self._stored:
             await self._declare()
         try:
             await self._publish(content)
         except PublishRefusedError:
-            # The queue is gone: a later leader has deleted it, or a person.
+            # The queue was deleted, by a later leader or by an operator.
             await self._confirm()
             await self._declare()
             await self._publish(content)
@@ -89,23 +89,23 @@ class SnapshotQueue:
         await self._confirm()
 
     async def _confirm(self) -> None:
-        """Raise `LeadershipLostError` unless the token is still here after all that was done before."""
+        """Raise `LeadershipLostError` unless this daemon still leads after everything that was sent before."""
         await self._token.confirm(since=self._clock.monotonic())
 
     async def _declare(self) -> None:
         async with self._spare_channels.borrow() as channel:
             await channel.declare_queue(self._queue, arguments=_ARGUMENTS)
-        await self._durability.write()
+        await self._durability.persist()
 
     async def _publish(self, content: bytes) -> None:
         message = Message(body=content, user_id=self._token.user)
         await self._publisher.publish(message, exchange="", routing_key=self._queue, mandatory=True)
-        if not self._declared:
-            # Only now: a crash before leaves the snapshot of the earlier term to the next leader.
+        if not self._stored:
+            # Only now: after a crash before this line, the next leader reads the snapshot of the earlier term.
             for queue in await self._earlier_queues():
                 async with self._spare_channels.borrow() as channel:
                     await channel.delete_queue(queue)
-            self._declared = True
+            self._stored = True
 
     @property
     def _queue(self) -> QueueName:
@@ -120,5 +120,5 @@ class SnapshotQueue:
         return [self._names.snapshot_queue(self.name, term) for term in earlier]
 
     def _is_own(self, delivery: Delivery) -> bool:
-        """Whether a leader has published it; without users RabbitMQ cannot tell."""
+        """Whether a leader has published it. True if tokens carry no user: then RabbitMQ verifies nothing."""
         return self._token.user is None or delivery.properties.user_id == self._token.user

@@ -1,4 +1,4 @@
-"""New quorum queues are written down by RabbitMQ before anything is confirmed in them."""
+"""New quorum queues are persisted by RabbitMQ before anything is confirmed in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.queues.durability import DELETE_AFTER, TIDY_AFTER, QueueDurability
-from osrdyne.errors import BrokerConflictError
+from osrdyne.errors import BrokerConflictError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command, FakeBroker
@@ -67,16 +67,16 @@ async def test_durability_queue_makes_the_broker_persist_other_queues() -> None:
     scratch = Scratch()
     register = register_over(scratch)
     for _ in range(3):
-        await register.write()
+        await register.persist()
     assert scratch.asked == [*FIRST, *ONE_AGAIN, *TWO]
 
 
 async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
     scratch = Scratch()
     register = register_over(scratch)
-    await register.write()
+    await register.persist()
     scratch.is_closed = True
-    await register.write()
+    await register.persist()
     assert scratch.asked == [*FIRST, *FIRST]
 
 
@@ -87,7 +87,7 @@ async def test_queue_that_came_goes_a_moment_later() -> None:
     running = asyncio.create_task(register.run())
     await clock.settle()
     scratch.asked.clear()
-    await register.write()
+    await register.persist()
     await clock.settle()
     assert scratch.asked == ["declare p-register-2"]
     await clock.advance(DELETE_AFTER)
@@ -103,7 +103,7 @@ async def test_single_key_is_declared_and_persisted_over_one_channel() -> None:
     assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
     scratch.asked.clear()
     await register.declare(A, QueueName("p-req-a"), {})
-    await register.written(A)
+    await register.wait_persisted(A)
     assert scratch.asked == ["declare p-req-a", "declare p-register-4"]
     running.cancel()
 
@@ -126,7 +126,7 @@ async def test_single_key_is_persisted_after_a_refused_declaration() -> None:
 async def begun(scratch: Any) -> QueueDurability:
     """One that has had its first turn."""
     register = register_over(scratch)
-    await register.write()
+    await register.persist()
     scratch.asked.clear()
     return register
 
@@ -134,7 +134,7 @@ async def begun(scratch: Any) -> QueueDurability:
 async def test_queues_declared_while_one_is_persisted_share_the_next_durability_declaration() -> None:
     scratch = Scratch()
     register = await begun(scratch)
-    await asyncio.gather(*(register.written(Key(f"{number}")) for number in range(10)))
+    await asyncio.gather(*(register.wait_persisted(Key(f"{number}")) for number in range(10)))
     assert scratch.asked == ONE_AGAIN
 
 
@@ -143,11 +143,11 @@ async def test_queue_declared_during_a_durability_declaration_needs_the_next_one
     register = await begun(scratch)
     scratch.go_on.clear()
     async with asyncio.TaskGroup() as group:
-        group.create_task(register.write())
+        group.create_task(register.persist())
         while not scratch.asked:
             await asyncio.sleep(0)
         register.note(A)
-        group.create_task(register.written(A))
+        group.create_task(register.wait_persisted(A))
         scratch.go_on.set()
     assert scratch.asked == [*ONE_AGAIN, *TWO]
 
@@ -156,8 +156,8 @@ async def test_persisted_queue_needs_no_further_durability_declaration() -> None
     scratch = Scratch()
     register = await begun(scratch)
     register.note(A)
-    await register.written(A)
-    await register.written(A)
+    await register.wait_persisted(A)
+    await register.wait_persisted(A)
     assert scratch.asked == ONE_AGAIN
 
 
@@ -236,3 +236,18 @@ async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_
         assert "pool-register-4" in broker.queues
         await clock.advance(10.0)
     assert "pool-register-4" not in broker.queues
+
+
+async def test_failed_deletion_of_queues_of_an_earlier_leader_costs_no_term() -> None:
+    clock = VirtualClock()
+    broker = FakeBroker(clock)
+
+    async def refuse(command: Command) -> None:
+        if command == ("delete", "pool-register-5", False):
+            raise BrokerSilentError("RabbitMQ did not answer in time.")
+
+    async with leading(clock, broker=broker) as stack:
+        broker.hook = refuse
+        await clock.advance(TIDY_AFTER + 10.0)
+        assert broker.count("delete", "pool-register-5") == 0
+        assert not stack.task.done()

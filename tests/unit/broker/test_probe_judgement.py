@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.amqp import QueueInfo
-from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply, judge_probe
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_look_up, judge_probe
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply, judg
     ids=["nothing: the probe must decide", "ready", "ready and consumed", "consumed"],
 )
 def test_judgement_of_a_passive_declare(info: QueueInfo, outcome: DeleteOutcome | None) -> None:
-    assert judge_cheaply(info) is outcome
+    assert judge_look_up(info) is outcome
 
 
 OURS = QueueInfo(0, 1)
