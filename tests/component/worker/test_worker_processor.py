@@ -229,6 +229,17 @@ async def test_cancel_after_the_answer_leaves_the_next_request_of_that_name_alon
     assert bench.statuses() == ["ok", "ok"]
 
 
+async def test_cancel_of_a_request_that_is_being_requeued_is_for_its_next_delivery(bench: Bench) -> None:
+    await bench.take("/wait")
+    await bench.running.wait()
+    bench.processor.requeue(also_running=True)
+    bench.processor.cancel("c", REPLIES)
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
+    bench.go.set()
+    await bench.processor.until_idle()
+    assert (bench.statuses(), len(bench.calls)) == (["cancelled"], 1)
+
+
 async def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
     await bench.take("/wait")
     bench.processor.cancel("c", "other")

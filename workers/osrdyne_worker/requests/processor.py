@@ -750,6 +750,8 @@ class Processor:
         for job in self._jobs.values():
             if job.settling is not None and job.settling.done():
                 continue  # only its handler still runs; a later request may have the same correlation id
+            if job.interruption in {Interruption.REQUEUED, Interruption.LOST}:
+                continue  # it is returning to its queue: the cancel is for its next delivery
             if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
                 self._interrupt(job, Interruption.CANCELLED)
                 if not job.will_be_retried:
