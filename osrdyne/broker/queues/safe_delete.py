@@ -79,8 +79,8 @@ async def delete_if_proven_empty(
         return DeleteOutcome.DELETED  # by another client
     if refusal is not None:
         return refusal
-    # Without a prefetch limit: from here on every request that is ready, or returns from a lost connection, is delivered
-    # to the probe and counted.
+    # Without a prefetch limit: from here on, every request that is ready, or that returns from a lost connection, is
+    # delivered to the probe and counted.
     probe = await channel.consume(queue)
     first = await channel.declare_queue(queue, passive=True)
     # The first answer may overtake a delivery to the probe; the second one does not.

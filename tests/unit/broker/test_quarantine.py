@@ -51,9 +51,9 @@ def test_refused_key_is_suspected_for_a_while(clock: VirtualClock) -> None:
 
 
 class Register:
-    """Everything is written down."""
+    """Everything is persisted."""
 
-    async def written(self, key: Key) -> None:
+    async def wait_persisted(self, key: Key) -> None:
         pass
 
 
