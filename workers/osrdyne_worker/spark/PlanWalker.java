@@ -20,7 +20,7 @@ import org.apache.spark.unsafe.types.UTF8String;
  * Writes a Catalyst plan as a flat JSON list of everything that is in it. `TreeNode.toJSON` leaves out maps, sequences
  * of mixed elements and the plans inside other objects; a check of its output would miss these.
  *
- * Compiled by Janino, a part of Spark, when a session starts (see plans.py): only Java that Janino supports is used.
+ * Compiled by Janino when a session starts (see spark/java/janino.py): only Java that Janino supports is used.
  *
  * Each object that is a node of a tree, a case class or of an unknown class becomes
  *   {"class", "parent": index in the list or -1, "field": path in the parent, "kind": "tree", "data" or "opaque",

@@ -8,7 +8,7 @@ import org.apache.spark.scheduler.SparkListenerTaskEnd;
 /**
  * Adds up how long tasks have run, by the scheduler pool of their stage: in a pooled process each key has its own.
  *
- * Compiled by Janino, a part of Spark (see task_times.py): only Java that Janino supports is used.
+ * Compiled by Janino (see spark/java/janino.py): only Java that Janino supports is used.
  */
 public final class TaskTimes extends SparkListener {
     /** Stages whose tasks may still end. A cancelled task may end long after its stage. */

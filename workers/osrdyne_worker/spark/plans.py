@@ -1,8 +1,7 @@
 """Spark's plans of a query, and a complete description of them as JSON.
 
 Used by pipelines to check a query before it runs. With Spark Connect the plans stay on the server: None.
-`TreeNode.toJSON` leaves out maps and unknown objects; hence `PlanWalker.java` writes the description. Janino, the
-compiler that is part of Spark, compiles it once in each JVM.
+`TreeNode.toJSON` leaves out maps and unknown objects; hence `PlanWalker.java` writes the description.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from osrdyne_worker.spark.java.janino import compiled_method
 from osrdyne_worker.spark.parameters import Parameters, parse_with_parameters
 
 _ROWS = '"class":"org.apache.spark.sql.catalyst.plans.logical.LocalRelation"'
@@ -104,9 +104,4 @@ def _description(session: Any, plan: Any, *, views: Collection[str], analyzed: b
 
 @lru_cache(maxsize=1)
 def _walk_method(gateway: Any) -> Any:
-    """`PlanWalker.walk`, compiled in the JVM of the gateway."""
-    compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(gateway.jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(files(__package__).joinpath("PlanWalker.java").read_text(encoding="utf-8"))
-    walker = compiler.getClassLoader().loadClass("PlanWalker")
-    return next(method for method in walker.getMethods() if method.getName() == "walk")
+    return compiled_method(gateway, files(__package__) / "PlanWalker.java", "walk")

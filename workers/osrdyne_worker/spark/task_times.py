@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from osrdyne_worker.spark.java.janino import compiled_class
+
 
 class ApplicationTimes:
     """The time of all tasks of an application that have ended, from Spark's list of executors."""
@@ -32,11 +34,8 @@ class PoolTimes:
     def __init__(self, session: Any) -> None:
         context = session.sparkContext
         gateway = context._gateway
-        compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(gateway.jvm.Thread.currentThread().getContextClassLoader())
-        compiler.cook(files(__package__).joinpath("TaskTimes.java").read_text(encoding="utf-8"))
-        kind = compiler.getClassLoader().loadClass("TaskTimes")
-        self._listener = kind.getDeclaredConstructor(gateway.new_array(gateway.jvm.Class, 0)).newInstance(
+        listener = compiled_class(gateway, files(__package__) / "TaskTimes.java")
+        self._listener = listener.getDeclaredConstructor(gateway.new_array(gateway.jvm.Class, 0)).newInstance(
             gateway.new_array(gateway.jvm.Object, 0)
         )
         context._jsc.sc().addSparkListener(self._listener)

@@ -21,7 +21,7 @@ import org.apache.spark.sql.types.StructType;
  * The files of a table that is divided by date and hour, as a list. Spark neither lists directories nor looks at files
  * before it reads them; it leaves out the hours that a query does not need, as in other partitioned tables.
  *
- * Compiled by Janino, a part of Spark (see committed_files.py): only Java that Janino supports is used.
+ * Compiled by Janino (see spark/java/janino.py): only Java that Janino supports is used.
  */
 public final class CommittedFileIndex extends PartitioningAwareFileIndex {
     private static final long BLOCK = 128L * 1024 * 1024;

@@ -12,7 +12,7 @@ import org.apache.hadoop.fs.RemoteIterator;
 /**
  * Lists the files and directories below a path of any file system of Hadoop, in slices.
  *
- * Compiled by Janino, a part of Spark (see file_listing.py): only Java that Janino supports is used.
+ * Compiled by Janino (see spark/java/janino.py): only Java that Janino supports is used.
  */
 public final class FileListing {
     private final Configuration configuration;

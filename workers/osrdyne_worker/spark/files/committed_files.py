@@ -1,8 +1,7 @@
 """A DataFrame over a given list of Parquet files, which are divided by date and hour.
 
 `session.read.parquet(*files)` checks and lists each file, and starts a job for that if there are more than 32 of them.
-`CommittedFileIndex.java` gives Spark the list instead. Janino, the compiler that is part of Spark, compiles it once in
-each JVM. Used by the SQL pipeline for tables of telemetry.
+`CommittedFileIndex.java` gives Spark the list instead. Used by the SQL pipeline for tables of telemetry.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
+
+from osrdyne_worker.spark.java.janino import compiled_method
 
 
 def committed_frame(session: Any, directory: str, listed: Iterable[tuple[str, str, str, int]], *, columns: str) -> Any:
@@ -37,9 +38,4 @@ def committed_frame(session: Any, directory: str, listed: Iterable[tuple[str, st
 
 @lru_cache(maxsize=1)
 def _relation_method(gateway: Any) -> Any:
-    """`CommittedFileIndex.relation`, compiled in the JVM of the gateway."""
-    compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(gateway.jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(files(__package__).joinpath("CommittedFileIndex.java").read_text(encoding="utf-8"))
-    index = compiler.getClassLoader().loadClass("CommittedFileIndex")
-    return next(method for method in index.getMethods() if method.getName() == "relation")
+    return compiled_method(gateway, files(__package__) / "CommittedFileIndex.java", "relation")

@@ -13,11 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from osrdyne_worker.spark.failures.errors import describe
+from osrdyne_worker.spark.java.janino import compiled_class
 
 SLICE = 1_000
+"""Entries of one call to the JVM."""
 MAX_LEVELS = 20
 LIST_TIMEOUT = 30.0
-"""Seconds after which no further slice is asked for. The time-outs of the file system limit each slice."""
+"""Seconds after which no further slice is requested. The time-outs of the file system limit each slice."""
 
 
 class ListingError(Exception):
@@ -41,7 +43,7 @@ def list_files(
 ) -> Iterator[ListedFile]:
     """The path itself and all below it. Raises `FileNotFoundError` if it does not exist, and `ListingError`."""
     end = monotonic() + timeout
-    listing = _listing_class(session.sparkContext._gateway)(session, path)
+    listing = _listing_factory(session.sparkContext._gateway)(session, path)
     while (text := _next_slice(listing, path)) is not None:
         for line in text.splitlines():
             kind, size, modified, identity, below = line.split(" ", 4)
@@ -67,17 +69,14 @@ def _next_slice(listing: Any, path: str) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _listing_class(gateway: Any) -> Callable[[Any, str], Any]:
-    """Creates a `FileListing`, compiled in the JVM of the gateway, for a session and a path."""
-    compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(gateway.jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(files(__package__).joinpath("FileListing.java").read_text(encoding="utf-8"))
-    kind = compiler.getClassLoader().loadClass("FileListing")
+def _listing_factory(gateway: Any) -> Callable[[Any, str], Any]:
+    """A function that creates a `FileListing` for a session and a path."""
+    listing = compiled_class(gateway, files(__package__) / "FileListing.java")
     types = gateway.new_array(gateway.jvm.Class, 3)
     types[0] = gateway.jvm.Class.forName("org.apache.hadoop.conf.Configuration")
     types[1] = gateway.jvm.Class.forName("java.lang.String")
     types[2] = gateway.jvm.java.lang.Integer.TYPE
-    constructor = kind.getDeclaredConstructor(types)
+    constructor = listing.getDeclaredConstructor(types)
 
     def create(session: Any, path: str) -> Any:
         arguments = gateway.new_array(gateway.jvm.Object, 3)
