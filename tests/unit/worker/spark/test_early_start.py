@@ -58,7 +58,7 @@ class Starts:
 
         class Fake(StartingJvm):
             def __init__(self, settings: dict[str, str], home: Path) -> None:
-                self.settings, self._taken = settings, False
+                self.settings, self._connected = settings, False
                 self.home = home
                 starts.running.append(self)
                 starts.count += 1

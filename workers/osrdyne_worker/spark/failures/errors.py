@@ -17,6 +17,7 @@ from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark.failures import missing_jars
 from osrdyne_worker.spark.failures.exhaustion import exhaustion
 from osrdyne_worker.spark.failures.store_errors import StoreFailure, store_failure
+from osrdyne_worker.spark.java.jvm import causes
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
@@ -25,7 +26,6 @@ _MAX_LENGTH = 1_000
 _TRACEBACK = "Traceback (most recent call last):"
 _PYTHON_CONDITION = "PYTHON_EXCEPTION"
 _PYTHON_SQL_STATE = "38000"
-
 
 CALL_FROM = "Call From "
 """In the message of a failed call of Hadoop to another host: `Call From HOST to HOST:PORT failed on …`."""
@@ -69,7 +69,7 @@ def describe(error: BaseException) -> SparkFailure | None:
         text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
     else:
         return None
-    store = store_failure(_causes(error) or text) if "s3a" in f"{text} {error}" else None
+    store = store_failure(_all_messages(error) or text) if "s3a" in f"{text} {error}" else None
     if store is not None:
         return SparkFailure(condition="OBJECT_STORE", message=store.message, store=store)
     exhausted = exhaustion(error)
@@ -95,27 +95,21 @@ def describe(error: BaseException) -> SparkFailure | None:
 
 
 def _root_message(error: Py4JJavaError) -> str:
-    """The message of the deepest cause that has one."""
-    cause, text = error.java_exception, ""
-    for _ in range(20):
-        if cause is None:
-            break
-        message = cause.toString()
-        # The cause below it says only "Connection refused": Hadoop puts the address around it.
+    """The message of the deepest cause that has one; prefers an error of Spark itself."""
+    text = ""
+    for cause in causes(error.java_exception):
+        message = str(cause.toString())
+        # The address is only in this message of Hadoop: the message of its cause is "Connection refused".
         if _CONDITION.search(message) or CALL_FROM in message:
-            return str(message)
-        text, cause = str(message) or text, cause.getCause()
+            return message
+        text = message or text
     return text
 
 
-def _causes(error: BaseException) -> str:
-    """The exceptions of Java below `error`, one in a line; empty if there are none."""
-    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
-    found: list[str] = []
-    while cause is not None and len(found) < 20:
-        found.append(str(cause.toString()))
-        cause = cause.getCause()
-    return "\n".join(found)
+def _all_messages(error: BaseException) -> str:
+    """The exceptions of Java in `error`, one in a line; empty for an exception of Python alone."""
+    origin = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    return "\n".join(str(cause.toString()) for cause in causes(origin))
 
 
 def _python_error(text: str) -> tuple[str, str]:

@@ -41,7 +41,7 @@ _DELTA = re.compile(r"^delta$|^io\.delta\.", re.IGNORECASE)
 _DELTA_PACKAGE = re.compile(r"\bio\.delta:delta-spark_(?:(\d+\.\d+)_)?[\d.]+:")
 """With the version of Spark since Delta Lake 4.1."""
 _OF_SPARK_ITSELF = re.compile(r"^(?:java|scala|org\.apache\.spark)\.")
-NEWEST_DELTA, DELTA_ENDS_AT = "4.4.0", (4, 2)
+NEWEST_DELTA, NEWEST_SPARK_OF_DELTA = "4.4.0", (4, 2)
 """The newest release of Delta Lake, and the newest Spark that it supports."""
 
 
@@ -80,7 +80,7 @@ def remedy(text: str, versions: Versions | None = None) -> str | None:
     versions = versions or installed_versions()
     minor = ".".join(map(str, versions.spark_minor))
     if _DELTA.search(name):
-        if versions.spark_minor > DELTA_ENDS_AT:
+        if versions.spark_minor > NEWEST_SPARK_OF_DELTA:
             return _no_delta(versions)
         return _set(f"io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}")
     for pattern, coordinates, note in _PACKAGES:
@@ -102,18 +102,20 @@ def delta_problem(spark_conf: Mapping[str, object], versions: Versions | None = 
     found = _DELTA_PACKAGE.search(packages)
     if found is None:
         elsewhere = versions.has_delta or "delta" in str(spark_conf.get("spark.jars", ""))
-        return None if elsewhere or versions.spark_minor <= DELTA_ENDS_AT else _no_delta(versions)
+        return None if elsewhere or versions.spark_minor <= NEWEST_SPARK_OF_DELTA else _no_delta(versions)
     if found[1] == minor:
         return None
-    said = f"worker.spark_conf.spark.jars.packages has a jar of Delta Lake for Spark {found[1] or 3}, and the workers "
-    said += f"have PySpark {versions.spark}."
-    if versions.spark_minor > DELTA_ENDS_AT:
-        return f"{said} {_no_delta(versions)}"
-    return f"{said} {_set(f'io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}')}"
+    problem = (
+        f"worker.spark_conf.spark.jars.packages has a jar of Delta Lake for Spark {found[1] or 3}, and the workers "
+        f"have PySpark {versions.spark}."
+    )
+    if versions.spark_minor > NEWEST_SPARK_OF_DELTA:
+        return f"{problem} {_no_delta(versions)}"
+    return f"{problem} {_set(f'io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}')}"
 
 
 def _no_delta(versions: Versions) -> str:
-    newest = ".".join(map(str, DELTA_ENDS_AT))
+    newest = ".".join(map(str, NEWEST_SPARK_OF_DELTA))
     return (
         f"Delta Lake {NEWEST_DELTA} has no jar for Spark {versions.spark}: install osrdyne[delta] "
         f"(pyspark=={newest}.0, delta-spark=={NEWEST_DELTA}) and set worker.spark_conf.spark.jars.packages to "

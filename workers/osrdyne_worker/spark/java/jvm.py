@@ -50,6 +50,7 @@ _SPARK_ERROR = re.compile(r"\[[A-Z][A-Z0-9_.]+\]")
 _PACKAGE = re.compile(r"^(?:[a-z_][\w$]*\.)+(?:SparkIllegalArgumentException: |SparkException: )?")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}$")
 MAX_MESSAGE = 1000
+MAX_CAUSES = 20
 _SPARK_OUT_OF_MEMORY = 52
 """The exit code with which Spark ends its process after an OutOfMemoryError."""
 _REMEDY = "raise spark.driver.memory, or let requests use less data at once"
@@ -63,7 +64,7 @@ class JvmOutput:
         self._sink = sink
         self._monotonic = monotonic
         self._lines: deque[tuple[float, str]] = deque(maxlen=REMEMBERED_LINES)
-        self._thread = threading.Thread(target=self._pass_on, args=(source,), name="jvm-output", daemon=True)
+        self._thread = threading.Thread(target=self._copy, args=(source,), name="jvm-output", daemon=True)
         self._thread.start()
 
     def started(self) -> None:
@@ -77,10 +78,10 @@ class JvmOutput:
         since = self._monotonic() - RECENT
         return [line for at, line in list(self._lines) if at >= since]
 
-    def _pass_on(self, source: int) -> None:
+    def _copy(self, source: int) -> None:
         with open(source, "rb") as lines:
             while line := lines.readline(LONGEST_LINE):
-                # Remembered before it is passed on: the last words of a JVM are the reason that callers get.
+                # Remembered before it is passed on: callers get the last lines of a JVM as the reason.
                 self._lines.append((self._monotonic(), line.decode("utf-8", "replace").rstrip()))
                 rest = memoryview(line)
                 with suppress(OSError):  # a log that cannot be written must not block the JVM
@@ -98,7 +99,7 @@ class Jvm:
 
     @classmethod
     def present(cls) -> Jvm:
-        """The JVM that pyspark is connected with already; its output goes elsewhere."""
+        """The JVM that pyspark is connected with already; its output is not captured."""
         output = JvmOutput()
         output.started()
         return cls(process(), output)
@@ -132,15 +133,15 @@ def cause_of_end(code: int | None, lines: Sequence[str]) -> str | None:
         return f"Spark's Java process ran out of memory ({without_memory or f'exit code {code}'}): {_REMEDY}."
     if code == -9:
         return f"Spark's Java process was killed by SIGKILL, as the kernel does when memory runs out: {_REMEDY}."
-    said = last_error(lines)
+    error = last_error(lines)
     if code is None:
-        return None if said is None else f"Spark stopped: {said}"
+        return None if error is None else f"Spark stopped: {error}"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"Spark's Java process ended with {how}{'.' if said is None else f': {said}'}"
+    return f"Spark's Java process ended with {how}{'.' if error is None else f': {error}'}"
 
 
 def last_error(lines: Sequence[str]) -> str | None:
-    """The line of a JVM's output that most likely names its fault; None if there is none."""
+    """The line of a JVM's output that most likely names the cause of its end; None if no line does."""
     for index, line in enumerate(lines):
         if _FAULT.match(line):
             following = lines[index + 1] if line.endswith("of VM") and index + 1 < len(lines) else line
@@ -152,19 +153,22 @@ def last_error(lines: Sequence[str]) -> str | None:
     return next((mask_uri(line.strip()) for line in lines if not _UNINTERESTING.match(line)), None)
 
 
-def root_message(java_exception: Any) -> str:
-    """The class and message of the deepest cause of a Java exception, in one line; prefers an error of Spark itself.
+def causes(java_exception: Any) -> Iterator[Any]:
+    """A Java exception and its causes, at most `MAX_CAUSES`. Calls the JVM, which must be running."""
+    for _ in range(MAX_CAUSES):
+        if java_exception is None:
+            return
+        yield java_exception
+        java_exception = java_exception.getCause()
 
-    Asks the JVM, which must be running.
-    """
-    cause, text = java_exception, ""
-    for _ in range(20):
-        if cause is None:
-            break
+
+def root_message(java_exception: Any) -> str:
+    """The class and message of the deepest cause of a Java exception, in one line; prefers an error of Spark itself."""
+    text = ""
+    for cause in causes(java_exception):
         text = str(cause.toString())
         if _SPARK_ERROR.search(text):
             break
-        cause = cause.getCause()
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     return _SQL_STATE.sub("", _PACKAGE.sub("", " ".join(lines)))[:MAX_MESSAGE].strip()
 
@@ -179,7 +183,7 @@ class StartingJvm:
 
     def __init__(self, settings: Mapping[str, str], home: Path) -> None:
         self.settings = dict(settings)
-        self._taken = False
+        self._connected = False
         self._output = JvmOutput()
         self._directory = Path(tempfile.mkdtemp())
         # As pyspark's `launch_gateway` starts it: the JVM writes its port and a secret into this file.
@@ -199,15 +203,15 @@ class StartingJvm:
                 preexec_fn=_ignore_interrupts,
             )
         except BaseException:
-            self._forget()
+            self._remove_directory()
             raise
         finally:
             self._output.started()
 
     @property
     def is_connected(self) -> bool:
-        """Whether `connect` has taken it over."""
-        return self._taken
+        """Whether `connect` was called, which ends the JVM itself if it fails."""
+        return self._connected
 
     def connect(self) -> Jvm:
         """Wait for the JVM and connect pyspark with it. Raises `JvmStartError` with the JVM's own message if it
@@ -215,7 +219,7 @@ class StartingJvm:
         from pyspark import SparkContext
         from pyspark.java_gateway import launch_gateway
 
-        self._taken = True
+        self._connected = True
         try:
             port, secret = self._wait()
             with _variables(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
@@ -226,32 +230,32 @@ class StartingJvm:
             _end_process(self._process)
             raise
         finally:
-            self._forget()
+            self._remove_directory()
         return Jvm(self._process, self._output)
 
     def end(self) -> None:
         """End the JVM, which pyspark is not connected with."""
         _end_process(self._process)
-        self._forget()
+        self._remove_directory()
 
     def _wait(self) -> tuple[int, str]:
         """The port of the JVM and its secret."""
         while not self._connection_file.exists():
             if self._process.poll() is not None:
-                said = last_error(self._output.recent())
-                raise JvmStartError(said or "its messages are above in this worker's output.")
+                error = last_error(self._output.recent())
+                raise JvmStartError(error or "its messages are above in this worker's output.")
             time.sleep(_POLL_INTERVAL)
-        # Whole: the JVM renames it when it is written.
+        # Complete: the JVM writes another file and renames it.
         content = self._connection_file.read_bytes()
         port, length = struct.unpack_from(">ii", content)
         return port, content[8 : 8 + length].decode()
 
-    def _forget(self) -> None:
+    def _remove_directory(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _ignore_interrupts() -> None:
-    # Ctrl-C goes to all processes of a terminal; the worker ends its JVM itself.
+    # A terminal sends Ctrl-C to all its processes; the worker ends its JVM itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
