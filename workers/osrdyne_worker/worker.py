@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from osrdyne.aio.signals import WatchCell
@@ -57,6 +58,8 @@ FORGED_INTERVAL = 5.0
 """Seconds between two reports of forged control messages."""
 RELOAD_ERROR_LIMIT = 500
 """Characters of the error of a reload in a report."""
+MAX_REMEMBERED_PROBES = 100
+"""Ids of probes by which the worker recognises a repeated control message."""
 CLOSING_TIME = 5.0
 """Seconds of `stop_grace` that are reserved for the exit: two fifths to requeue requests, half for `on_stop` and the
 session, the rest for the last reports. Drivers kill a worker after `stop_grace`."""
@@ -76,8 +79,9 @@ class Worker:
         self._desired = DesiredState(parts.environment.requests_queues, paused=parts.environment.paused)
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         """The queues that the worker consumes now; none until it is ready."""
-        self._probe: WatchCell[str | None] = WatchCell(None)
-        """The id of the latest probe that the controller has asked for."""
+        self._probes: asyncio.Queue[str] = asyncio.Queue()
+        """The ids of the requested probes for which no request was taken yet."""
+        self._last_probes: deque[str] = deque(maxlen=MAX_REMEMBERED_PROBES)
         self._loading_done = False
         self._ready = False
         self._broker: BrokerConnection | None = None
@@ -238,13 +242,15 @@ class Worker:
             await self._queues.changed()
 
     async def _run_probes(self, broker: BrokerConnection) -> None:
-        """Take one request for each probe that is asked for from now on; one that a lost connection interrupts has no
-        outcome."""
+        """Take one request for each probe that the controller requests on this connection. A probe that a lost
+        connection interrupts has no outcome; the controller then sends another one."""
         intake = ProbeIntake(broker, self._processor)
+        # A queue, because each probe needs its own request: the controller sends those of several circuits at once.
+        probes = self._probes = asyncio.Queue()
         try:
             while True:
-                probe_id = await self._probe.changed()
-                if probe_id is None or not self._ready or self._exit_reason is not None:
+                probe_id = await probes.get()
+                if not self._ready or self._exit_reason is not None:
                     continue
                 if not await intake.take_one(probe_id, self._desired.queues):
                     self._report_state(**{EMPTY_PROBE_FIELD: probe_id})
@@ -285,10 +291,9 @@ class Worker:
                     self._request_reload(str(reload_id))
             case Command.PROBE:
                 probe_id = message.details.get("id")
-                # A repeated id changes nothing: exactly one request passes.
                 valid = isinstance(probe_id, str) and 0 < len(probe_id) <= MAX_PROBE_ID
                 if valid and message.generation >= self._desired.generation:
-                    self._probe.set(str(probe_id))
+                    self._request_probe(str(probe_id))
             case Command.DRAIN:
                 # An old drain may be on its way from a leader that was deposed; a cancel is harmless at any age.
                 if message.generation >= self._desired.generation:
@@ -304,6 +309,12 @@ class Worker:
         except ValueError as error:
             log.warning("malformed rate in a control message", reason=str(error))
         self._report_state()
+
+    def _request_probe(self, probe_id: str) -> None:
+        # A repeated id changes nothing: exactly one request passes.
+        if probe_id not in self._last_probes:
+            self._last_probes.append(probe_id)
+            self._probes.put_nowait(probe_id)
 
     def _request_reload(self, reload_id: str) -> None:
         """Load the data again for the controller; while the worker still loads, once it is ready."""
