@@ -2,7 +2,7 @@
 
 For the pool it is an ordinary driver: a worker assigned to a process is an instance like any other. A *process* is an
 instance of the inner driver with the key `PROCESS_KEY`. The driver decides nothing about groups; it chooses the process
-for a worker. Only the processes know which workers exist: at the start of a term the driver queries every process, and
+for a worker. Which workers exist is recorded in the processes only: in a new term the driver queries every process, and
 places no worker until each process has answered or was killed. Source: docs/explanation/placement.md.
 """
 
@@ -72,9 +72,8 @@ class ProcessGoneError(DriverUnavailableError):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A start that waits for a place. The result of `place` is a process; its exception is the reason why there is
-    none."""
+class WaitingStart:
+    """A start that waits for a place in a process. `place`: the process, or the error of the start."""
 
     worker_id: WorkerId
     key: Key
@@ -95,7 +94,7 @@ class PooledDriver(Driver):
         self.rules = rules
         self.same_host = inner.same_host
         self.processes: dict[WorkerId, Process] = {}
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingStart] = []
         self.pressure = MemoryPressure(rules.max_memory_used)
         self.deaths = ProcessDeaths(inner.context.clock)
         self.begun: dict[WorkerId, tuple[int, str]] = {}
@@ -112,10 +111,10 @@ class PooledDriver(Driver):
         self.listed_at = -math.inf
         """When the inner driver was last asked for its instances (monotonic)."""
         self._listed_in: int | None = None
-        self._early: dict[WorkerId, ProcessState] = {}
+        self._early_reports: dict[WorkerId, ProcessState] = {}
         self._dedicated: list[Instance] = []
         self._refreshing = asyncio.Lock()
-        self._places: set[tuple[Key, int]] = set()
+        self._starting_slots: set[tuple[Key, int]] = set()
         self._changes = WatchCell(0)
         self._log: Logger = get_logger("pooled_driver", pool=inner.context.pool)
         self.use_settings([ProcessSettings(inner.spec_hash(), rules.spares)])
@@ -136,7 +135,7 @@ class PooledDriver(Driver):
 
     def begin_term(self, link: ProcessLink) -> None:
         """Use the link of a new term. Earlier reports of a process count only once it has answered this term."""
-        # Nothing is listed in this term yet: the first start or listing asks all processes (lifecycle:
+        # Nothing is listed in this term yet: the first start or listing queries all processes (lifecycle:
         # pooled-ask-first).
         self._link, self._listed_in = link, None
 
@@ -158,12 +157,12 @@ class PooledDriver(Driver):
         returns."""
         process = self.processes.get(worker_id)
         if process is None:
-            # The report may come before the start has returned. Reports of strangers must not fill the memory.
-            if len(self._early) < MAX_EARLY:
-                self._early[worker_id] = state
+            # The report may come before the start has returned. Reports of unknown processes must not fill the memory.
+            if len(self._early_reports) < MAX_EARLY:
+                self._early_reports[worker_id] = state
             return
         if process.is_gone:
-            # Its last word is what the inner driver says: a late report must not bring its workers back.
+            # The inner driver has listed its end: a late report must not list its workers as running again.
             return
         term = 0 if self._link is None else self._link.term
         if state.ready:
@@ -235,7 +234,7 @@ class PooledDriver(Driver):
 
     async def list_instances(self) -> list[Instance]:
         await self.refresh()
-        await self._know_all()
+        await self._require_reports()
         workers = [worker for process in self.processes.values() for worker in process.workers()]
         return [*self._dedicated, *workers]
 
@@ -244,18 +243,18 @@ class PooledDriver(Driver):
         # A process of the earlier leader may hold this very key: it must be known before another one is chosen.
         if self._listed_in != self.link.term:
             await self.refresh()
-        await self._know_all()
+        await self._require_reports()
         # All processes have answered by now, so that no other one can hold this slot without being listed.
         self._require_free(spec)
-        place = (spec.key, spec.slot)
+        slot = (spec.key, spec.slot)
         # No await since the check: two starts of one slot cannot both pass it.
-        self._places.add(place)
+        self._starting_slots.add(slot)
         try:
             if spec.placement is Placement.DEDICATED:
                 return await self._start_dedicated(spec)
             instance = await self._start_somewhere(spec)
         finally:
-            self._places.discard(place)
+            self._starting_slots.discard(slot)
         self.link.note_assigned(self._clock.monotonic() - began)
         self.changed()
         return instance
@@ -292,13 +291,13 @@ class PooledDriver(Driver):
         if process is None or process.worker(worker_id) is None or process.runs(worker_id):
             return
         # If the leader dies before the answer, the exited worker stays in the list, and the next leader removes it.
-        # Only of an exited worker: its end is recorded by now (lifecycle: pooled-forget-after-exit).
+        # The worker has exited, and the pool has recorded its end (lifecycle: pooled-forget-after-exit).
         forget = Forget(_new_question(), worker_id)
         self._log_worker("worker is forgotten", process, worker_id)
         while not process.is_gone and process.assignment(worker_id) is not None:
             with suppress(ProcessGoneError):
                 await self._ask(process, forget)
-        # Also for a process that is gone and cannot forget: its last report would list the worker again.
+        # Also for a process that has ended: its last report still contains the worker.
         process.removed.add(worker_id)
         process.starting.pop(worker_id, None)
         self.changed()
@@ -422,7 +421,7 @@ class PooledDriver(Driver):
         # The listing lacks processes that were started while it was made.
         for worker_id in before - listed.keys():
             if (vanished := self.processes.pop(worker_id, None)) is not None:
-                # Those that wait for an answer end: the process will give none.
+                # Callers that wait for its answers fail with `ProcessGoneError`.
                 vanished.wake()
         self._listed_in = term
 
@@ -432,11 +431,11 @@ class PooledDriver(Driver):
         if process is None:
             now = self._clock.monotonic()
             # A process of this term holds only what this term assigns to it (lifecycle: pooled-starts-with-term).
-            started_in, given = self.begun.pop(instance.worker_id, (None, None))
-            process = Process(instance, seen_at=now, heard_at=now, started_in=started_in, given=given)
+            started_in, given_hash = self.begun.pop(instance.worker_id, (None, None))
+            process = Process(instance, seen_at=now, heard_at=now, started_in=started_in, given_hash=given_hash)
             process.is_outdated = process.settings_hash not in self.settings
             self.processes[instance.worker_id] = process
-            if (state := self._early.pop(instance.worker_id, None)) is not None:
+            if (state := self._early_reports.pop(instance.worker_id, None)) is not None:
                 self.take_state(instance.worker_id, state)
         return process
 
@@ -456,8 +455,8 @@ class PooledDriver(Driver):
         if not process.closing:
             for key in suspected:
                 self.deaths.blame(key)
-            # Keys that were at work at several such deaths, or loaded their data, get a process of their own: one of
-            # them may be the cause. With a suspect there is a more likely one.
+            # Keys that ran requests or loaded their data at several such ends get a process of their own, because they may
+            # be the cause. A suspect is a more likely cause.
             if not suspected:
                 self.deaths.note({one.key for one in living if one.in_flight > 0 or self._loads(one.worker_id)})
         # A worker with an unanswered assignment may have run: list it as exited with the process, too.
@@ -468,10 +467,10 @@ class PooledDriver(Driver):
         if process.closing:
             self._log.info("process ended", **end, workers=len(process.assignments()))
         else:
-            # The lines go with the process, and where no start waits for it, no caller gets them.
+            # The lines are deleted with the process, and no caller gets them if no start waits for the process.
             self._log.warning("process ended", **end, workers=len(process.assignments()), log_lines=process.log_lines)
         process.wake()
-        # It came up once, so that its end says nothing against the next start.
+        # A process that was ready once, or was ended on purpose, is no failed start.
         if ready or process.closing:
             return
         self.failed_starts[process.settings_hash] += 1
@@ -486,7 +485,7 @@ class PooledDriver(Driver):
                 waiting.place.set_exception(error)
 
     async def kill(self, process: Process, why: str) -> None:
-        """Kill a process that does not work. When this returns, its workers are listed as exited."""
+        """Kill an unresponsive process. When this returns, its workers are listed as exited."""
         # A process does not answer a deposed leader (lifecycle: pooled-older-terms). Only an answer of the token
         # channel that comes after the silence shows that this leader is not deposed.
         await self.link.confirm(since=self._clock.monotonic())
@@ -506,7 +505,7 @@ class PooledDriver(Driver):
 
     def _require_free(self, spec: WorkerSpec) -> None:
         workers = [worker for process in self.processes.values() for worker in process.workers()]
-        taken = {(worker.key, worker.slot) for worker in [*workers, *self._dedicated]} | self._places
+        taken = {(worker.key, worker.slot) for worker in [*workers, *self._dedicated]} | self._starting_slots
         if (spec.key, spec.slot) in taken:
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
 
@@ -514,7 +513,7 @@ class PooledDriver(Driver):
         """Start a worker with a process of its own, in a pool whose profiles have both placements."""
         # If the leader dies after this, the next leader lists the worker.
         instance = await self.inner.start(spec)
-        # At once, without a listing: its slot must count as taken.
+        # Added without a listing: its slot must count as taken at once.
         self._dedicated = [one for one in self._dedicated if one.instance_id != instance.instance_id] + [instance]
         self.changed()
         return instance
@@ -538,9 +537,8 @@ class PooledDriver(Driver):
         raise DriverUnavailableError("The processes that had room for the worker refused it.")
 
     async def _wait_for_place(self, spec: WorkerSpec) -> Process:
-        """Wait for a process with room, and reserve a place in it. Raises `StartFailedError` if there is none in
-        time."""
-        waiting = Waiting(spec.worker_id, spec.key, self.deaths.is_alone(spec.key), self._settings_of(spec))
+        """Wait for a process with room, and reserve a place in it. Raises `StartFailedError` after `start_timeout`."""
+        waiting = WaitingStart(spec.worker_id, spec.key, self.deaths.is_alone(spec.key), self._settings_of(spec))
         self.waiting.append(waiting)
         timer = self._clock.call_later(self.rules.start_timeout, lambda: self._give_up(waiting))
         try:
@@ -548,7 +546,7 @@ class PooledDriver(Driver):
             self.wakeup.set()
             return await waiting.place
         except BaseException:
-            # Cancelled after a place was found: it must not stay reserved for a worker that never comes.
+            # Cancelled after a place was found: the place must not stay reserved.
             if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
                 waiting.place.result().reserved.discard(spec.worker_id)
             raise
@@ -556,7 +554,7 @@ class PooledDriver(Driver):
             timer.cancel()
             self.waiting.remove(waiting)
 
-    def _give_up(self, waiting: Waiting) -> None:
+    def _give_up(self, waiting: WaitingStart) -> None:
         if not waiting.place.done():
             rules = self.rules
             reason = (
@@ -578,7 +576,7 @@ class PooledDriver(Driver):
         """Give places to the waiting starts, in their order."""
         if self._link is None:
             return
-        # One that has not answered may be full of workers that an earlier leader has assigned.
+        # A process that has not answered may be full of workers that an earlier leader has assigned.
         known = [process for process in self.processes.values() if process.is_known(self._link.term)]
         for waiting in self.waiting:
             if waiting.place.done():
@@ -592,8 +590,8 @@ class PooledDriver(Driver):
                 process.alone = waiting.key if alone else None
                 waiting.place.set_result(process)
 
-    def needs_process_alone(self, waiting: Waiting) -> bool:
-        """Whether a start gets a process of its own, as things are now."""
+    def needs_process_alone(self, waiting: WaitingStart) -> bool:
+        """Whether a start gets a process of its own at present."""
         return waiting.alone and placement.may_be_alone(self.processes.values(), waiting.key, self.rules)
 
     async def _assign(self, process: Process, spec: WorkerSpec) -> Instance | None:
@@ -613,8 +611,7 @@ class PooledDriver(Driver):
         # Repeated with the same id until it is answered; a worker id starts once (lifecycle: pooled-ids-once).
         await self._ask(process, assign)
         process.starting.pop(worker_id, None)
-        # Answered: from here on the report alone says whether the worker is there (lifecycle:
-        # pooled-taken-until-answered).
+        # Answered: from here on only reports show whether the worker exists (lifecycle: pooled-taken-until-answered).
         if (worker := process.worker(worker_id)) is not None:
             return worker
         refusal = process.refusal(worker_id)
@@ -628,7 +625,7 @@ class PooledDriver(Driver):
         limit = release.grace + self.rules.process_timeout
         since = self._clock.monotonic()
         while True:
-            # The same question each time, with the same id: a process that knows it already only answers again.
+            # The same question each time, with the same id: a process that has executed it only answers again.
             await self._ask(process, release)
             # The process has answered and does not list the worker: it now refuses an `assign` that is still in
             # transit.
@@ -656,13 +653,13 @@ class PooledDriver(Driver):
 
     # --- questions
 
-    async def _know_all(self) -> None:
-        """Wait until every process has reported its workers. Kill a process that does not answer."""
+    async def _require_reports(self) -> None:
+        """Wait until every process has reported its workers in this term. Kill a process that does not answer."""
         term = self.link.term
         unknown = [process for process in self.processes.values() if not process.is_known(term)]
-        # Wait for all of them: none may continue after the end of the term.
-        # Asked all at once: one that is silent costs its time-out only once, and is killed then.
-        ends = await asyncio.gather(*(self._know(process) for process in unknown), return_exceptions=True)
+        # Queried concurrently: several silent processes cost one time-out. With `return_exceptions` all queries end
+        # before an error is raised, so that none continues after the end of the term.
+        ends = await asyncio.gather(*(self._require_report(process) for process in unknown), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
@@ -670,7 +667,7 @@ class PooledDriver(Driver):
         if any(not process.is_known(term) for process in self.processes.values()):
             raise DriverUnavailableError("Not all pooled processes have reported their workers yet.")
 
-    async def _know(self, process: Process) -> None:
+    async def _require_report(self, process: Process) -> None:
         try:
             await self.ask_state(process)
         except ProcessSilentError:
@@ -701,8 +698,7 @@ class PooledDriver(Driver):
         try:
             while True:
                 self._require_running(process)
-                # Crash after it: the next leader asks all processes, and messages of this term are ignored from then
-                # on.
+                # Crash after it: the next leader queries all processes, which then ignore messages of this term.
                 accepted = await link.send(process.worker_id, question)
                 await answer.wait(repeat)
                 if name in process.answered:
@@ -724,11 +720,11 @@ class PooledDriver(Driver):
             raise ProcessGoneError(f"The pooled process {process.worker_id} has ended.")
 
     async def _find(self, worker_id: WorkerId) -> Process | None:
-        """The process with this id. If the process or its workers are unknown, list again first."""
+        """The process with this id; None if it does not exist. Lists first if it or its workers are unknown."""
         process = self.processes.get(worker_id)
         if process is None or not process.is_known(self.link.term):
             await self.refresh()
-            await self._know_all()
+            await self._require_reports()
         return self.processes.get(worker_id)
 
     async def _watch_inner(self) -> None:

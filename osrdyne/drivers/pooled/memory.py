@@ -1,4 +1,4 @@
-"""Memory pressure: which hosts and cgroups of processes are short of memory, and what to end there. No I/O.
+"""Memory pressure: which hosts and cgroups of processes are short of memory, and what to end in them. No I/O.
 
 Each process reports the memory of its host, or of its cgroup if that is tighter, and a name for it (`scope`): processes
 of one host report the same scope. `PooledDriver` writes it; `osrdyne.pool.groups.memory` acts on it.
@@ -40,7 +40,7 @@ class MemoryPressure:
         self._short: set[str] = set()
 
     def update(self, processes: Iterable[Process]) -> tuple[set[str], set[str]]:
-        """Take the latest reports. Returns the scopes where the pressure has begun, and those where it is over."""
+        """Update from the latest reports. Returns the scopes where a shortage has begun, and those where it is over."""
         shares = _shares(processes)
         before, limit = self._short, self._limit
         if limit is None:

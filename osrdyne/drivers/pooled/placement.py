@@ -14,10 +14,10 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import HOST_SCOPE, ProcessMemory
 
 GROWTH_AGE = 600.0
-"""Seconds for which a process is not replaced because of its heap: a leak that is faster would have it replaced all the
-time."""
+"""Seconds after its start for which a process is not replaced because of its heap: with a fast leak it would be
+replaced again and again."""
 MIN_GROWTH = 0.1
-"""The share of the heap by which the live heap must have grown at least: less needs no replacement."""
+"""The minimum growth of the live heap, as a share of the heap, for which a process is replaced."""
 EMPTY_FOR = 60.0
 """Seconds after which an empty process beyond the spares ends."""
 DEATHS = 2
@@ -88,7 +88,7 @@ def choose(processes: Iterable[Process], key: Key, rules: PooledRules, *, alone:
 def _fits(process: Process, key: Key, rules: PooledRules, *, alone: bool) -> bool:
     if not (process.takes_workers and process.is_ready) or process.load >= rules.keys_per_process:
         return False
-    # An empty process takes a worker whatever its heap: what fills it is garbage, or would be there anyway.
+    # An empty process takes a worker whatever its heap: the heap has only garbage, or what every process has.
     if process.load > 0 and process.heap_share >= rules.max_heap_used:
         return False
     if alone:
@@ -110,7 +110,7 @@ def processes_to_start(
     usable = [process for process in processes if process.takes_workers]
     others = sum(process.takes_workers for process in elsewhere)
     if (usable or (others and not waiting)) and is_shared_memory_short([*processes, *elsewhere]):
-        # Another JVM would only make it worse: the waiting keys get the places that become free.
+        # Another JVM would make the shortage worse: the waiting keys get the places that become free.
         return 0
     coming = sum(not process.is_ready for process in usable)
     if waiting:
@@ -123,8 +123,8 @@ def processes_to_start(
 
 
 def may_be_alone(processes: Iterable[Process], key: Key, rules: PooledRules) -> bool:
-    """Whether the key may have a process of its own: half of them remain for the other keys. A key for which there is
-    none shares a process, rather than not to be served."""
+    """Whether the key may have a process of its own. At least half of `max_processes` remain for other keys, so a key
+    shares a process if too many others have their own."""
     alone = {process.alone for process in processes if process.takes_workers and process.alone is not None}
     return key in alone or len(alone) < rules.max_processes // 2
 
@@ -152,10 +152,10 @@ def processes_to_end(
     useless = [process for process in empty if not process.takes_workers]
     spares = sorted((process for process in empty if process.takes_workers), key=lambda one: one.instance.started_at)
     if waiting:
-        # Spares are about to be used: to end one now would only mean to start another.
+        # Spares are about to be used.
         return useless
     if memory_is_short:
-        # A spare serves no key: it ends before any key is released.
+        # A spare serves no key, so it ends before any worker is stopped.
         return useless + spares
     surplus = [one for one in spares[rules.spares :] if one.empty_since is not None]
     return useless + [one for one in surplus if now - (one.empty_since or now) >= EMPTY_FOR]
@@ -166,7 +166,7 @@ def process_to_make_room(processes: Collection[Process], wanted: Collection[str]
     latest one. `wanted`: the settings, by their hash, for which starts wait. None if there is room, or one is coming.
     """
     usable = _usable_without_room(processes, wanted, rules)
-    # Only of settings for which no start waits: two of them would otherwise end each other's processes.
+    # Only of settings for which no start waits: otherwise two settings would end each other's processes in turn.
     empty = [process for process in usable if _is_empty(process) and process.settings_hash not in wanted]
     return max(empty, key=lambda one: one.instance.started_at, default=None)
 
@@ -182,7 +182,7 @@ def processes_to_vacate(
     wanted = {settings_hash for settings_hash, _ in waiting}
     others = [one for one in _usable_without_room(processes, wanted, rules) if one.settings_hash not in shared]
     if any(process.is_ready and process.load == 0 for process in others):
-        return []  # it ends as soon as the ends of its workers are recorded
+        return []  # that process ends as soon as the ends of its workers are recorded
     idle = [
         process
         for process in others
@@ -201,7 +201,7 @@ def full_processes(
     shared = sorted({settings_hash for settings_hash, alone in waiting if not alone})
     usable = _usable_without_room(processes, shared, rules)
     if any(one.is_ready and one.load == 0 and one.settings_hash not in shared for one in usable):
-        return []  # it ends, and leaves its place to a process with these settings
+        return []  # that process ends, and a process with these settings follows
     full = [
         one
         for one in usable
@@ -249,8 +249,8 @@ def _has_grown(process: Process, limit: float, *, now: float) -> bool:
 class ProcessDeaths:
     """Counts the ends of processes during requests of a key: after `DEATHS` of them, the key gets its own process.
 
-    The counts are in memory only. What another daemon must know is in RabbitMQ: a request that has ended a worker
-    before comes back as a suspect, so that one end with a suspect is the second one (`blame`).
+    The counts are in memory only. A new leader finds in RabbitMQ which requests have ended a worker: they are delivered
+    as suspects, so that one end with a suspect counts as the second one (`blame`).
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -265,7 +265,7 @@ class ProcessDeaths:
             self._ends.setdefault(key, []).append(now)
 
     def blame(self, key: Key) -> None:
-        """Record that a process ended while a suspect of this key ran: a request that ran at an earlier end, too."""
+        """Record that a process ended while a suspect of this key ran, which also ran at an earlier end."""
         now = self._clock.monotonic()
         self._ends[key] = [*_recent(self._ends.get(key, []), now), *[now] * DEATHS][-DEATHS:]
 

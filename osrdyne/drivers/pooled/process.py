@@ -37,7 +37,8 @@ class Starting:
 
 @dataclass(slots=True)
 class HeapHistory:
-    """The live heap of a process since its workers last changed: `first` and `last`, bytes after a collection."""
+    """The live heap of a process since its workers last changed. `first`, `last`: bytes after a garbage collection;
+    `first` is the lowest value so far."""
 
     first: int | None = None
     last: int | None = None
@@ -46,12 +47,12 @@ class HeapHistory:
     _before: int | None = None
 
     def note(self, state: ProcessState, *, now: float) -> None:
-        """Note a report. A value from before the last change of the workers does not count."""
+        """Add the value of a report. Values that were measured before the last change of the workers are ignored."""
         living = (one.worker_id for one in state.assignments if one.state is not AssignmentState.EXITED)
         workers, live = frozenset(living), state.memory.heap_live
         if workers != self._workers:
             self._workers, self._since, self._before, self.first, self.last = workers, now, live, None, None
-        # A worker loads its data after it was assigned: the heap grows, and nothing leaks.
+        # A new worker loads its data, so that the heap grows without a leak.
         if live is None or live == self._before or now - self._since < SETTLE:
             return
         self._before = None
@@ -74,9 +75,9 @@ class Process:
     ended process that the pool has removed. `questions`, `watchers`: the events of callers that wait for an answer, or
     for any report. `closing`: the driver is ending it and assigns no more workers to it. `retiring`: why its workers
     must be replaced. `alone`: the only key that it accepts. `empty_since`: monotonic. `is_outdated`: it was started
-    with other settings than any that the pool has now. `given`: the hash of the settings that this driver gave it; None
-    if it was found. `short_of_memory`: the host or cgroup is short of memory. `shared`: workers that were in it
-    together with workers of other keys.
+    with other settings than any that the pool has now. `given_hash`: the hash of the settings with which this driver
+    started it; None if it was found. `short_of_memory`: the host or cgroup is short of memory. `shared`: workers that
+    were in it together with workers of other keys.
     """
 
     instance: Instance
@@ -84,7 +85,7 @@ class Process:
     heard_at: float
     started_in: int | None = None
     is_outdated: bool = False
-    given: str | None = None
+    given_hash: str | None = None
     state: ProcessState | None = None
     starting: dict[WorkerId, Starting] = field(default_factory=dict)
     reserved: set[WorkerId] = field(default_factory=set)
@@ -109,7 +110,7 @@ class Process:
     @property
     def settings_hash(self) -> str:
         """The hash of its settings: workers of other settings have no place in it."""
-        return self.given or self.instance.spec_hash
+        return self.given_hash or self.instance.spec_hash
 
     @property
     def is_gone(self) -> bool:
@@ -172,7 +173,7 @@ class Process:
         if self.is_gone:
             return False
         reported = self.assignment(worker_id)
-        # Not reported and not starting: it was forgotten or refused, and its id starts no worker any more.
+        # Neither reported nor starting: it was forgotten or refused, and no worker starts with its id any more.
         return worker_id in self.starting if reported is None else reported.state is not AssignmentState.EXITED
 
     def apply(self, state: ProcessState, *, term: int, now: float) -> bool:
@@ -184,10 +185,10 @@ class Process:
             self.heap.note(state, now=now)
             living = [worker for worker in state.assignments if worker.state is not AssignmentState.EXITED]
             if len({worker.key for worker in living}) > 1:
-                # For good: what another key has left behind may end the process later.
+                # Permanently: what another key has left in the process may end it later.
                 self.shared.update(worker.worker_id for worker in living)
             for worker in state.assignments:
-                # Reported: from now on its state comes from the process.
+                # From now on its state comes from the reports.
                 self.starting.pop(worker.worker_id, None)
             # A process that has accepted a message of this term ignores messages of earlier terms that are still in
             # transit: a worker that an earlier term assigned and the report does not list will never start.
@@ -202,11 +203,11 @@ class Process:
         return is_news
 
     def wake(self) -> None:
-        """Wake all callers that wait for the process: it has ended, or the term has."""
+        """Wake all callers that wait for the process, because it or the term has ended."""
         for waiting in [*self.questions.values(), *self.watchers]:
             waiting.set()
 
-    # --- as the pool sees its workers
+    # --- its workers as instances for the pool
 
     def workers(self) -> list[Instance]:
         """The workers in it as instances, those of unanswered `assign` messages included."""

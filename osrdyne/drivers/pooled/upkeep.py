@@ -19,7 +19,7 @@ from osrdyne.drivers.pooled import placement
 from osrdyne.drivers.pooled.driver import PooledDriver, ProcessGoneError, ProcessSilentError, running
 from osrdyne.drivers.pooled.placement import PooledRules, ProcessSettings
 from osrdyne.drivers.pooled.process import Process
-from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
+from osrdyne.errors import BrokerError, DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, STATE_INTERVAL
@@ -50,9 +50,11 @@ class PooledUpkeep:
         self._rules = driver.rules
         self._clock = driver.context.clock
         self._busy: set[object] = set()
-        self._refused: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        """The number of consecutive starts that have failed, by the hash of the settings."""
         self._no_start_before: dict[str, float] = {}
-        self._judged: set[WorkerId] = set()
+        self._counted_ends: set[WorkerId] = set()
+        """The processes whose end before they were ready has delayed the next start."""
         self._workers_start_at = -math.inf
         """When a worker was last found starting (monotonic)."""
         self._spare_due: dict[str, float] = {}
@@ -63,23 +65,24 @@ class PooledUpkeep:
         """Maintain the processes. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._look(group)
+                self._check_processes(group)
                 await self._driver.wakeup.wait(INTERVAL)
 
-    def _look(self, group: asyncio.TaskGroup) -> None:
+    def _check_processes(self, group: asyncio.TaskGroup) -> None:
+        """Start a task for each process that needs a call, and for a process that must be started."""
         now, term = self._clock.monotonic(), self._driver.link.term
         if self._driver.starts_workers:
             self._workers_start_at = now
         known = [one for one in self._driver.processes.values() if one.is_known(term)]
         for process in self._driver.processes.values():
             if not process.is_known(term):  # found during the term
-                self._do(group, process, partial(self._ask_silent, process), name="ask a process")
+                self._run_once(group, process, partial(self._query, process), name="query a process")
         for process in known:
-            self._judge_start(process)
+            self._delay_start_after(process)
             if process.is_gone:
                 if not process.workers():
-                    # Not before the pool has recorded the ends of its workers: they would vanish with it.
-                    self._do(group, process, partial(self._remove, process), name="remove a process")
+                    # Not before the pool has recorded the ends of its workers: they are removed with the process.
+                    self._run_once(group, process, partial(self._remove, process), name="remove a process")
                 continue
             if process.retiring is None and not process.is_outdated:
                 process.retiring = placement.retirement(process, self._rules, now=self._clock.time())
@@ -87,26 +90,27 @@ class PooledUpkeep:
                     self._log.info("process is replaced", process=process.worker_id, why=process.retiring)
                     self._driver.changed()
             if process.state is not None and now - process.heard_at >= QUIET_AFTER:
-                self._do(group, process, partial(self._ask_silent, process), name="ask a silent process")
+                self._run_once(group, process, partial(self._query, process), name="query a silent process")
             elif not process.is_ready and now - process.seen_at >= self._rules.start_timeout:
                 why = "it was not ready within start_timeout"
-                self._do(group, process, partial(self._driver.kill, process, why), name="kill a process")
+                self._run_once(group, process, partial(self._driver.kill, process, why), name="kill a process")
         alive = running(self._driver.processes.values())
         missed = any(not process.is_ready or now - process.heard_at >= QUIET_AFTER for process in alive)
         if missed and now - self._driver.listed_at >= LIST_INTERVAL:
-            self._do(group, "list", self._driver.refresh, name="list the processes")
-        for process in self._to_end(known, now):
+            self._run_once(group, "list", self._driver.refresh, name="list the processes")
+        for process in self._processes_to_end(known, now):
             if process not in self._busy:  # otherwise it would stay marked as closing although no call ends it
                 # Before the call: no worker is placed in it from this decision on (lifecycle: pooled-ends-empty).
                 process.closing = True
-                self._do(group, process, partial(self._end, process, decided_at=now), name="end a process")
+                self._run_once(group, process, partial(self._end, process, decided_at=now), name="end a process")
         if "start" not in self._busy:
             wanted = next((one for one in self._driver.settings.values() if self._needs_process(one)), None)
             if wanted is not None:
-                self._do(group, "start", partial(self._start, wanted), name="start a process")
+                self._run_once(group, "start", partial(self._start, wanted), name="start a process")
 
-    def _to_end(self, known: list[Process], now: float) -> list[Process]:
-        """The empty processes to end: those beyond the spares of their settings, and one whose place is needed."""
+    def _processes_to_end(self, known: list[Process], now: float) -> list[Process]:
+        """The empty processes to end: those beyond the spares of their settings, and one that makes room for other
+        settings."""
         ends = []
         waiting = {one.settings_hash for one in self._driver.waiting if not one.place.done()}
         memory_is_short = placement.is_shared_memory_short(known)
@@ -140,8 +144,8 @@ class PooledUpkeep:
         return self._may_start_spare(settings.hash, is_needed=needed > 0) if not own else needed > 0
 
     def _may_start_spare(self, settings_hash: str, *, is_needed: bool) -> bool:
-        """Whether to start a needed spare now. Its JVM would compete with starting workers, whose callers wait, for the
-        processors."""
+        """Whether to start a needed spare now. Its JVM would compete for the processors with starting workers, whose
+        callers wait."""
         if not is_needed:
             self._spare_due.pop(settings_hash, None)
             return False
@@ -149,20 +153,24 @@ class PooledUpkeep:
         due = self._spare_due.setdefault(settings_hash, now + SPARE_LIMIT)
         return now >= min(due, self._workers_start_at + SPARE_REST)
 
-    def _judge_start(self, process: Process) -> None:
-        """Back off before the next start if the process ended before it was ready."""
-        if process.is_gone and process.worker_id not in self._judged:
-            self._judged.add(process.worker_id)
+    def _delay_start_after(self, process: Process) -> None:
+        """Delay the next start if the process ended before it was ready."""
+        if process.is_gone and process.worker_id not in self._counted_ends:
+            self._counted_ends.add(process.worker_id)
             if failures := self._driver.failed_starts[process.settings_hash]:
-                self._back_off(process.settings_hash, failures)
+                self._delay_start(process.settings_hash, failures)
 
-    def _back_off(self, settings_hash: str, failures: int) -> None:
-        """Start no process with these settings for a while. Others are not affected."""
+    def _note_failure(self, settings_hash: str) -> None:
+        """Count a start that failed, and delay the next one."""
+        self._failures[settings_hash] += 1
+        self._delay_start(settings_hash, self._failures[settings_hash])
+
+    def _delay_start(self, settings_hash: str, failures: int) -> None:
+        """Start no process with these settings for a while. Other settings are not affected."""
         self._no_start_before[settings_hash] = self._clock.monotonic() + START_RETRY.delay(failures)
 
-    def _do(self, group: asyncio.TaskGroup, subject: object, work: Work, *, name: str) -> None:
-        """Run `work` in a task of its own; only one at a time for each subject."""
-        # One call at a time for each process: an end and a kill of the same one would race.
+    def _run_once(self, group: asyncio.TaskGroup, subject: object, work: Work, *, name: str) -> None:
+        """Run `work` in a task, unless a task for this subject runs: an end and a kill of one process would race."""
         if subject in self._busy:
             return
         self._busy.add(subject)
@@ -182,17 +190,16 @@ class PooledUpkeep:
         driver = self._driver
         link = driver.link
         await driver.refresh()
-        # A process of an earlier start may have come meanwhile: the limit counts those that exist.
+        # A process of an earlier start may have appeared meanwhile; it counts for the limit.
         if settings.hash not in driver.settings or not self._needs_process(settings):
             return
-        # Ended ones that are not removed yet hold their slot, and with it their name.
+        # Ended processes hold their slot, and with it their name, until they are removed.
         taken = {process.instance.slot for process in driver.processes.values()}
         slot = next(number for number in range(len(taken) + 1) if number not in taken)
         try:
             spec = await link.make_process(slot, settings)
         except BrokerError as error:
-            self._refused[settings.hash] += 1
-            self._back_off(settings.hash, self._refused[settings.hash])
+            self._note_failure(settings.hash)
             self._log.warning("process credentials unavailable", error=str(error))
             if not error.retryable:
                 reason = "RabbitMQ refused the credentials of a process; see the daemon's log."
@@ -205,19 +212,22 @@ class PooledUpkeep:
             instance = await driver.inner.start(spec)
         except SlotTakenError:
             driver.begun.pop(spec.worker_id, None)
-            # No process of this id comes: nothing else would remove its user before the start time-out.
+            # No process with this id exists: nothing else would remove its user before the start time-out.
             link.release_process(spec.worker_id)
             await driver.refresh()
             return
+        except DriverUnavailableError:
+            # The process may have been started, so it keeps its user. Each attempt creates another user in RabbitMQ.
+            self._note_failure(settings.hash)
+            raise
         except StartFailedError as error:
             driver.begun.pop(spec.worker_id, None)
             link.release_process(spec.worker_id)
-            self._refused[settings.hash] += 1
-            self._back_off(settings.hash, self._refused[settings.hash])
+            self._note_failure(settings.hash)
             self._log.error("process start failed", error=str(error))
             driver.fail_waiting(error, settings.hash)
             return
-        self._refused.pop(settings.hash, None)
+        self._failures.pop(settings.hash, None)
         driver.add(instance)
         self._log.info("process started", process=instance.worker_id, instance=instance.external_id)
         driver.changed()
@@ -225,27 +235,28 @@ class PooledUpkeep:
     async def _end(self, process: Process, *, decided_at: float) -> None:
         """End a process that had no workers at `decided_at` (monotonic)."""
         driver = self._driver
-        # It is empty for this leader. A deposed one must not end it: the next may have placed a worker there. An answer
-        # of the token channel from before the decision does not show that no other leader has placed one since.
+        # It is empty for this leader. A deposed leader must not end it: the next one may have placed a worker in it.
+        # Only an answer of the token channel that is later than the decision shows that this has not happened.
         await driver.link.confirm(since=decided_at)
         self._log.info("process ends", process=process.worker_id)
         try:
             await driver.inner.stop(process.instance.instance_id, grace=self._rules.stop_grace)
             await driver.refresh()
         finally:
-            process.closing = process.is_gone  # if it still runs, it may be ended again
+            process.closing = process.is_gone  # if it still runs, it may take workers, and be ended later
 
     async def _remove(self, process: Process) -> None:
         """Remove a process that has ended, after the pool has recorded the ends of its workers."""
         driver = self._driver
         await driver.inner.remove(process.instance.instance_id)
-        # After the removal: if that fails, the process is listed and removed again.
+        # After the removal: if that fails, the process is listed and the removal is repeated.
         driver.processes.pop(process.worker_id, None)
-        self._judged.discard(process.worker_id)
+        self._counted_ends.discard(process.worker_id)
         driver.link.release_process(process.worker_id)
         driver.changed()
 
-    async def _ask_silent(self, process: Process) -> None:
+    async def _query(self, process: Process) -> None:
+        """Request a report, and kill the process if it does not answer."""
         try:
             await self._driver.ask_state(process)
         except ProcessSilentError:

@@ -287,6 +287,16 @@ class TestSpares:
                         world.end_process(process)
             assert 8 <= len(world.network.processes) <= 20
 
+    async def test_starts_of_processes_that_the_backend_does_not_accept_back_off(self, clock: VirtualClock) -> None:
+        """Each attempt creates a user in RabbitMQ, which is removed after the start time-out only."""
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            inner = world.driver.inner
+            assert isinstance(inner, FakeDriver)
+            for _ in range(600):
+                inner.fail_next_start(DriverUnavailableError("The disk is full."))
+            await clock.advance(600.0)
+            assert 8 <= inner.count("start") <= 20
+
 
 class TestChangeOfLeader:
     async def test_new_leader_lists_what_the_processes_report(self, clock: VirtualClock) -> None:
