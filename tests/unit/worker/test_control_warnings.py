@@ -1,4 +1,4 @@
-"""A worker that cannot receive control messages: one warning in its life, and no streams meanwhile."""
+"""A worker that cannot receive control messages: its warnings, and no streams meanwhile."""
 
 from __future__ import annotations
 
@@ -82,3 +82,40 @@ async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypat
         credit=credit,
     )
     assert credit.available is available
+
+
+class TwoOutages:
+    """Every attempt fails, every third one after it has listened; the connection ends with the sixth."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.attempts = 0
+        self.delays: list[float] = []
+
+    async def listen_once(self, connection, environment, routing_keys, handle, on_listening, *more):
+        self.attempts += 1
+        if self.attempts % 3 == 0:
+            on_listening()
+        raise REFUSED
+
+    async def sleep(self, seconds: float) -> None:
+        self.delays.append(seconds)
+        self.is_closed = self.attempts == 6
+
+
+async def test_each_outage_has_one_warning_and_begins_with_the_shortest_delay(monkeypatch):
+    outages = TwoOutages()
+    monkeypatch.setattr(control, "_listen_once", outages.listen_once)
+    with capture_logs() as logs:
+        await control.listen(
+            outages,
+            SimpleNamespace(control_exchange="p-ctl-xchg"),
+            handle=lambda message: None,
+            routing_keys=(),
+            on_listening=lambda: None,
+            on_forged=lambda: None,
+            warnings=ControlWarnings(),
+            clock=outages,
+        )
+    assert [entry["event"] for entry in logs] == [NOT_YET] * 3
+    assert [round(delay) for delay in outages.delays] == [1, 2, 1, 2, 4, 1]

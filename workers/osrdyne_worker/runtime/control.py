@@ -130,9 +130,15 @@ async def listen(
     noticed the loss: hence the retries.
     """
     failures = 0
+
+    def begin() -> None:
+        nonlocal failures
+        failures = 0  # the next failure is the first one of another outage
+        on_listening()
+
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, routing_keys, handle, on_listening, on_forged, credit)
+            await _listen_once(connection, environment, routing_keys, handle, begin, on_forged, credit)
         except BrokerError as error:
             failures += 1
             if credit is not None:
