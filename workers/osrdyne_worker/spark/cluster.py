@@ -33,7 +33,7 @@ DEFAULT_START_TIMEOUT = 300.0
 PROBE_SHARE = 0.8
 """The probe ends after this share of `start_timeout`, so that its error reaches the controller before the controller
 stops the worker for missing `start_timeout`."""
-LEAST_PROBE = 5.0
+MIN_PROBE_TIMEOUT = 5.0
 REACH_TIMEOUT = 5.0
 PROBE_GROUP = "osrdyne start probe"
 
@@ -182,7 +182,7 @@ def probe(
     # Not as a context manager: that would wait for a thread whose tasks never run.
     threads = ThreadPoolExecutor(1, thread_name_prefix="start-probe")
     try:
-        threads.submit(_run_tasks, session).result(timeout=max(LEAST_PROBE, timeout))
+        threads.submit(_run_tasks, session).result(timeout=max(MIN_PROBE_TIMEOUT, timeout))
     except Exception as error:
         refusal = refused_pods(recent_output())
         if refusal is not None:
@@ -213,7 +213,7 @@ def executors(session: Any) -> int:
 
 def refused_pods(lines: Sequence[str]) -> str | None:
     """Why Kubernetes refuses to create executor pods (a quota, a limit, missing rights), from the output of the JVM, in
-    which Spark logs each refusal; None if there is none."""
+    which Spark logs each refusal; None without a refusal."""
     found = (_REFUSED_POD.search(line) for line in reversed(lines))
     return next((match[1][: jvm.MAX_MESSAGE] for match in found if match is not None), None)
 
@@ -250,7 +250,7 @@ def _why(error: Exception) -> str:
 
 class StarvationWatch:
     """Detects jobs that have had no executors for a long time although the worker had some before: the master was
-    restarted and no longer knows the application, or other applications hold all cores. Called every few seconds from
+    restarted and has lost the application, or other applications hold all cores. Called every few seconds from
     one thread."""
 
     def __init__(self, master: SparkMaster, *, limit: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -262,12 +262,12 @@ class StarvationWatch:
         self._since: float | None = None
 
     def is_starved(self, session: Any) -> bool:
-        """Query Spark and check."""
+        """Whether the jobs of Spark have waited without any executor for the time limit."""
         jobs = len(session.sparkContext.statusTracker().getActiveJobsIds())
         return self.note(jobs=jobs, executors=executors(session) if jobs else 0)
 
     def note(self, *, jobs: int, executors: int) -> bool:
-        """Whether jobs have waited without any executor for the time limit."""
+        """Record the numbers of now; the result of `is_starved`."""
         now = self._monotonic()
         if not jobs or executors:
             self._since = None
@@ -276,6 +276,6 @@ class StarvationWatch:
         elif now - self._since >= self._limit:
             self.reason = (
                 f"The Spark cluster at {self._master.text} has given this worker no executor for {self._limit:.0f} s "
-                "although jobs wait: it has no free cores or memory, or it has forgotten the application."
+                "although jobs wait: it has no free cores or memory, or it was restarted and has lost the application."
             )
         return self.reason is not None

@@ -71,8 +71,8 @@ class EndedGroups:
 
 
 def memory_held(session: Any, groups: Iterable[str]) -> Mapping[str, int]:
-    """Bytes of the heap that Spark knows each group to hold: execution memory (sorts, joins, hash tables) of its tasks
-    in this JVM, and the results of finished tasks of its jobs. Spark does not know of objects that functions create.
+    """Bytes of the heap that each group holds according to Spark: the execution memory (sorts, joins, hash tables) of
+    its tasks in this JVM, and the results of finished tasks of its jobs. Objects that functions create are not counted.
     """
     tracker = session.sparkContext.statusTracker()
     return {group: _memory_of_group(session, tracker, group) for group in groups}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.spark.session import ResultT, SparkSessions
+from osrdyne_worker.spark.session import ResultT, SparkSessions, setting_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ class KeySparkSessions(SparkSessions):
         settings = context.worker_config.get("spark") or {}
         for name, value in (settings.get("conf") or {}).items():
             if name.startswith("spark.sql.") and name not in self._required and session.conf.isModifiable(name):
-                session.conf.set(name, str(value).lower() if isinstance(value, bool) else str(value))
+                session.conf.set(name, setting_text(value))
         # One pool for each key and not for each session, because Spark never removes a pool. The prefix prevents a
         # clash with Spark's pool "default".
         self._owner, self._pool = context.worker_id, f"key {context.key}"

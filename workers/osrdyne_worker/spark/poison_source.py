@@ -97,7 +97,6 @@ class PoisonReader(DataSourceReader):
 
 
 def _row(entry: Mapping[str, Any]) -> dict[str, Any]:
-
     def moment(seconds: float | None) -> datetime | None:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 

@@ -103,6 +103,9 @@ class SparkSessions:
     appended to the configured options of every JVM, and so override them as well.
     """
 
+    shares_heap = False
+    """Whether other workers use the same JVM."""
+
     def __init__(self, *, required: Mapping[str, str] | None = None, java_options: str = "") -> None:
         self._required = dict(required or {})
         self._java_options = java_options
@@ -126,7 +129,8 @@ class SparkSessions:
         self._early = self._start_early()
 
     def _start_early(self) -> StartingJvm | None:
-        """Start the JVM if a process imports its application now. Never fails: `build` tries again and says why."""
+        """Start the JVM if this process is importing its application. Never raises: `build` starts it again, and raises
+        the reason."""
         early = importing.get()
         if early is None or early.is_taken:
             return None
@@ -136,7 +140,7 @@ class SparkSessions:
             if master.is_connect or spark_home() is None:
                 return None
             if early.is_shared:
-                self._share()
+                self._require_fair_scheduler()
             conf = self._conf(context, master)
             jvm.require_java()
             _set_variables(master, conf)
@@ -153,8 +157,8 @@ class SparkSessions:
         starting.end()
         self._remove_work_directory()
 
-    def _share(self) -> None:
-        """Require the settings of a session that several keys share."""
+    def _require_fair_scheduler(self) -> None:
+        """Require the scheduler that divides the executors among the keys of a shared session."""
         from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER
 
         self._required = {**self._required, **FAIR_SCHEDULER}
@@ -256,7 +260,7 @@ class SparkSessions:
                 "worker.spark_master is a Spark Connect address, which pooled workers cannot share: "
                 "use another master, or dedicated workers."
             )
-        self._share()
+        self._require_fair_scheduler()
         shared = self.build(context)
         if self._jvm is not None and self._jvm.pid is not None:
             compiler.lower_priority(self._jvm.pid)
@@ -293,13 +297,10 @@ class SparkSessions:
         """Seconds that the JVM and the session took to start, and the warm-up of a shared one."""
         return self._start_times
 
-    shares_heap = False
-    """Whether other workers use the same JVM."""
-
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group.
 
-        Raises `RequestError` with the cause if the request has exhausted memory and the session lives on.
+        Raises `RequestError` with the cause if the request has exhausted memory and the session is still alive.
         """
         return self._run_in_group(session, group_id, function, loads=False)
 
@@ -323,17 +324,17 @@ class SparkSessions:
         try:
             result = function()
             if loads and (why := self._out_of_memory.get(group_id)) is not None:
-                # A hook may take the cancelled job for a fault of one file: the data is incomplete.
+                # A hook may treat the cancelled job as an error of one file, and return incomplete data.
                 raise RequestError(why, 500, "out_of_memory")
             return result
         except Exception as error:
-            # Failed or cancelled: its tasks may run on, and the health check looks for them.
+            # Failed or cancelled: its tasks may still run, and the health check reports them.
             self._ended.add(group_id)
             why = self._out_of_memory.get(group_id)
             if why is not None:
                 raise RequestError(why, 500, "out_of_memory") from error
             exhausted = None if isinstance(error, RequestError) else exhaustion(error)
-            # Only if the session lives on: a JVM that ended of it must end the worker, not just this request.
+            # Only if the session is still alive: otherwise the worker must end, not just this request.
             if exhausted is not None and self.is_alive(session):
                 raise RequestError(exhausted.message, exhausted.code, exhausted.condition) from error
             raise
@@ -358,7 +359,7 @@ class SparkSessions:
             session.interruptTag(_tag(group_id))
         else:
             self._ended.add(group_id)
-            # Future jobs as well: a handler that goes on would submit the next one after the cancel.
+            # Future jobs as well: a handler that continues would submit the next one after the cancel.
             session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group_id)
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
@@ -414,7 +415,7 @@ class SparkSessions:
             if _is_connect_session(session):
                 return not session.is_stopped
             process = jvm.process()
-            # Asked of the system first: a call to a JVM that is ending might wait.
+            # First: a call to a JVM that is ending might not return.
             if process is not None and process.poll() is not None:
                 return False
             if session.sparkContext._jsc.sc().isStopped():
@@ -444,7 +445,7 @@ class SparkSessions:
     def close(self, session: Any) -> None:
         """Stop the session and end the JVM, which must not outlive its worker."""
         if self._heap_watch is not None:
-            # Before the session: the watch would ask a JVM that is ending.
+            # Before the session: the watch would call a JVM that is ending.
             self._heap_watch.close()
             self._heap_watch = None
         try:
@@ -464,7 +465,7 @@ def session_conf(
     """The settings of the session. Required settings of the application override configured ones, which override
     defaults."""
     local = _LOCAL_DEFAULTS if master.is_on_this_host else {}
-    conf = {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
+    conf = {**DEFAULTS, **local, **{name: setting_text(value) for name, value in configured.items()}, **required}
     if master.is_on_this_host and (options := with_heap_options(conf)):
         conf[DRIVER_OPTIONS] = options
     if java_options:
@@ -501,7 +502,8 @@ def app_name(context: Context) -> str:
     return "".join(character if character.isprintable() else "�" for character in name)
 
 
-def _text(value: object) -> str:
+def setting_text(value: object) -> str:
+    """The value of a setting as Spark parses it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

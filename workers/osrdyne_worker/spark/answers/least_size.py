@@ -1,4 +1,4 @@
-"""The least size of an answer, from the plan of a query before it runs. Pipelines refuse what cannot be sent by it.
+"""The minimum size of an answer, from the plan of a query before it runs: pipelines refuse answers that cannot be sent.
 
 Only what is certain counts: the shortest form of each value, and rows that the query returns in any case.
 """
@@ -15,7 +15,7 @@ from osrdyne_worker.spark.answers.results import PreparedQuery
 MAX_FILES = 1000
 """Files whose numbers of rows are read."""
 _SAME_ROWS = frozenset({"Project", "Sort", "Window", "SubqueryAlias", "View", "Repartition", "RepartitionByExpression"})
-"""Operators that return as many rows as they get. An expression that fails leaves no answer at all."""
+"""Operators that return as many rows as they get. If an expression fails, there is no answer."""
 _LEAST_JSON = {"boolean": 4, "decimal": 3, "date": 4, "timestamp": 4, "timestamp_ntz": 4, "void": 4}
 _LEAST_NUMBER = frozenset({"tinyint", "smallint", "int", "bigint", "float", "double"})
 _ARROW = {
@@ -94,5 +94,5 @@ def _rows_of_files(relation: Any) -> int:
         return 0
     try:
         return sum(pq.read_metadata(unquote(part.path)).num_rows for part in parts)
-    except (OSError, ValueError):  # Spark says what is wrong with it; pyarrow's errors are of these two kinds
+    except (OSError, ValueError):  # Spark reports what is wrong with the file; pyarrow's errors have these two types
         return 0

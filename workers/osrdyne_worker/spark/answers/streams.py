@@ -235,7 +235,7 @@ class SpooledPartitions:
     def _store(self, connection: socket.socket) -> None:
         """Store what one task sends."""
         with connection, connection.makefile("rb", 1024 * 1024) as rows:
-            # Has no name: it is gone with this process, however that ends.
+            # Without a name: the kernel removes it when this process ends, even if it is killed.
             file = tempfile.TemporaryFile(dir=self._directory, prefix="osrdyne-")  # noqa: SIM115 — kept open
             try:
                 index = self._copy(rows, file)
@@ -287,10 +287,10 @@ class SpooledPartitions:
 
 
 def _complete_messages() -> Any:
-    """What reads the messages of a partition in Spark's Python processes.
+    """The serializer that reads the messages of a partition in Spark's Python processes.
 
-    Spark's own serializers take the end of a connection for the end of the data: the rows that a failing task has
-    produced so far would look like the whole partition. This one demands the mark at the end of the data.
+    Spark's own serializers treat the end of a connection as the end of the data: the rows that a failing task has
+    produced so far would look like the whole partition. This one requires the mark at the end of the data.
     """
     from pyspark.serializers import NoOpSerializer
 

@@ -21,7 +21,7 @@ class HadoopFiles:
         return f"{self._root}/{name}" if name else self._root
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None if there is none."""
+        """The text of a file; None if it does not exist."""
         path = self._java_path(name)
         if not self._files.exists(path):
             return None
@@ -32,9 +32,9 @@ class HadoopFiles:
             stream.close()
 
     def create(self, name: str, content: bytes, *, aside: str) -> bool:
-        """Write the file `aside` and move it to `name`, so that it is complete as soon as it is there.
+        """Write the file `aside` and move it to `name`, so that it is complete as soon as it exists.
 
-        False if `name` is there already: of several callers one succeeds. In an object store, whose renames are copies,
+        False if `name` exists already: of several callers one succeeds. In an object store, whose renames are copies,
         more than one may succeed at the same moment; the file is then that of the last one.
         """
         path, unfinished = self._java_path(name), self._java_path(aside)
@@ -49,8 +49,8 @@ class HadoopFiles:
         return not self._files.exists(path) and bool(self._files.rename(unfinished, path))
 
     def _linked(self, unfinished: Any, path: Any) -> bool | None:
-        """Link a local file to a second path: unlike Hadoop's rename, this fails if the path exists. None if this is no
-        local file system, or one without links."""
+        """Link a local file to a second path: unlike Hadoop's rename, this fails if the path exists. None if the file
+        system is not local, or has no hard links."""
         if str(self._files.getUri().getScheme()) != "file":
             return None
         try:
@@ -67,12 +67,12 @@ class HadoopFiles:
         source = self._jvm.org.apache.hadoop.fs.Path(local.absolute().as_uri())
         self._files.mkdirs(self._java_path(name).getParent())
         local_files = self._jvm.org.apache.hadoop.fs.FileSystem.getLocal(self._conf)
-        # Not `copyFromLocalFile`: in S3A it has an HTTP client of its own, which not every store understands.
+        # Not `copyFromLocalFile`: in S3A it has an HTTP client of its own, whose requests some stores refuse.
         copied = self._jvm.org.apache.hadoop.fs.FileUtil.copy(
             local_files, source, self._files, self._java_path(name), True, True, self._conf
         )
         if not copied:
-            raise OSError(f"The file system did not take {self.path(name)}.")
+            raise OSError(f"The file system has not stored {self.path(name)}.")
 
     def listed(self, name: str) -> list[tuple[str, int]]:
         """The paths and sizes of the files in a directory, without hidden ones (`_SUCCESS`)."""
@@ -84,7 +84,7 @@ class HadoopFiles:
         return sorted(found)
 
     def size(self, name: str) -> int:
-        """The bytes of all files in a directory, also of those that are being written; 0 if it is not there."""
+        """The bytes of all files in a directory, also of those that are being written; 0 if it does not exist."""
         path = self._java_path(name)
         return int(self._files.getContentSummary(path).getLength()) if self._files.exists(path) else 0
 
@@ -94,7 +94,7 @@ class HadoopFiles:
         return sorted(str(status.getPath().getName()) for status in found if status.isDirectory())
 
     def delete(self, name: str) -> None:
-        """Delete a directory, if it is there."""
+        """Delete a directory, if it exists."""
         self._files.delete(self._java_path(name), True)
 
     def _java_path(self, name: str) -> Any:

@@ -18,7 +18,7 @@ _SUMMARIES = frozenset({"_metadata", "_common_metadata"})
 
 
 def parquet_schema(session: Any, path: str) -> StructType | None:
-    """The schema that `session.read.parquet(path)` would infer; None if only Spark can tell."""
+    """The schema that `session.read.parquet(path)` would infer; None if only Spark can infer it."""
     if not hasattr(session, "_jsparkSession"):
         return None  # Spark Connect reads the files on the server
     file = _first_file(path.removeprefix("file://").removeprefix("file:"))
@@ -26,7 +26,7 @@ def parquet_schema(session: Any, path: str) -> StructType | None:
         return None
     try:
         return _read(session, file)
-    except Exception:  # not readable, or another version of Spark: Spark says what is wrong, or reads it anyway
+    except Exception:  # unreadable, or another version of Spark: Spark reports the error, or infers the schema
         return None
 
 
@@ -71,7 +71,7 @@ class _JavaClasses(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _java_classes(gateway: Any) -> _JavaClasses:
-    """The classes, found once: py4j asks the JVM for each part of a name."""
+    """The classes, resolved once: py4j calls the JVM for each part of a name."""
     jvm = gateway.jvm
     hadoop, parquet = jvm.org.apache.parquet.hadoop, jvm.org.apache.spark.sql.execution.datasources.parquet
     return _JavaClasses(

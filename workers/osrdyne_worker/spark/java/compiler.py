@@ -1,7 +1,7 @@
 """The priority of the JVM's second compiler (C2), whose threads compete with requests for the processors.
 
 Java compiles for minutes after its start. C2 takes almost half of the processor time of the first hundred keys of a
-process, to make code faster that is used later. With a lower priority its threads use the time that nothing else needs.
+process, to optimise code that is used later. With a lower priority its threads run while processors are idle.
 """
 
 from __future__ import annotations

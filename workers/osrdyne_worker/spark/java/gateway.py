@@ -1,8 +1,7 @@
 """Whether Spark's Java process (JVM) still accepts connections of py4j. Used by the health check of `session`.
 
-py4j accepts connections in one thread of the JVM. An OutOfMemoryError in it ends this thread and not the JVM: threads
-of the worker that are connected go on, and each new one waits without end, because the kernel still accepts the
-connection.
+py4j accepts connections in one thread of the JVM. An OutOfMemoryError ends this thread and not the JVM. Threads of the
+worker that are connected continue; each new connection gets no answer, because only the kernel still accepts it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class GatewayWatch:
     def check(self) -> bool:
         """Whether the JVM accepts connections, as far as is known. Probes it if the last probe was long enough ago.
 
-        Call this after the JVM has answered over another connection: one that answers nothing may only pause.
+        Call this after the JVM has answered over another connection: without an answer, the JVM may only be paused.
         """
         if not self._lock.acquire(blocking=False):
             return not self.is_closed  # another thread waits for the answer
@@ -65,7 +64,7 @@ class GatewayWatch:
             self._unanswered += 1
             self.is_closed = self._unanswered >= MAX_UNANSWERED
             log.warning("JVM did not answer a new connection", probes=self._unanswered, error=str(error))
-        except OSError:  # such as too many open files of this process: it says nothing about the JVM
+        except OSError:  # not of the JVM, such as too many open files of this process
             log.warning("JVM could not be probed", exc_info=True)
         else:
             self._unanswered = 0

@@ -39,7 +39,7 @@ CANCEL_TIME = 10.0
 LIVE_INTERVAL = 60.0
 LIVE_SHARE = 0.01
 MIN_EVIDENCE = 0.1
-"""The share of the heap that a request must hold, as far as Spark knows, to be chosen for that reason."""
+"""The share of the heap that a request must hold, as far as Spark knows, to be chosen because of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def choose_group(
     if largest is not None and held.get(largest, 0) >= minimum:
         return largest
     older = {group: since for group, since in started.items() if now - since >= YOUNG} or started
-    # Spark does not say whose cached data is whose. A load is meant to fill the heap; a request gives its memory back.
+    # Spark does not attribute cached data to groups. A load fills the heap with it; a request releases its memory.
     older = {group: since for group, since in older.items() if group in loads} or older
     return max(older, key=lambda group: older[group], default=None)
 
@@ -216,7 +216,7 @@ class HeapWatch:
             running = {group: since for group, since in self._started.items() if group not in self._cancelled}
         held = self._held(list(running)) if len(running) > 1 else {}
         with self._lock:
-            # Some may have ended while Spark was asked: cancelling those would free nothing.
+            # Some may have ended while Spark was queried: cancelling those would free nothing.
             running = {group: since for group, since in running.items() if group in self._started}
             chosen = choose_group(running, held, minimum=MIN_EVIDENCE * after.maximum, now=now, loads=self._loads)
             if chosen is None:
