@@ -264,14 +264,17 @@ class Reporter:
                 channel = await connection.channel()
                 self._wake.set()  # publish what an earlier connection has left
                 self._connected = True
-                while True:
-                    await self._send_waiting(channel)
-                    failures = 0
+                try:
+                    while True:
+                        await self._send_waiting(channel)
+                        failures = 0
+                finally:
+                    # Also when this task is cancelled, as it is when the connection is lost.
+                    self._connected = False
             except BrokerError as error:
                 failures += 1
                 if failures == 1 and not connection.is_closed:
                     log.warning("activity reports cannot be published", exchange=self._exchange, reason=str(error))
-                self._connected = False
                 await self._clock.sleep(Backoff(initial=1.0).delay(failures))
 
     async def _send_waiting(self, channel: Channel) -> None:
