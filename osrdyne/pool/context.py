@@ -64,7 +64,7 @@ class TermState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestQueues:
-    """The request queues of the pool: which ones a key has, what is known of them, and the commands on them."""
+    """The request queues of the pool: the queues of each key, their observed state, and the commands on them."""
 
     layout: QueueLayout
     status: QueueStatuses

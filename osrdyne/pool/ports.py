@@ -18,7 +18,7 @@ class TokenVerifier(Protocol):
     """Whose bearer token a request presents. The API verifies its own requests with the same one."""
 
     def known(self, token: str) -> Principal | Refusal | None:
-        """The principal, or why the token is refused; None if only `identify` finds out."""
+        """The principal, or why the token is refused; None if the answer needs `identify`."""
         ...
 
     async def identify(self, token: str) -> Principal | Refusal:
@@ -139,6 +139,8 @@ class WorkerCredentials(Protocol):
 
 
 class Lease(Protocol):
+    """The right of the leader to act (lifecycle: lease)."""
+
     async def confirm(self, *, since: float | None = None) -> None:
         """Return if the token channel answered recently, and answered a command that was sent after `since`
         (monotonic); otherwise ask it. Raises `LeadershipLostError`."""

@@ -135,10 +135,10 @@ class WaitingView:
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """One worker group. `next_transition` names the next state, `next_transition_at` its time (seconds since the
-    epoch); `reason` is a sentence that explains the state of the group and its next change. `waiting`: by
-    level, as of the latest resync. `profile`: the pattern of the profile that matches the key; None: the settings of
-    the pool hold. `settings`: the effective values of what a profile may change, without secrets. `policy`:
-    the queue policy that acts on the key; None if none does."""
+    epoch); `reason` is a sentence that explains the state of the group and its next change. `waiting`: by level, as of
+    the latest resync. `profile`: the pattern of the profile that matches the key; None: the settings of the pool apply.
+    `settings`: the effective values of what a profile may change, without secrets. `policy`: the queue policy that acts
+    on the key; None if none does."""
 
     key: Key
     state: GroupStatus

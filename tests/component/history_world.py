@@ -384,7 +384,7 @@ class HistoryWorld:
             term = self.leader.term
             found |= {
                 "groups": term.state.tracker.keys(),
-                "places": [*term.state.admission.up(), *term.state.admission.waiting()],
+                "places": [*term.state.admission.admitted(), *term.state.admission.waiting()],
                 "facts": [*term.state.queue_status.keys(), *term.state.worker_status.keys()],
                 "holds": [key for key in KEYS if term.state.tracker.is_held(key)],
             }

@@ -79,7 +79,7 @@ class GroupEviction:
             return
         candidates = [
             self._candidate(key, record)
-            for key in self._admission.up()
+            for key in self._admission.admitted()
             if (record := self._tracker.record(key)) is not None
         ]
         for key in choose_to_end(candidates, waiting=waiting, now=self._clock.monotonic(), idle_for=self._idle_for):
@@ -92,8 +92,8 @@ class GroupEviction:
         return Candidate(key, record, busy=not self.is_at_rest(key), stays=stays, rank=self._rank(key))
 
     def _check_queue(self, key: Key, record: GroupRecord) -> None:
-        """Look at the queue of a group whose workers do not report completion: they stay busy after their first
-        request, and only the queue shows when they are idle. Done for groups that could be evicted otherwise."""
+        """Check the queue of a group that could be evicted if its workers were not busy. Workers that do not report
+        completion stay busy after their first request: only the queue shows when they are idle."""
         busy = [worker for worker in self._worker_reports.of_key(key) if worker.state is WorkerState.BUSY]
         if not busy or any(worker.reports_completion for worker in busy) or record.status is not GroupStatus.ACTIVE:
             return

@@ -70,7 +70,7 @@ class ObservedWorkers:
     starting: bool = False
     empty_since: float | None = None
     failure: StartFailure | None = None
-    waiting_for: str | None = None  # The setting that limits the starts, or `CIRCUIT`.
+    waiting_for: str | None = None  # The setting that keeps a worker from being started, or `CIRCUIT`.
 
     @property
     def is_empty(self) -> bool:
@@ -129,9 +129,8 @@ class QueueStatuses:
         if status.is_bound:
             return
         if status.fault is not None:
-            raise status.fault.with_traceback(
-                None
-            )  # raised many times, it would otherwise keep every frame it passed through
+            # Raised many times: with its traceback it would keep every frame that it has passed through.
+            raise status.fault.with_traceback(None)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, {})[waiter] = None
         self.awaited.notify(key)

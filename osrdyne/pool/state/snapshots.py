@@ -1,8 +1,9 @@
 """Snapshots of state that changes often and must survive a restart and a change of leader, such as that of circuits.
 
-A subsystem reads its snapshot when a term begins, and saves a new one after changes, as often as it can afford to lose
-what came after the last one. The broker keeps the latest one only (`broker.queues.snapshots`). Documents that a person
-writes are kept in all versions instead (`pool.routing.manifest_store`).
+A subsystem reads its snapshot when a term begins, and saves a new one after changes. Changes after the latest snapshot
+are lost with the leader; each subsystem chooses its interval accordingly. The broker keeps only the latest snapshot
+(`broker.queues.snapshots`). Documents that operators write are stored in several versions instead
+(`pool.routing.manifest_store`).
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ S = TypeVar("S")
 
 
 class SnapshotStorage(Protocol):
-    """Where the latest snapshot of a name is: a queue of the broker."""
+    """The storage of the latest snapshot of one name: a queue of the broker."""
 
     @property
     def name(self) -> str: ...
 
     async def read(self) -> bytes | None:
-        """The last snapshot of an earlier term; None if there is none."""
+        """The latest snapshot of an earlier term; None without one."""
         ...
 
     async def write(self, content: bytes) -> None:
-        """Replace the snapshot. Raises `LeadershipLostError` if the term is over: then nothing must follow from it."""
+        """Replace the snapshot. Raises `LeadershipLostError` if the term is over: then the caller must not act on the
+        state."""
         ...
 
 
 class SnapshotStore(Generic[S]):
     """The snapshots of one subsystem.
 
-    `encode` makes JSON values of a state. `parse` makes a state of them, and raises `InvalidDocumentError` if it
-    cannot: then the snapshot is refused as a whole, and the subsystem begins anew. Both are called in a thread.
+    `encode` converts a state to JSON values, `parse` converts them back. It raises `InvalidDocumentError` if it cannot:
+    then the whole snapshot is refused, and the subsystem begins without one. Both are called in a thread.
     """
 
     def __init__(
@@ -58,20 +60,20 @@ class SnapshotStore(Generic[S]):
         self._log: Logger = get_logger("snapshots", pool=pool, snapshot=storage.name)
 
     async def load(self) -> S | None:
-        """The state that an earlier leader has saved last; None if there is none, or if it cannot be read."""
+        """The state that an earlier leader saved last; None without one, or if it cannot be read."""
         try:
             content = await self._storage.read()
         except LeadershipLostError:
             raise
         except BrokerError as error:
-            self._log.warning("snapshot not available, beginning without it", error=str(error))
+            self._log.warning("snapshot unavailable, beginning without it", error=str(error))
             return None
         if content is None:
             return None
         try:
             return await asyncio.to_thread(self._read, content)
         except (InvalidDocumentError, ValueError, RecursionError) as error:
-            self._log.warning("snapshot cannot be read, beginning without it", reason=str(error))
+            self._log.warning("snapshot invalid, beginning without it", reason=str(error))
             return None
 
     async def save(self, state: S) -> bool:
@@ -80,7 +82,7 @@ class SnapshotStore(Generic[S]):
         A leader that gets the token after this has returned true reads this state or a later one. Raises
         `LeadershipLostError` if the term is over.
         """
-        # In the order of the calls: a snapshot must never replace a later one.
+        # One at a time, in the order of the calls: a snapshot must never replace a later one.
         async with self._saving:
             content = await off_loop(self._size, lambda: _pack(self._encode(state)))
             self._size = 4 * len(content)  # of the next one, which is about as large

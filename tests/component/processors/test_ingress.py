@@ -192,7 +192,7 @@ class TestAcceptance:
         async with managing(clock, broker, rest=REST, copy=copy) as stack:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.advance(7200.0)
-            places = [*stack.term.state.admission.up(), *stack.term.state.admission.waiting()]
+            places = [*stack.term.state.admission.admitted(), *stack.term.state.admission.waiting()]
             assert (answers(broker), places) == ([("c", "start-failed")], [])
 
     async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:

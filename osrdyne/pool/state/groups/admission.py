@@ -4,7 +4,7 @@ At most `max_groups` groups have a place. The queue of a further group is bound,
 until a place is free; groups get places by the priority of their requests, then in the order of their arrival. Requests
 for new keys are refused beyond `max_waiting` waiting groups and beyond `max_keys` distinct keys: random keys must not
 exhaust the host or RabbitMQ, where every name of a quorum queue takes an Erlang atom until the node restarts (broker:
-atoms-per-queue-name). Written by the orphan processor and the worker groups loop.
+atoms-per-queue-name). Written by the forwarder and the worker groups loop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Admission:
         key_counter: KeyCounter,
         rank: Callable[[Key], int] = lambda _: 0,
     ) -> None:
-        """`max_groups`: a number, or what returns it at present."""
+        """`max_groups`: a number, or a function that returns the present one."""
         self._max_groups: Callable[[], float] = max_groups if callable(max_groups) else lambda: max_groups
         self._rank = rank
         self._max_waiting = max_waiting
@@ -75,15 +75,11 @@ class Admission:
         self._admitted: set[Key] = set()
         self._waiting: dict[Key, None] = {}
 
-    @property
-    def admitted(self) -> int:
-        return len(self._admitted)
-
     def waiting(self) -> list[Key]:
         """The groups that wait for a place: by the priority of their requests, then in the order of their arrival."""
         return sorted(self._waiting, key=self._rank)
 
-    def up(self) -> list[Key]:
+    def admitted(self) -> list[Key]:
         """The groups that have a place."""
         return list(self._admitted)
 
@@ -111,7 +107,7 @@ class Admission:
         return self._enqueue(key) if verdict.is_refusal else verdict
 
     def admit(self, key: Key) -> Verdict:
-        """Give a place at once, whatever the limit: the group runs already, or is pinned."""
+        """Give a place at once, also beyond the limit: the group runs already, or is pinned."""
         self._waiting.pop(key, None)
         self._admitted.add(key)
         self.key_counter.count(key)
@@ -124,7 +120,8 @@ class Admission:
         return self.promote()
 
     def promote(self) -> list[Key]:
-        """Give the free places to waiting groups, also after the limit was raised. Returns them in their order."""
+        """Give the free places to waiting groups; call it when the limit may have been raised. Returns the groups in
+        their order."""
         promoted = []
         while self._waiting and self._has_room():
             # The first one of the highest priority, as in `waiting`.

@@ -1,7 +1,7 @@
-"""Which groups are paused by circuits, as this term knows them. No I/O.
+"""The groups that circuits pause in this term. No I/O.
 
-`ActiveCircuits` (`pool.routing.circuits`) writes it. What starts workers, sends them control messages or judges them
-reads it.
+`ActiveCircuits` (`pool.routing.circuits`) writes it. The components that start workers, send them control messages or
+check their liveness read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PausedGroups:
         self._probing: set[Key] = set()
 
     def is_paused(self, key: Key) -> bool:
-        """Asked for each report and each start."""
+        """Whether a circuit pauses the group. Called for each report and each start."""
         return key in self._paused
 
     def is_probing(self, key: Key) -> bool:

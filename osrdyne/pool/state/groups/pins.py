@@ -61,7 +61,7 @@ class PinStore:
     async def _kept(self) -> list[Key]:
         value = await self._parameters.get_global_parameter(self.name)
         if value is None:
-            return list(self._latest)  # another client deleted the parameter; this leader knows what it held
+            return list(self._latest)  # another client has deleted the parameter: its latest value applies
         keys = []
         for text in value if isinstance(value, list) else []:
             try:

@@ -1,7 +1,7 @@
 """The settings of every group: those of the pool, or of the profile that matches its key. No I/O.
 
-`ActiveProfiles` (`pool.routing.profiles`) writes it when the profiles change; everything that has settings by key reads
-it. What a group has is cached by key: it is asked with each request.
+`ActiveProfiles` (`pool.routing.profiles`) writes it when the profiles change; components that need the settings of a
+key read it. They are cached by key, because they are read for each request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.spark_master import parse_spark_master
 
 MAX_CACHED = 100_000
-"""Keys whose settings are cached. More than that many groups cannot be up; the cache is then built again."""
+"""Keys whose settings are cached; beyond that the cache is cleared. So many groups cannot be up."""
 
 # The hash that workers with these settings carry, and the processes that have them; None: each has its own.
 WorkerShape = Callable[[Settings], tuple[str, ProcessSettings | None]]
@@ -60,7 +60,7 @@ class GroupSettings:
 
     @property
     def eviction(self) -> Eviction:
-        """When its idle groups are ended for want of memory or of a place."""
+        """Its rank when idle groups are ended to free memory or a place."""
         return "normal" if self.profile is None or self.profile.eviction is None else self.profile.eviction
 
     @classmethod
@@ -119,7 +119,7 @@ class GroupProfiles:
         return self.of(key).delays
 
     def eviction_rank(self, key: Key) -> int:
-        """The rank of a group among those that may be ended for want of memory or of a place: the lowest ends first."""
+        """The rank of a group when idle groups are ended to free memory or a place: the lowest ends first."""
         return EVICTION_ORDER.index(self.of(key).eviction)
 
     def prepare(self, profiles: Sequence[Profile]) -> tuple[GroupSettings, ...]:
@@ -127,11 +127,12 @@ class GroupProfiles:
         return tuple(GroupSettings.of(self._settings, profile, self._shape) for profile in profiles)
 
     def match(self, groups: Sequence[GroupSettings], keys: Iterable[Key]) -> dict[Key, GroupSettings]:
-        """What these keys would have with these profiles, for `use`. May take long: it matches each key with each."""
+        """The settings that these keys would have with these profiles, for `use`. May take long: it matches each key
+        with each profile."""
         return {key: self._match(groups, key) for key in keys}
 
     def use(self, groups: Sequence[GroupSettings], matched: Mapping[Key, GroupSettings] | None = None) -> None:
-        """Decide by these profiles from now on. `matched`: what some keys have with them."""
+        """Use these profiles from now on. `matched`: the settings of some keys with them."""
         self._groups, self._cached = tuple(groups), dict(matched or {})
         self.all_share = all(group.processes is not None for group in (self.pool, *self._groups))
         self._use_processes(self._processes())

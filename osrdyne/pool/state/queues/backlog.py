@@ -31,8 +31,7 @@ class Waiting:
         """Seconds that the oldest request has waited; None if no request waits or its age is unknown."""
         return None if self.oldest_at is None else now - self.oldest_at
 
-    def with_(self, other: Waiting) -> Waiting:
-        """The sum of both."""
+    def __add__(self, other: Waiting) -> Waiting:
         times = [at for at in (self.oldest_at, other.oldest_at) if at is not None]
         return Waiting(self.requests + other.requests, min(times, default=None))
 
@@ -128,5 +127,5 @@ class PriorityBacklog:
         found: dict[int | None, Waiting] = {}
         for group in self._of_groups.values():
             for priority, one in group.items():
-                found[priority] = found.get(priority, NOTHING).with_(one)
+                found[priority] = found.get(priority, NOTHING) + one
         return found

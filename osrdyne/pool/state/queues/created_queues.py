@@ -1,7 +1,7 @@
-"""The queues that clients created for keys, as this term knows them, and their policies. No I/O.
+"""The queues that clients created for keys, and their policies, in this term. No I/O.
 
-`QueueLifetimes` (`pool.queues.lifetimes`) writes it. What depends on the policy of a key, or on the end of its queue,
-reads it.
+`QueueLifetimes` (`pool.queues.lifetimes`) writes it. The components that depend on the policy of a key, or on the
+removal of its queue, read it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CreatedQueues:
         return bool(self._records)
 
     def is_ending(self, key: Key) -> bool:
-        """Whether the queue of this key is being removed. Asked for each request."""
+        """Whether the queue of this key is being removed. Called for each request."""
         record = self._records.get(key)
         return record is not None and record.is_ending
 

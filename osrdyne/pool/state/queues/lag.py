@@ -1,4 +1,4 @@
-"""How far each group is behind: the requests that wait, since when, and whether they become more.
+"""How far each group is behind: the number of waiting requests, the age of the oldest, and the trend of the number.
 
 The figures of a listing come from `backlog`; here each group has a trend over the listings, by double exponential
 smoothing (Holt). A group is forgotten as soon as nothing waits in it.
@@ -28,7 +28,7 @@ class HoltTrend:
         self._is_first = True
 
     def add(self, value: float, at: float) -> None:
-        """Take a later value. One at the same moment is left out."""
+        """Add a later value. A second value of the same moment is ignored."""
         passed = at - self._at
         if passed <= 0:
             return
@@ -115,10 +115,7 @@ class GroupLags:
 
 
 def _sum(levels: Mapping[int | None, Waiting]) -> Waiting:
-    total = NOTHING
-    for one in levels.values():
-        total = total.with_(one)
-    return total
+    return sum(levels.values(), NOTHING)
 
 
 def _lag(key: Key | None, waiting: Waiting, followed: _Followed | None, now: float) -> Lag:

@@ -62,14 +62,15 @@ class PoisonTexts:
         self._stuck: dict[Key, dict[str, float]] = {}
 
     def note(self, key: Key, text: str) -> bool:
-        """Refuse a text from now on; the oldest make room. False when nothing is refused in this pool."""
+        """Refuse a text from now on; the oldest texts make room. False if this pool refuses no texts."""
         if self._seconds <= 0:
             return False
         self._put(self._until, key, text)
         return True
 
     def note_stuck(self, key: Key, text: str) -> bool:
-        """A worker ended because a handler of this text did not end. True when it is the second one in `seconds`."""
+        """Record that a worker ended because a handler of this text did not end. True if it is the second worker within
+        `seconds`."""
         until = self._stuck.get(key, {}).pop(text, None)
         if until is not None and until > self._clock.monotonic():
             return True
@@ -87,7 +88,7 @@ class PoisonTexts:
             del kept[next(iter(kept))]
 
     def of_key(self, key: Key) -> Mapping[str, float]:
-        """The texts that are refused now, and for how many seconds yet."""
+        """The texts that are refused now, each with the seconds for which it still is."""
         now = self._clock.monotonic()
         texts = {text: until for text, until in self._until.get(key, {}).items() if until > now}
         if texts:

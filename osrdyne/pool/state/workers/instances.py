@@ -1,4 +1,4 @@
-"""The inventory of instances: what the driver listed last, and what this term knows of each beyond that. No I/O.
+"""The inventory of instances: the latest listing of the driver, and the marks of this term on each instance. No I/O.
 
 `WorkerGroupsLoop` and its `WorkerActions` write it, through the methods of `InstanceInventory`.
 """
@@ -25,10 +25,9 @@ class Draining:
 @dataclass(frozen=True, slots=True)
 class InventoryEntry:
     """One instance. `seen_at`: monotonic time when this term first saw it. `started_here`: this term started it.
-    `given`: the hash of the settings that this term gave it, at its start or later; None: an earlier
-    term did. `is_mismarked`: the driver still lists it with the hash of
-    other settings. `hangs`: why it counts as alive but not working. `draining`: it was asked to end. `stopped_for`:
-    why it was stopped."""
+    `given`: the hash of the settings that this term gave it, at its start or later; None: an earlier term did.
+    `is_mismarked`: the driver still lists it with the hash of other settings. `served`: it has been ready. `hangs`: why
+    it counts as alive but not working. `draining`: it was asked to end. `stopped_for`: why it was stopped."""
 
     instance: Instance
     seen_at: float
@@ -43,7 +42,8 @@ class InventoryEntry:
     def is_outdated(self, spec_hash: str) -> bool:
         """Whether it is to be replaced: its settings differ from those of `spec_hash`, or its backend will end it.
 
-        What this term gave it counts, whatever the driver lists: otherwise it would be replaced again and again."""
+        The hash of this term takes precedence over the listed one: otherwise a driver that lists a wrong hash would
+        cause endless replacements."""
         return self.instance.retiring or (self.given or self.instance.spec_hash) != spec_hash
 
     @property
@@ -109,14 +109,14 @@ class InstanceInventory:
                 del self._by_key[entry.instance.key]
         return entry
 
-    # Marks of an instance that is not in the inventory any more have no effect.
+    # A mark on an instance that is no longer in the inventory has no effect.
 
     def mark_served(self, instance_id: InstanceId) -> None:
-        """The worker has been ready."""
+        """Mark a worker that has been ready."""
         self._change(instance_id, served=True)
 
     def mark_hanging(self, instance_id: InstanceId, why: str) -> None:
-        """The worker is alive and does not work. The first reason stays."""
+        """Mark a worker that is alive and does not work. The first reason stays."""
         entry = self._entries.get(instance_id)
         if entry is not None and entry.hangs is None:
             self._change(instance_id, hangs=why)
@@ -128,14 +128,14 @@ class InstanceInventory:
         self._change(instance_id, draining=draining)
 
     def mark_updated(self, instance_id: InstanceId, instance: Instance, *, given: str | None) -> None:
-        """The driver gave the instance the settings of the hash `given`, and returned `instance`."""
+        """Record that the driver gave the instance the settings of the hash `given`, and returned `instance`."""
         self._change(instance_id, instance=instance, given=given, is_mismarked=False)
 
     def mark_stopping(self, instance_id: InstanceId, why: str) -> None:
         self._change(instance_id, stopped_for=why)
 
     def mark_exited(self, instance_id: InstanceId) -> None:
-        """The driver has stopped the instance."""
+        """Mark an instance that the driver has stopped."""
         entry = self._entries.get(instance_id)
         if entry is not None:
             self._change(instance_id, instance=replace(entry.instance, state=InstanceState.EXITED))
@@ -150,7 +150,7 @@ class InstanceInventory:
     ) -> tuple[set[Key], list[InventoryEntry]]:
         """Take over a complete listing. Returns the keys that changed, and the instances that vanished.
 
-        What the listing says of the keys in `ignoring` may be outdated, and is ignored.
+        Instances of the keys in `ignoring` are left as they are: the listing may be outdated for them.
         """
         listed = {instance.instance_id: instance for instance in listing}
         changed = set()
@@ -174,6 +174,6 @@ class InstanceInventory:
         return [entry for name in self._may_load if (entry := self._entries[name]).is_loading]
 
     def loading(self) -> int:
-        """How many workers load their data. Costs as much as there are such workers and changes since the last call."""
+        """The number of workers that load their data. Examines only instances that may load."""
         self._may_load = {instance_id for instance_id in self._may_load if self._entries[instance_id].is_loading}
         return len(self._may_load)

@@ -1,6 +1,6 @@
-"""At which rates workers may serve events, as the active quotas say. No I/O.
+"""The rates at which workers may serve events, from the active quotas. No I/O.
 
-`ActiveQuotas` (`pool.routing.quotas`) writes it; what starts workers and what sends them their rates reads it.
+`ActiveQuotas` (`pool.routing.quotas`) writes it. The specifications of workers and `WorkerRates` read it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from osrdyne.protocol.rates import EventRate
 
 
 class GroupRates:
-    """The rates of the groups; `changed` is set when they are others."""
+    """The rates of the groups; `changed` is set when they change."""
 
     def __init__(self, clock: Clock) -> None:
         self.changed = Wakeup(clock)

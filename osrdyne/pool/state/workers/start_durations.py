@@ -1,7 +1,7 @@
 """How long the latest starts of workers took, for the expected time of the next ones. No I/O.
 
 The worker groups loop writes it. A term begins without a measured start; until it has one, the durations that running
-workers have reported (`cold_start`) are used, so that a new leader can tell a time as well.
+workers have reported (`cold_start`) are used, so that a new leader can also estimate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StartDurations:
         self._latest.append(seconds)
 
     def typical(self) -> float | None:
-        """The median of the latest starts in seconds; None if nothing is known."""
+        """The median of the latest starts in seconds; None without a measured or reported one."""
         if self._latest:
             return median(self._latest)
         reported = [

@@ -1,7 +1,8 @@
 """The state of each worker, from its activity reports.
 
 Written by the activity processor; read by the worker groups loop, the API and the liveness check. A worker that was
-found when the term began is STARTING until it has reported (defects: ready-after-restart); the leader asks it to.
+found when the term began is STARTING until it has reported (defects: ready-after-restart); the leader asks it for a
+report.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class WorkerReportState:
     monotonic time of its latest report, and of its latest report about work. `counts_requests`: it has reported how
     many requests it runs, as workers do that implement the whole protocol. `paused`: it takes no requests for now.
     `generation`: of the last control message that it accepted, if it reports one. `completed`: requests that it has
-    reported as completed. `suspects`: requests that it has put aside because an earlier worker may have died of them.
+    reported as completed. `suspects`: requests that it has put aside because they may have ended an earlier worker.
     `alone`: the text of the request that it runs with nothing else. `stuck`: the text of a request whose handler does
     not end. `is_assumed`: it has not reported, but its queue has a consumer that no other worker explains.
     `reports_completion`: it has reported the end of a request, or how many run; until it does, only its queue shows
@@ -253,15 +254,14 @@ class WorkerRegistry:
         self.feed.notify(key)
 
     def is_opaque(self, worker_id: str) -> bool:
-        """Whether only its queue shows if it runs anything: it reports no completed requests, or reports nothing at
-        all."""
+        """Whether only its queue shows if it runs a request: it reports no completed requests, or nothing at all."""
         worker = self[worker_id]
         silent = worker is not None and worker.state is WorkerState.BUSY and not worker.reports_completion
         return silent or self.is_assumed(worker_id)
 
     def note_empty_queue(self, key: Key, *, sampled_after: float) -> None:
-        """Mark workers as idle whose queue held nothing, unacknowledged deliveries included, in a sample taken after
-        that moment (monotonic), if they do not report completion and have not reported since."""
+        """Mark workers of a key as idle, because its queue had neither ready nor unacknowledged messages in a sample
+        taken after that moment (monotonic): those that do not report completion and have not reported since."""
         for worker in self.of_key(key):
             silent = worker.state is WorkerState.BUSY and not worker.reports_completion
             if silent and worker.heard_at <= sampled_after:
