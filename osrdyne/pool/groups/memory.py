@@ -2,8 +2,8 @@
 short of memory; and all groups of an idle process that is needed for a group with other settings or placed alone.
 
 One group of a process or host at a time, because its memory is free only after its worker has ended and the JVM has
-collected. A retired group is unbound and proven empty as any other; its next request starts it again, elsewhere if need
-be. Where memory is short and no group is idle, the least loaded process is replaced.
+collected its garbage. A retired group is unbound and proven empty like any other; its next request starts it again,
+possibly in another process. If memory is short and no group is idle, the least loaded process is replaced.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import STATE_INTERVAL, Assignment
 
-INTERVAL = 15.0
+HEAP_INTERVAL = 15.0
 """Seconds between two checks of the heaps. A worker that was used within this time stays."""
-LOOK = STATE_INTERVAL
+POLL_INTERVAL = STATE_INTERVAL
 """Seconds between two checks of hosts and cgroups: no more often than processes report."""
 REPLACE_PAUSE = 120.0
 """Seconds between two replacements of processes of one host or cgroup: the effect of the first must show."""
 
 
 class Processes(Protocol):
-    """The pooled driver, as seen from here."""
+    """The part of the pooled driver that memory relief uses."""
 
     def crowded(self) -> Sequence[Sequence[Assignment]]:
         """For each process with a full heap: its idle workers, the least recently used first."""
@@ -41,9 +41,13 @@ class Processes(Protocol):
         """The idle workers of each process that could become empty for a start that waits, the best one first."""
         ...
 
-    def shortages(self) -> Sequence[Shortage]: ...
+    def shortages(self) -> Sequence[Shortage]:
+        """The hosts and cgroups that are short of memory."""
+        ...
 
-    def replace_one(self, scope: str) -> bool: ...
+    def replace_one(self, scope: str) -> bool:
+        """Replace the least loaded process of a host or cgroup. False if none can be replaced."""
+        ...
 
 
 class MemoryRelief:
@@ -66,14 +70,14 @@ class MemoryRelief:
         self._rank = rank
         self._clock = context.clock
         self._metrics = context.metrics
-        self._next_heaps = self._clock.monotonic() + INTERVAL
+        self._next_heaps = self._clock.monotonic() + HEAP_INTERVAL
         self._replaced_at: dict[str, float] = {}
         self._log: Logger = get_logger("memory_relief")
 
     async def run(self) -> None:
-        """Look at intervals. Runs until cancelled."""
+        """Check at intervals. Runs until cancelled."""
         while True:
-            await self._clock.sleep(LOOK)
+            await self._clock.sleep(POLL_INTERVAL)
             self.relieve()
 
     def relieve(self) -> None:
@@ -83,7 +87,7 @@ class MemoryRelief:
         if processes is None:
             return
         if now >= self._next_heaps:
-            self._next_heaps = now + INTERVAL
+            self._next_heaps = now + HEAP_INTERVAL
             for workers in processes.crowded():
                 if self._retire_idle(workers, why="the heap of its process is full"):
                     self._metrics.memory_relief.inc()
@@ -110,10 +114,10 @@ class MemoryRelief:
         return self._is_retiring(workers) or self._retire_idle(workers, why="another group waits for a place")
 
     def _vacate(self, candidates: Sequence[Sequence[Assignment]]) -> None:
-        """Retire all groups of the first process that only idle groups use, unless one is ending so already."""
+        """Retire all groups of the first process that only idle groups use, unless all groups of one end already."""
         if any(all(self._is_ending(worker.key) for worker in workers) for workers in candidates):
             return
-        # The processes whose groups may all go early come first; the order is else that of `candidates`.
+        # Processes whose groups all have a low rank come first; with equal ranks the order of `candidates` stays.
         for workers in sorted(candidates, key=lambda workers: max(self._rank(worker.key) for worker in workers)):
             if all(self._is_idle(worker) and not self._stays(worker.key) for worker in workers):
                 for worker in workers:
@@ -122,7 +126,7 @@ class MemoryRelief:
 
     def _is_idle(self, worker: Assignment) -> bool:
         # A worker that loads has no requests yet: those in its queue wait for it.
-        return self._clock.time() - worker.last_used >= INTERVAL and self._at_rest(worker.key)
+        return self._clock.time() - worker.last_used >= HEAP_INTERVAL and self._at_rest(worker.key)
 
     def _stays(self, key: Key) -> bool:
         return self._tracker.is_pinned(key) or self._tracker.is_held(key)
@@ -131,7 +135,7 @@ class MemoryRelief:
         return any(self._is_ending(worker.key) for worker in workers)
 
     def _is_ending(self, key: Key) -> bool:
-        # Not desired any more: its queue was proven empty, and its worker is about to be stopped.
+        # A group without desired state: its queue was proven empty, and its worker is about to be stopped.
         return self._tracker.is_retired(key) or self._tracker.status(key) is None
 
     def _retire_idle(self, workers: Sequence[Assignment], *, why: str) -> bool:
@@ -143,7 +147,7 @@ class MemoryRelief:
         return any(self._retire(worker.key, why) for worker in ranked if self._is_idle(worker))
 
     def _retire(self, key: Key, why: str) -> bool:
-        # An unbound one, too: its workers would else hold their memory until `stop_delay` is over.
+        # Also an unbound group: otherwise its workers would hold their memory until `stop_delay` is over.
         if not self._tracker.retire(key):
             return False
         self._log.info("group retired", key=key, why=why)

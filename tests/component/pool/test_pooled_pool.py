@@ -22,7 +22,7 @@ from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.pooled.process import Process
 from osrdyne.drivers.registry import pooled_rules
 from osrdyne.ingress.documents.problems import InvalidDocumentError
-from osrdyne.pool.groups.memory import INTERVAL, LOOK
+from osrdyne.pool.groups.memory import HEAP_INTERVAL, POLL_INTERVAL
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import control_from_wire
@@ -335,7 +335,7 @@ async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
         process.use(of_a, in_flight=0, last_used=clock.time() - 10)
         process.use(of_b, in_flight=0, last_used=clock.time() - 20)
         process.set_heap(0.8)
-        await clock.advance(3 * INTERVAL)
+        await clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
         assert stack.metrics.memory_relief._value.get() == 1
 
@@ -349,7 +349,7 @@ async def test_key_that_loads_is_not_retired_as_an_idle_one(processes: Processes
         process.use(of_a, in_flight=0, last_used=clock.time() - 30)
         process.use(of_b, in_flight=0, last_used=clock.time() - 20)
         process.set_heap(0.8)
-        await clock.advance(3 * INTERVAL)
+        await clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
         assert stack.term.state.tracker.status(A) is GroupStatus.ACTIVE
 
@@ -367,7 +367,7 @@ async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full
         process.use(of_b, in_flight=0, last_used=clock.time() - 20)
         process.use(of_a, in_flight=1)
         process.set_heap(0.8)
-        await clock.advance(3 * INTERVAL)
+        await clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
     for task in processes.tasks:
         task.cancel()
@@ -386,7 +386,7 @@ async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: Vi
         if state == "pinned":
             stack.term.state.tracker.pin(B)
         await require(stack, C)
-        await clock.advance(5 * INTERVAL)
+        await clock.advance(5 * HEAP_INTERVAL)
         if state == "idle":
             assert (processes.running(A), processes.running(B), len(processes.running(C))) == ([], [], 1)
         else:
@@ -408,7 +408,7 @@ async def test_idle_key_ends_for_another_one_with_the_same_settings(clock: Virtu
         process.use(of_a, in_flight=0, last_used=clock.time() - 10)
         process.use(of_b, in_flight=1 if busy else 0, last_used=clock.time() - 20)
         await require(stack, C)
-        await clock.advance(2 * INTERVAL + 5)
+        await clock.advance(2 * HEAP_INTERVAL + 5)
         assert (processes.running(A), processes.running(B)) == (([], [of_b]) if busy else ([of_a], []))
         assert len(processes.running(C)) == 1
         assert processes.living() == [process]
@@ -435,7 +435,7 @@ async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process
             assert pressure.labels(action="process")._value.get() == 0, "an idle key goes first"
             await clock.advance(1.0)
         assert pressure.labels(action="group")._value.get() == 1
-        await clock.advance(3 * LOOK)
+        await clock.advance(3 * POLL_INTERVAL)
         assert pressure.labels(action="process")._value.get() == 1
         assert (of_a in processes.running(A), of_c in processes.running(C)) == (True, True)
         retiring = [one for one in stack.term.workers.pooled.driver.processes.values() if one.retiring]
