@@ -1,11 +1,11 @@
 """The delivery limits of single keys (MaxDequeueRetries), as RabbitMQ policies that replace that of the pool.
 
 One policy applies to a queue. So a key whose limit differs from that of the pool has a policy of its own, equal to that
-of the pool in everything else, for as long as its queue exists. `DeliveryLimits` converges on that: after a change of a
-queue or of the queue policies, and from time to time on a listing. Until a policy is there, the limit of the pool
-applies; it matters only after several failed deliveries. A crash leaves a policy too many or too few, and the next
-leader lists them. RabbitMQ compares each policy with each queue, so the number of these policies is bounded; further
-keys have the limit of the pool, and `status` shows how many.
+of the pool in everything else, for as long as its queue exists. `DeliveryLimits` converges on that after a change of a
+queue or of the queue policies, and periodically on a listing. Until the policy of a key exists, the limit of the pool
+applies; a limit matters only after several failed deliveries. A crash may leave a policy too many or too few, which the
+next leader finds in its listing. RabbitMQ compares each policy with each queue, so the number of these policies is
+bounded; further keys have the limit of the pool, and `status` shows how many.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DeliveryLimits:
         self._applied: dict[str, PolicySpec] | None = None  # None: not listed yet
         self._listed_at = 0.0
         self._dirty: dict[Key, None] = {}
-        self._converging = asyncio.Lock()  # of two writes of one policy, the older one could be the last
+        self._converging = asyncio.Lock()  # two concurrent writes of one policy could arrive in the wrong order
         self._wakeup = Wakeup(context.clock)
         self.left_out: set[Key] = set()
         """Keys that have the limit of the pool because there are too many policies."""
@@ -67,7 +67,7 @@ class DeliveryLimits:
     async def use(self, pool_policy: PolicySpec) -> None:
         """Derive the policies from this one of the pool. Returns when those that exist are changed.
 
-        Raises `BrokerError`: then some may still be derived from the former one, until `run` changes them.
+        Raises `BrokerError`: then some are still derived from the former one, until `run` changes them.
         """
         self._pool_policy = pool_policy
         for key in self._queue_status.existing():
@@ -119,7 +119,7 @@ class DeliveryLimits:
     async def _converge(self) -> None:
         while self._dirty:
             key = next(iter(self._dirty))
-            # Before it: a change of the key that comes meanwhile is applied next.
+            # Removed before the change is applied: a change of the key that comes meanwhile is applied next.
             del self._dirty[key]
             try:
                 await self._apply(key)
@@ -130,21 +130,21 @@ class DeliveryLimits:
     async def _apply(self, key: Key) -> None:
         if self._applied is None or self._pool_policy is None:
             return
-        name, wanted = self._names.key_policy(key), self._wanted(key, self._pool_policy)
+        name, desired = self._names.key_policy(key), self._desired(key, self._pool_policy)
         self.left_out.discard(key)
-        if wanted is None:
+        if desired is None:
             if name in self._applied:
                 await self._delete(name)
         elif name not in self._applied and len(self._applied) >= MAX_POLICIES:
             self.left_out.add(key)
             self._log.warning("too many keys with a delivery limit of their own", key=key, limit=MAX_POLICIES)
-        elif self._applied.get(name) != wanted:
+        elif self._applied.get(name) != desired:
             await self._lease.confirm()  # a deposed leader must not change the policies of its successor
-            await self._management.put_policy(wanted)
-            self._applied[name] = wanted
-            self._log.info("delivery limit of a key applied", key=key, limit=wanted.definition["delivery-limit"])
+            await self._management.put_policy(desired)
+            self._applied[name] = desired
+            self._log.info("delivery limit of a key applied", key=key, limit=desired.definition["delivery-limit"])
 
-    def _wanted(self, key: Key, pool: PolicySpec) -> PolicySpec | None:
+    def _desired(self, key: Key, pool: PolicySpec) -> PolicySpec | None:
         limit = self._limit_of(key)
         if limit is None or limit == self._pool_limit or not self._queue_status[key].exists:
             return None

@@ -1,8 +1,8 @@
 """Message totals of request queues in samples taken after a given moment: the evidence that a queue is empty
 (lifecycle: idle-needs-a-fresh-total, total-for-hidden-messages).
 
-The idle reaper and the request queues loop ask repeatedly. What is not known yet is fetched with one listing for all of
-them and announced through `feed`. This module decides nothing.
+The idle reaper, the eviction and the request queues loop request totals repeatedly. Missing totals are fetched with one
+listing for all of them and announced through `feed`. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class QueueDepths:
             self._take(listed)
 
     def _due_in(self) -> float | None:
-        """Seconds until a listing can answer a request; None if there is none."""
+        """Seconds until a listing can answer a request; None without a request."""
         if not self._requested:
             return None
         # A listing that is made earlier could still contain a total of before the requested moment (broker:

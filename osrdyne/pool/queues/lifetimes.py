@@ -114,7 +114,7 @@ class QueueLifetimes:
         async with self._changing:
             records = await self._kept()
             if (known := records.get(key)) is not None:
-                raise PoolConflictError(_exists(known))
+                raise PoolConflictError(_describe_conflict(known))
             if len(records) >= MAX_QUEUES:
                 raise PoolConflictError(
                     f"The pool has {MAX_QUEUES} created queues, the most that are possible: delete one that is not "
@@ -133,9 +133,9 @@ class QueueLifetimes:
         """
         async with self._changing:
             records = await self._kept()
-            known = _existing(records, key)
+            known = _find(records, key)
             if known.is_ending:
-                raise PoolConflictError(_exists(known))
+                raise PoolConflictError(_describe_conflict(known))
             if proposal is None:
                 elements = {name: value for name, value in known.proposal.items() if name != EXPIRATION}
                 record = self._fitted(replace(known, proposal=elements, author=author))
@@ -149,7 +149,7 @@ class QueueLifetimes:
         """Begin to remove the queue. Repeating it changes nothing. Raises `NoSuchQueueError`."""
         async with self._changing:
             records = await self._kept()
-            record = _existing(records, key).ending(EndReason.DELETED)
+            record = _find(records, key).ending(EndReason.DELETED)
             if record != records[key]:
                 await self._store({**records, key: record})
                 self._log.info("queue is being removed", key=key, author=author, reason=EndReason.DELETED.value)
@@ -197,15 +197,15 @@ class QueueLifetimes:
             self._log.info("queue is being removed", key=one.key, reason=EndReason.EXPIRED.value)
 
     async def _has_ended(self, key: Key) -> bool:
-        """Take the next step towards the end of the queue; whether there is none left."""
+        """Take the next step of a removal. True if no step is left."""
         if self._tracker.is_pinned(key):
-            # A removal outweighs a pin, which only keeps a group from ending because it is idle.
+            # A removal takes precedence over a pin, which only keeps a group from ending because it is idle.
             if self._unpin is not None:
                 await self._unpin(key)
             self._tracker.unpin(key)
         if self._tracker.status(key) is not None:
-            # Refused while a request is on its way to the queue; asked again in the next pass. A group that has become
-            # active again, because a message was found in its queue, is retired again.
+            # Refused while a request is on its way to the queue, and tried again in the next pass. A group that has
+            # become active again, because a message was found in its queue, is retired again.
             if not self._tracker.is_retired(key):
                 self._tracker.retire(key)
             return False
@@ -230,7 +230,7 @@ class QueueLifetimes:
         return max(0.0, min(FOLLOW_INTERVAL, min(due, default=math.inf)))
 
     async def _follow_if_due(self) -> None:
-        """Use the stored records if they differ: a leader may store some while it loses the leadership."""
+        """Use the stored records if they differ: an earlier leader may have stored some while it lost the token."""
         if self._clock.monotonic() < self._followed_at + FOLLOW_INTERVAL:
             return
         async with self._changing:
@@ -259,7 +259,7 @@ class QueueLifetimes:
     async def _kept(self) -> dict[Key, CreatedQueue]:
         value = await self._parameters.get_global_parameter(self.name)
         if value is None:
-            # Another client deleted the parameter; this leader knows what it held.
+            # Another client has deleted the parameter: the records of this leader apply.
             return {record.key: record for record in self._created.all()}
         listed = value if isinstance(value, list) else []
         records = [record for one in listed if (record := self._read(one)) is not None]
@@ -279,12 +279,12 @@ class QueueLifetimes:
     async def _store(self, records: Mapping[Key, CreatedQueue]) -> None:
         await self._lease.confirm()  # a deposed leader must not overwrite the records of its successor
         await self._parameters.put_global_parameter(self.name, [record.stored() for record in records.values()])
-        # After it is stored. Crash in between: the next leader uses what is stored.
+        # Used after they are stored. Crash in between: the next leader uses the stored records.
         self._use(records)
 
     def _use(self, records: Mapping[Key, CreatedQueue]) -> None:
         wall, monotonic = self._clock.time(), self._clock.monotonic()
-        # A countdown goes on while its instant stays the same: it must not follow a wall clock that has jumped.
+        # A countdown is kept while its instant stays the same: it must not follow a wall clock that has jumped.
         self._countdowns = {
             key: known
             if (known := self._countdowns.get(key)) is not None and known.expires_at == record.expires_at
@@ -295,13 +295,15 @@ class QueueLifetimes:
         self._wakeup.set()
 
 
-def _existing(records: Mapping[Key, CreatedQueue], key: Key) -> CreatedQueue:
+def _find(records: Mapping[Key, CreatedQueue], key: Key) -> CreatedQueue:
+    """The record of a key. Raises `NoSuchQueueError`."""
     if key not in records:
         raise NoSuchQueueError("No queue was created for this key.")
     return records[key]
 
 
-def _exists(record: CreatedQueue) -> str:
+def _describe_conflict(record: CreatedQueue) -> str:
+    """Why a queue cannot be created or renewed while this record exists, with the remedy."""
     if record.is_ending:
         return "The queue of this key is being removed. Try again when `osrdyne queues show` does not find it any more."
     return "A queue was created for this key already: renew it (PUT), or delete it first."

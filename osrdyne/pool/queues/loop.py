@@ -59,10 +59,10 @@ class RequestQueuesLoop:
         self._settle_delay = context.settings.lifecycle.settle_delay
         self._clock = context.clock
         self._metrics = context.metrics
-        self._asked: ChangeFeed[Key] = ChangeFeed()
+        self._requested: ChangeFeed[Key] = ChangeFeed()  # keys to plan again on request of other components
         self._actors: dict[Key, Wakeup] = {}
-        # Keys that this term has found, those of them that wait for a turn, and those whose turn it is.
-        # A new leader may find thousands of keys: without turns their commands would delay those of waiting requests.
+        # Keys that this term has found, those of them that wait for a turn, and those that have one. A new leader may
+        # find thousands of keys: without turns their commands would delay those of waiting requests.
         self._found: set[Key] = set()
         self._background: dict[Key, None] = {}
         self._in_background: set[Key] = set()
@@ -73,10 +73,10 @@ class RequestQueuesLoop:
         """Wake the actor of every key whose desired or observed state has changed. Runs until cancelled."""
         sources = [
             self._tracker.subscribe(),
-            # With the keys that were seeded before: their changes came before this subscription.
+            # Including the seeded keys: their changes came before this subscription.
             self._worker_status.feed.subscribe(already=self._queue_status.keys()),
             self._depths.feed.subscribe(),
-            self._asked.subscribe(),
+            self._requested.subscribe(),
         ]
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(
@@ -171,8 +171,8 @@ class RequestQueuesLoop:
                 if wait is not None:
                     # A change ends the wait: it may have made another step possible, or this one unnecessary.
                     await woken.wait(wait)
-            self._end_turn(key)  # if there was nothing to do any more
-            self._queue_status.update(key, fault=None)  # the queue is not needed any more; the next request tries again
+            self._end_turn(key)  # if no step was left to take
+            self._queue_status.update(key, fault=None)  # the next request tries again
         finally:
             del self._actors[key]
 
@@ -296,7 +296,7 @@ class RequestQueuesLoop:
 
     def reconcile(self, key: Key) -> None:
         """Plan this key again."""
-        self._asked.notify(key)
+        self._requested.notify(key)
 
     def adopt(self, key: Key) -> None:
         """Take over a listed queue; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""

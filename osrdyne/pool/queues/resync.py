@@ -62,7 +62,7 @@ class Resync:
             # Its binding is unknown until a command of this term proves it (lifecycle: listed-bindings-are-unknown).
             self._queue_loop.adopt(queue.key)
             if not queue.bound:
-                # Declared shortly before its node was killed, it may never get a leader (decision 0020).
+                # Declared shortly before its node was killed, it may never get a Raft leader (decision 0020).
                 self._queue_commands.suspect(queue.key)
             # All clocks start now: how long the group was idle under the earlier leader is not known.
             self._tracker.adopt(queue.key, seed_status(queue))
@@ -89,7 +89,7 @@ class Resync:
             try:
                 await self.compare()
             except BrokerError as error:
-                self._log.warning("resync listing failed", error=str(error))
+                self._log.warning("resync failed", error=str(error))
 
     def _adopt(self, queue: ListedQueue) -> None:
         """Take over an unknown queue, for example one that a deposed leader declared late. Without binding and
@@ -98,7 +98,7 @@ class Resync:
         if seed_status(queue) is GroupStatus.ACTIVE:
             self._tracker.require_worker_group(queue.key)
             return
-        # Unbound and unknown: its node may have been killed before the queue was written down (decision 0020).
+        # Unbound and unknown: its node may have been killed before the queue was persisted (decision 0020).
         self._queue_commands.suspect(queue.key)
         self._tracker.adopt(queue.key, GroupStatus.UNBOUND)
         if queue.messages == 0:
@@ -129,7 +129,8 @@ class Resync:
                 self._queue_loop.verify(key, since=self._clock.monotonic())
         for key in (known - bound - busy) & listed.keys():
             if not listed[key].whole and key not in self._queue_loop.busy_keys():
-                await self._queue_commands.check(key)  # a missing queue of it would keep the others from being deleted
+                # A missing queue of the group would keep the others from being deleted: `check` records it.
+                await self._queue_commands.check(key)
         for key in known - bound - listed.keys() - busy:
             # A listing proves no absence: it may be incomplete while a node is away.
             if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():

@@ -126,14 +126,14 @@ class TopologyWatch:
         return isinstance(item, Queue) and item.name == self._names.leader_queue
 
     async def _repair(self, deviations: Sequence[Deviation]) -> None:
-        declarations, waits = [], False
+        declarations, retry_queues_differ = [], False
         for one in deviations:
             if isinstance(one.repair, PolicySpec):
                 # The policy first: a queue that is declared without it has no limits until it applies.
                 await self._management.put_policy(self._policy())  # the routes may have changed since
                 self._note_repair(one)
             elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_retry_queue(one.repair):
-                waits = True
+                retry_queues_differ = True
             elif one.repair is not None:
                 declarations.append(one.repair)
         try:
@@ -141,8 +141,8 @@ class TopologyWatch:
         except BrokerConflictError as error:  # declared by another client since the comparison
             self._log.error("pool object exists with other arguments", error=error.message)
             return
-        if waits:
-            # By their own loop: it knows which delays are refused, and writes new queues down before they are bound.
+        if retry_queues_differ:
+            # By their own loop: it has the refused delays, and persists new queues before they are bound.
             await self._declare_retry_queues()
         for one in deviations:
             if not isinstance(one.repair, PolicySpec):
