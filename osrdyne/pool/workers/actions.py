@@ -69,7 +69,7 @@ class WorkerActions:
         self._stop_grace = context.settings.worker.stop_grace
         # Longer than any request, so that a drain interrupts none.
         self._drain_timeout = context.settings.worker.processing_timeout + self._stop_grace
-        self._troubles: dict[Key, str] = {}
+        self._latest_errors: dict[Key, str] = {}
         self._unsent_texts: dict[Key, None] = {}
         self._log: Logger = get_logger("worker_actions")
 
@@ -83,10 +83,10 @@ class WorkerActions:
             done = await self._do(key, action)
         except DriverError as error:
             done, name = False, type(action).__name__.lower()
-            if self._is_new_trouble(key, str(error)):
+            if self._is_new_error(key, str(error)):
                 self._log.warning("driver call failed", key=key, action=name, error=str(error))
         if done:
-            self.forget_trouble(key)
+            self.forget_error(key)
         return done
 
     async def _do(self, key: Key, action: GroupAction) -> bool:
@@ -103,14 +103,15 @@ class WorkerActions:
                 await self._remove(instance.instance_id)
         return True
 
-    def _is_new_trouble(self, key: Key, trouble: str) -> bool:
-        """Whether this trouble is new for the key: a call that is retried every few seconds is logged once."""
-        before, self._troubles[key] = self._troubles.get(key), trouble
-        return before != trouble
+    def _is_new_error(self, key: Key, error: str) -> bool:
+        """Whether the latest error of the key was another one: a call that is retried every few seconds is logged
+        once."""
+        before, self._latest_errors[key] = self._latest_errors.get(key), error
+        return before != error
 
-    def forget_trouble(self, key: Key) -> None:
-        """Forget the trouble of a key; the next one is logged again."""
-        self._troubles.pop(key, None)
+    def forget_error(self, key: Key) -> None:
+        """Forget the latest error of a key; the next one is logged again."""
+        self._latest_errors.pop(key, None)
 
     async def _start(self, key: Key, slot: int) -> bool:
         try:
@@ -123,8 +124,7 @@ class WorkerActions:
             # (lifecycle: unique-instance-names).
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
-            # The user was made for a worker that does not exist: nothing else would remove it before the start
-            # time-out.
+            # The user was created for a worker that does not exist: otherwise it would stay until the start time-out.
             self._credentials.release(spec.worker_id)
             return await self._adopt_slot_owner(key, slot, error)
         except StartFailedError as error:
@@ -145,7 +145,7 @@ class WorkerActions:
         if any(instance.slot == slot for instance in found):
             return True
         # Something that is not a worker has the name, and an operator has to remove it.
-        if self._is_new_trouble(key, str(error)):
+        if self._is_new_error(key, str(error)):
             self._log.error("worker name conflict", key=key, slot=slot, error=str(error))
         return False
 
@@ -153,7 +153,7 @@ class WorkerActions:
         """Retry if the HTTP API does not answer. If it refuses, an operator has to act, and requests are answered
         with the failure."""
         if error.retryable:
-            if self._is_new_trouble(key, str(error)):
+            if self._is_new_error(key, str(error)):
                 self._log.warning("worker credentials unavailable", key=key, error=str(error))
             return False
         self._log.error("worker credentials refused", key=key, error=str(error))
@@ -176,11 +176,11 @@ class WorkerActions:
         entry = self._instances.get(instance_id)
         if entry is None:
             return
-        # Its `ready` report may have been lost: to stop a worker that serves would cost its requests a delivery.
+        # Its `ready` report may have been lost, and stopping a worker that serves costs its requests a delivery.
         if why == OVERDUE and await self._seems_to_serve(entry):
             self._worker_reports.assume_ready(entry.instance.worker_id, key)
             return
-        await self._lease.confirm()  # the questions may have taken a while
+        await self._lease.confirm()  # asking RabbitMQ may have taken a while
         if entry.stopped_for != why:
             # Noted before the call: the end of this worker is no failed start.
             self._instances.mark_stopping(instance_id, why)
@@ -193,10 +193,10 @@ class WorkerActions:
         self._instances.mark_exited(instance_id)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
-        """Whether more connections consume the queue than the other workers explain.
+        """Whether the queue has more consuming connections than the other workers account for.
 
-        RabbitMQ may still count the consumer of a dead worker. A worker that passed is therefore checked again, and
-        replaced when requests wait and only workers that have reported to be ready consume.
+        RabbitMQ may still count the consumer of a dead worker. Therefore a worker that is assumed to serve is checked
+        again later: it does not, if requests wait and only workers that have reported to be ready consume.
         """
         key = entry.instance.key
         others = [
@@ -232,7 +232,7 @@ class WorkerActions:
         try:
             spec = await self._make_spec(key, entry.instance.slot, self._tracker.generation_of(key))
         except BrokerError as error:
-            if self._is_new_trouble(key, str(error)):
+            if self._is_new_error(key, str(error)):
                 self._log.warning("group settings not updated", key=key, error=str(error))
             return False
         self._credentials.release(spec.worker_id)
@@ -281,23 +281,13 @@ class WorkerActions:
         instance, why = entry.instance, entry.stopped_for
         # Only a clean exit counts as drained: a worker that crashed while it drained has crashed.
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
-            why = entry.draining.why  # it drained and ended as it was asked to
+            why = entry.draining.why
         reported = self._worker_reports[instance.worker_id]  # read before it is forgotten: it is the evidence
-        # From here on the group counts without this worker, whose last report may have said that it serves.
+        # Forgotten, because its last report may say that it serves.
         self._worker_reports.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
-        ended_by_itself = why is None or entry.hangs is not None
-        had_requests = reported is not None and bool(reported.requests or reported.suspects or reported.in_flight)
-        if ended_by_itself and reported is not None and reported.requests:
-            self._note_death(entry, reported, log_lines)
-        # In a process of several keys, a request of another key may be the cause: the driver places the suspects apart.
-        shared = instance.exit is not None and instance.exit.shared
-        with_others = shared and instance.exit is not None and instance.exit.of_process
-        if ended_by_itself and reported is not None and reported.alone is not None:
-            if not shared:
-                self._refuse_text(instance.key, reported.alone)
-        elif ended_by_itself and reported is not None and reported.stuck is not None:
-            self._note_stuck(instance.key, reported.stuck)
+        if reported is not None and (why is None or entry.hangs is not None):
+            self._note_evidence(entry, reported, log_lines)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -316,16 +306,29 @@ class WorkerActions:
             log_lines=log_lines,
             attempts_allowed=self._start_attempts,
             now=now,
-            had_requests=had_requests,
+            had_requests=reported is not None and bool(reported.requests or reported.suspects or reported.in_flight),
             had_completed=reported is not None and reported.completed > 0,
-            with_others=with_others,
+            with_others=instance.exit is not None and instance.exit.shared and instance.exit.of_process,
         )
         self._restarts.apply(instance.key, ended)
+
+    def _note_evidence(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+        """Record which requests ran in a worker that ended by itself or hung, and refuse the text that ended it."""
+        instance = entry.instance
+        if reported.requests:
+            self._note_death(entry, reported, log_lines)
+        if reported.alone is not None:
+            # In a process of several keys a request of another key may be the cause: the driver moves suspects to other
+            # processes.
+            if instance.exit is None or not instance.exit.shared:
+                self._refuse_text(instance.key, reported.alone)
+        elif reported.stuck is not None:
+            self._note_stuck(instance.key, reported.stuck)
 
     def _refuse_text(self, key: Key, text: str) -> None:
         """Refuse a text after a request ended its second worker while nothing else ran in it.
 
-        The next worker gets the text in its environment. A later leader does not know it: the request then runs again,
+        The next worker gets the text in its environment. A later leader does not have it: the request then runs again,
         and RabbitMQ's delivery limit still holds.
         """
         if self._poison_texts.note(key, text):
@@ -336,7 +339,7 @@ class WorkerActions:
         """Record that a worker ended because the handler of this request did not end when it was cancelled.
 
         The caller has its answer, so the request does not come back as a suspect. Its text is refused once this has
-        happened to a second worker. A later leader begins to count again.
+        happened to a second worker. A later leader counts anew.
         """
         if self._poison_texts.note_stuck(key, text):
             self._refuse_text(key, text)

@@ -30,17 +30,17 @@ class WorkerControl:
         self._log: Logger = get_logger("worker_control")
 
     async def ask_for_reports(self, key: Key) -> bool:
-        """Tell the workers of a group whether they may take requests: they answer with a report."""
+        """Send the workers of a group `pause` or `resume`, as the group is; they answer with a report."""
         command = Command.PAUSE if self._paused.is_paused(key) else Command.RESUME
         return await self._send_to_group(key, ControlMessage(command, self._tracker.generation))
 
     async def ask_for_probe(self, worker_id: WorkerId, probe_id: str) -> bool:
         """Ask one paused worker to take exactly one request; its report repeats the id. False if the worker certainly
-        has not got the message, so that it may be sent again."""
+        did not receive the message, so that it may be sent again."""
         message = ControlMessage(Command.PROBE, self._tracker.generation, {"id": probe_id})
         routing_key = self._names.control_worker_routing_key(worker_id)
         try:
-            # Mandatory: a worker that has just begun may report that it is ready before its control queue is bound.
+            # Mandatory: a new worker may report that it is ready before its control queue is bound.
             await self._publisher.publish(
                 Message(body=message.wire_body(), persistent=False),
                 exchange=self._names.control_exchange,

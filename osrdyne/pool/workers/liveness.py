@@ -7,9 +7,9 @@ may get lost. A worker that does not answer is replaced, and so is one that answ
 wait. A worker that has never reported how many requests it runs speaks only part of the protocol; RabbitMQ's consumer
 timeout applies to it.
 
-A worker that is paused while its group is not, or the other way round, or that has seen a control message of a later
-generation than the leader's, has missed a message or follows another sender: it is sent the message again, twice, and
-then replaced. This module stops no worker itself.
+A worker whose pause differs from that of its group has missed a control message; one that reports a later generation
+than the leader's follows another sender. It is sent the message again, twice, and then replaced. This module stops no
+worker itself.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ class Suspicion:
 
 @dataclass(slots=True)
 class Deviation:
-    """A worker that is not in the state that the leader wants: how often it was sent a message, and when last."""
+    """A worker that deviates from the state of its group: how often it was sent a message, and when last."""
 
     asked: int = 0
     asked_at: float = -math.inf
 
 
 def deviates(worker: WorkerReportState, generation: Generation, *, paused: bool) -> str | None:
-    """How a serving worker deviates from what a leader of this generation wants; None if it does not.
+    """How a serving worker deviates from the state of its group; None if it does not.
 
-    `paused`: whether a circuit pauses its group. No leader has sent a message of a later generation than its own.
+    `paused`: whether a circuit pauses its group. `generation`: the leader's, which no message of it exceeds.
     """
     if not worker.state.serves:
         return None
     if worker.generation is not None and worker.generation > generation:
         return AHEAD
-    # One that says nothing of its generation does not follow control messages at all.
+    # A worker that reports no generation does not follow control messages at all.
     if paused and not worker.paused:
         return IGNORES_PAUSE if worker.generation is not None else None
     return STAYS_PAUSED if worker.paused and not paused else None
@@ -94,7 +94,7 @@ def find_hanging(
 ) -> Mapping[str, str] | None:
     """Return the hanging workers by id, with the reason; empty if there is none, None while that is undecided."""
     expected = [worker for worker in workers if is_expected_to_work(worker)]
-    # Heard since the suspicion: the worker lives. One that answers but takes no requests is judged below.
+    # A report since the suspicion shows that the worker lives. One that takes no requests anyway is found below.
     silent = {worker.worker_id: SILENT for worker in expected if worker.heard_at < suspicion.since}
     if silent:
         # Undecided until all questions are asked and the latest has had time to be answered.
@@ -145,7 +145,7 @@ class WorkerLiveness:
             suspicion = self._suspicions.get(queue.key)
             if suspicion is None and queue.messages and self._is_at_rest(queue.key, now):
                 suspicion = self._suspicions[queue.key] = Suspicion(since=now)
-            # Nothing waits any more: the time without work counts anew from the next request that waits.
+            # No request waits any more: the time without work counts anew from the next one that does.
             if suspicion is not None and queue.ready == 0:
                 suspicion.waiting_since = None
             elif suspicion is not None:
@@ -165,7 +165,7 @@ class WorkerLiveness:
                 self._suspicions.setdefault(worker.key, Suspicion(since=now))
         for key, suspicion in list(self._suspicions.items()):
             hanging = find_hanging(self._worker_reports.of_key(key), suspicion, now=now, patience=self._patience)
-            # A group that is ending needs no judgement: its workers are stopped anyway.
+            # Workers of a group that ends are not asked: they are stopped anyway.
             if hanging is None and self._tracker.status(key) is not None and now - suspicion.since < SUSPICION_LASTS:
                 await self._ask_group(key, suspicion)
             else:
@@ -173,7 +173,7 @@ class WorkerLiveness:
                 self._replace_hanging(key, hanging or {})
 
     async def _correct_deviations(self) -> None:
-        """Pause and resume workers as their groups are, and have workers replaced that do not follow."""
+        """Send workers the state of their group again if they deviate, and have those replaced that still do."""
         found = {
             worker.worker_id: (worker, why)
             for worker in self._worker_reports.all()
@@ -205,16 +205,17 @@ class WorkerLiveness:
             suspicion.asked_at = self._clock.monotonic()
 
     def _replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
-        """Have hanging instances replaced; forget workers that no instance of the driver explains."""
+        """Have hanging instances replaced; forget hanging workers of no instance, or of one that is not replaced."""
         instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._instances.of_key(key)}
-        useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
+        # An instance that runs a whole group is replaced only if all of its workers hang.
+        replaced = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
         for worker_id, why in hanging.items():
             self._log.warning("worker hangs", key=key, worker_id=worker_id, why=why)
-            # No instance explains it: reports of a worker that the driver does not know must not count as service.
-            if started_as(worker_id) not in useless:
+            # Reports of a worker that no listed instance has started must not count as service.
+            if started_as(worker_id) not in replaced:
                 self._worker_reports.forget(worker_id)
-        if useless:
-            self._worker_loop.replace_hanging(key, useless)
+        if replaced:
+            self._worker_loop.replace_hanging(key, replaced)
 
     def _workers_of(self, entry: InventoryEntry) -> list[str]:
         """The worker of an instance; for an instance that runs a whole group (a Deployment), the workers that have

@@ -1,4 +1,4 @@
-"""The worker groups loop: the only one that starts, restarts and stops workers.
+"""The worker groups loop: the only component that starts, restarts and stops workers.
 
 It lists instances, plans each group whose desired or observed state changed (`plan.plan_group`), and passes the actions
 to `WorkerActions`, which carries them out concurrently. No action is retried within a pass: a failure is recorded
@@ -97,8 +97,7 @@ class WorkerGroupsLoop:
     def retry(self, key: Key) -> None:
         """Retry after a final start failure, because a request arrived: only if its back-off is over."""
         failure = self._restarts[key].failure
-        # A request that comes earlier is answered with the failure: callers must not make the platform start workers in
-        # a loop.
+        # An earlier request is answered with the failure: callers must not make the platform start workers in a loop.
         if failure is not None and self._clock.monotonic() >= failure.retry_at:
             self._restarts.apply(key, restart_backoff.retry_allowed)
             self.reconcile(key)
@@ -129,19 +128,19 @@ class WorkerGroupsLoop:
 
         The listing is ignored for groups with actions in progress, because it may be outdated for them.
         """
-        # Before the listing is asked for: an action that ends meanwhile makes the listing old for its key.
+        # Before the listing is requested: an action that ends meanwhile makes the listing outdated for its key.
         self._touched = set(self._acting)
-        # Complete, or an error: what is missing in it counts as gone, and its queue may be deleted.
+        # Complete, or an error: an instance that is missing in it counts as gone, and its queue may be deleted.
         listing = await self._driver.list_instances()
         changed, vanished = self._instances.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
         for entry in vanished:
-            # Not in the listing any more: its logs are gone with it.
+            # No longer listed: its logs are gone, too.
             self._actions.note_end(entry, log_lines=())
         for key in changed:
             # Before anything is bound: a stop by an earlier leader may be in progress (lifecycle: bind-waits-for-stop).
             self._publish(key)
             self.reconcile(key)
-        # What was ignored is listed again once the actions are over.
+        # The ignored keys are listed again once their actions are over.
         self._unread |= self._touched & self._acting.keys()
         if self._touched - self._acting.keys():
             self.relist()
@@ -170,11 +169,11 @@ class WorkerGroupsLoop:
                 self.reconcile(key)
 
     async def _watch_driver(self) -> None:
-        """Request a listing for every driver event, and open the stream of events again when it breaks."""
+        """Request a listing for every driver event, and open the stream of events again when it ends."""
         failures = 0
         while True:
             try:
-                # What an event says is not used: a listing shows it, and also the events that were lost.
+                # The content of an event is not used: a listing has it, and also that of lost events.
                 async for _ in self._driver.events():
                     failures = 0
                     self.relist()
@@ -188,12 +187,12 @@ class WorkerGroupsLoop:
 
     async def _converge(self, group: asyncio.TaskGroup) -> None:
         failures = 0
-        rested = self._clock.monotonic()  # no listing before, even on request
-        next_listing = rested + self._limits.resync_interval
+        earliest = self._clock.monotonic()  # of the next listing, even on request
+        next_listing = earliest + self._limits.resync_interval
         while True:
             began = self._clock.monotonic()
             # A listing of thousands of workers takes long: requested ones are spaced by a multiple of their duration.
-            if began >= (rested if self._relist else next_listing):
+            if began >= (earliest if self._relist else next_listing):
                 self._relist = False
                 try:
                     await self.list_instances()
@@ -203,13 +202,13 @@ class WorkerGroupsLoop:
                     pause = DRIVER_RETRY.delay(failures)
                     self._log.warning("driver listing failed", error=str(error), failures=failures)
                 now = self._clock.monotonic()
-                rested = now + min(LONGEST_REST, LISTING_SHARE * (now - began))
+                earliest = now + min(LONGEST_REST, LISTING_SHARE * (now - began))
                 next_listing = now + pause
             self._plan_keys(group)
             if self._dirty:
                 await asyncio.sleep(0)  # others first: a new leader may have thousands of groups to plan
                 continue
-            due = rested if self._relist else next_listing
+            due = earliest if self._relist else next_listing
             await self._wakeup.wait(max(0.0, min([due, *self._recheck.values()]) - self._clock.monotonic()))
             now = self._clock.monotonic()
             for key in [key for key, at in self._recheck.items() if at <= now]:
@@ -260,11 +259,11 @@ class WorkerGroupsLoop:
             desired = self._tracker.status(key)
             entries = self._instances.of_key(key)
             if desired is None:
-                # The next request begins without the failures of the past.
+                # The next request begins without earlier failures.
                 self._restarts.clear(key)
                 if not entries:
                     self._worker_reports.forget_group(key)
-                    self._actions.forget_trouble(key)
+                    self._actions.forget_error(key)
             self._update_place(key, is_desired=desired is not None, up=bool(entries))
             observed = self._observe(key, entries)
             actions = plan_group(desired, observed, slots=self._autoscaler.desired(key), now=self._clock.monotonic())
@@ -273,7 +272,7 @@ class WorkerGroupsLoop:
 
     def _update_place(self, key: Key, *, is_desired: bool, up: bool) -> None:
         """Take or free the group's place under `max_groups`; a group with instances has one, whatever the limit."""
-        # A worker that runs takes memory whatever the limit says: counted, it keeps others from exceeding it further.
+        # A running worker takes memory also beyond the limit: counted, it keeps others from exceeding it further.
         if up or (is_desired and self._tracker.is_pinned(key)):
             self._admission.admit(key)
         elif is_desired:
@@ -283,7 +282,7 @@ class WorkerGroupsLoop:
                 self.reconcile(promoted)
 
     def _begin(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
-        """Record what is waited for, and start the actions: stops before starts, so that a slot is free."""
+        """Record the waits, and start the actions: stops before starts, so that a slot is free."""
         waits = [action for action in actions if isinstance(action, Wait)]
         ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
         starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
@@ -309,7 +308,7 @@ class WorkerGroupsLoop:
         """Carry out the actions one after the other. After a failure the group pauses."""
         for action in actions:
             if not await self._actions.carry_out(key, action):
-                # The remaining actions are planned anew, from what is observed then.
+                # The remaining actions are planned anew, from the state after the pause.
                 await self._clock.sleep(DRIVER_PAUSE)
                 break
         self._starts_under_way -= starts
@@ -398,7 +397,7 @@ class WorkerGroupsLoop:
                 took = max(0.0, self._clock.monotonic() - entry.seen_at)
                 self._metrics.start_seconds.observe(took)
                 if entry.started_here:
-                    # Of other workers only a part of the start was seen.
+                    # This term saw only a part of the start of other workers.
                     self._start_durations.note(took)
                 if not entry.is_outdated(self._profiles.of(key).spec_hash):
                     self._restarts.apply(key, restart_backoff.became_ready)
@@ -429,8 +428,7 @@ class WorkerGroupsLoop:
             waiting_for=self._waiting_for(key),
         )
         if observed.is_empty and self._queue_status[key].exists:
-            # Kept from the first moment without a worker: evidence is counted from then on, and must not begin anew
-            # each time.
+            # Kept from the first moment without a worker: later updates must not make evidence since then outdated.
             known = self._worker_status[key].empty_since
             observed = replace(observed, empty_since=self._clock.monotonic() if known is None else known)
         self._worker_status.set(key, observed)

@@ -40,7 +40,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until `until` (monotonic; None: until a change), or until a start is possible."""
+    """Wait until `until` (monotonic; None: until a change). `for_room`: until another start is over."""
 
     why: str
     until: float | None = None
@@ -107,27 +107,26 @@ def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: i
     running = [instance for instance in observed.instances if instance.state is InstanceState.RUNNING]
     # Before any start: an exited worker holds its slot and its name until it is removed.
     actions: list[GroupAction] = [Remove(instance) for instance in exited]
-    # A planned group has no action in progress: the component that began these stops, perhaps an earlier leader, is
-    # gone.
+    # A planned group has no action in progress: these stops have failed, or an earlier leader began them.
     stuck = [instance for instance in observed.instances if instance.state is InstanceState.STOPPING]
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
-    # Also for keys that no queue is known of: a worker that a deposed leader started late must end (lifecycle: resync).
+    # Also for keys without a queue: a worker that a deposed leader started late must end (lifecycle: resync).
     if desired is None:
         return actions + [Stop(instance.instance_id, "the group is not desired") for instance in running]
-    useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in observed.overdue}
-    useless |= {
+    stopped = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in observed.overdue}
+    stopped |= {
         instance.instance_id: why for instance in running if (why := observed.hanging.get(instance.instance_id))
     }
     # Two workers of one slot: a platform without unique names, or a start by a deposed leader that came late.
     for instance in _surplus(running):
-        useless.setdefault(instance.instance_id, "surplus")
-    actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
-    useful = [instance for instance in running if instance.instance_id not in useless]
-    actions += _plan_draining(useful, observed, now=now)
-    # No worker is started that would be stopped before it has loaded its data. Without a slot, workers are drained.
+        stopped.setdefault(instance.instance_id, "surplus")
+    actions += [Stop(instance_id, why) for instance_id, why in stopped.items()]
+    kept = [instance for instance in running if instance.instance_id not in stopped]
+    actions += _plan_draining(kept, observed, now=now)
+    # No worker is started that would be stopped before it has loaded its data. With no slots, workers are drained.
     if not observed.queue_exists or (observed.is_ending and slots):
         return actions
-    staying = [instance for instance in useful if instance.instance_id not in observed.draining]
+    staying = [instance for instance in kept if instance.instance_id not in observed.draining]
     return actions + _plan_number(desired, staying, observed, slots=slots, now=now)
 
 
@@ -187,8 +186,13 @@ def _plan_number(
 
 def _stop_order(instance: Instance, observed: ObservedGroup) -> tuple[bool, bool, bool, int]:
     """Outdated workers first, then those that do not serve, then idle ones, then the latest."""
-    name = instance.instance_id
-    return (name not in observed.outdated, name in observed.serving, name in observed.busy, -instance.slot)
+    instance_id = instance.instance_id
+    return (
+        instance_id not in observed.outdated,
+        instance_id in observed.serving,
+        instance_id in observed.busy,
+        -instance.slot,
+    )
 
 
 def _end(instance: Instance, observed: ObservedGroup) -> GroupAction:

@@ -49,7 +49,7 @@ class StartForecast:
 
     def of(self, key: Key) -> StartProgress | None:
         """The start that requests of a key wait for; None if they wait for none: a worker serves, the start has
-        failed, or nothing is known of the key."""
+        failed, or the key has no group."""
         state, workers = self._state, self._state.worker_status[key]
         if not self._manages_workers or state.tracker.status(key) is None or workers.failure is not None:
             return None
@@ -58,7 +58,7 @@ class StartForecast:
             return None
         order = self._fresh_order()
         if not state.admission.is_admitted(key):
-            # When a group ends depends on the callers of other keys: there is no time to expect.
+            # When a place becomes free depends on the callers of other keys: no time can be estimated.
             return StartProgress(order.groups.get(key, len(order.groups) + 1), None, MAX_GROUPS)
         if not running and workers.waiting_for == MAX_STARTS:
             position = order.starts.get(key, len(order.starts) + 1)
@@ -81,11 +81,11 @@ class StartForecast:
         if not running and (until := self._state.restarts[key].back_off_until) is not None:
             pause = max(0.0, until - self._clock.monotonic())
         remaining = typical - max((self._elapsed(entry) for entry in running), default=0.0)
-        # A start that takes longer than the others gives no hint when it ends.
+        # The end of a start that takes longer than the others cannot be estimated.
         return None if remaining < 0 else pause + remaining
 
     def _elapsed(self, entry: InventoryEntry) -> float:
-        # By the wall clock of the start: a new leader has just seen a worker that has been loading for long.
+        # By the wall clock of the start: a new leader may have first seen a worker that has been loading for long.
         return max(0.0, self._clock.time() - entry.instance.started_at)
 
     def _fresh_order(self) -> _Order:
