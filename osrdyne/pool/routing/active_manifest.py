@@ -61,12 +61,11 @@ class ActiveManifest(ABC, Generic[D]):
                 self._log.warning("manifest comparison failed", error=str(error))
 
     async def follow(self) -> None:
-        """Activate the stored manifest if it differs: a leader may store one while it loses the leadership."""
+        """Activate the stored manifest if it differs: an earlier leader may have stored one while it lost the token."""
         if not self._managed:
             return
         async with self._changing:
-            # Not beside a change: between store and activation the stored manifest differs from the active one by
-            # intention.
+            # Never during a change: between store and activation the stored manifest differs from the active one.
             kept = await self._store.current()
             if kept is not None and kept != self._kept:
                 self._log.warning(

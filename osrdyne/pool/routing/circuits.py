@@ -1,8 +1,8 @@
-"""The circuits of a managed pool in one term: which part of the requests of each route fails, and which groups wait.
+"""The circuits of a managed pool in one term: the share of failed requests of each route, and the paused groups.
 
 Outcomes come from the reports of workers, from dead letters and from failed starts, each with the fingerprint of its
-request, so that a request counts once. Reports may be lost, and then count as neither. The state survives a restart and
-a change of leader as a snapshot, without the outcomes of the last second.
+request, so that a request counts once. The outcome of a lost report is not counted. The state survives a restart and a
+change of leader as a snapshot, without the outcomes of the last second.
 
 The breaker decides (`osrdyne.ingress.circuits`), this module acts: it stores the state, and then pauses and resumes
 groups and asks workers for probes. Source: docs/design/circuits.md.
@@ -50,7 +50,7 @@ from osrdyne.protocol.statuses import Status
 
 SNAPSHOT = "circuits"  # The name of the snapshots.
 SAVE_INTERVAL = 1.0  # Seconds between two snapshots at least: what a killed leader forgets.
-REPEAT_INTERVAL = 5.0  # Seconds between two messages to a group because of a worker that does not follow it.
+REPEAT_INTERVAL = 5.0  # Seconds between two messages to a group because of a worker that deviates from it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
         self._wakeup = Wakeup(context.clock)
         self._begun = Wakeup(context.clock)
         self._stepping = asyncio.Lock()
-        # What the breaker has decided and is not stored yet, in its order.
+        # The decisions of the breaker that are not stored yet, in their order.
         self._effects: list[Effect] = []
         # Groups whose pause is not stored yet. Requests for them are published after that.
         self._unsettled: dict[Key, asyncio.Event] = {}
@@ -172,7 +172,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             return
         if success is None:
             if probe_id is not None:
-                # It has an answer, which says nothing about the backend: another request has to be the probe.
+                # The outcome of the probe says nothing about the backend: another request has to be the probe.
                 self._probe_missing(key, probe_id, has_more=True)
             return
         at = now_ms(self._clock)
@@ -183,15 +183,15 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             self._begun.set()
 
     async def take_report(self, report: ActivityReport) -> None:
-        """Take the report of a worker: it may have no request for a probe, or be ready for one, or not know whether its
-        group is paused."""
+        """Take the report of a worker: it may have no request for a probe, be ready for one, or deviate from the pause
+        of its group."""
         key, empty = Key(report.key), report.details.get(EMPTY_PROBE_FIELD)
         if isinstance(empty, str):
             self._probe_missing(key, empty)
         if self._unsent:
             await self._send_probes(key)
         worker = self._worker_reports[report.worker_id]
-        # Only reports of state say whether it is paused. Its control messages may have been lost, or it has just begun.
+        # Only reports of state contain the pause. A worker deviates if it is new, or if a control message was lost.
         if not self._managed or worker is None or GENERATION_FIELD not in report.details or key in self._unsettled:
             return
         now = self._clock.monotonic()
@@ -247,7 +247,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
     def _is_open(self, route: str | None, key: Key) -> bool:
         return self._breaker.state_of(self._breaker.circuit_of(route, key)) is not CircuitState.CLOSED
 
-    # --- what an operator sees and does
+    # --- for the API
 
     def circuits(self) -> list[CircuitView]:
         """Every circuit, by route and key. Raises `PoolConflictError` in a direct pool."""
@@ -276,7 +276,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
     # --- acting
 
     async def work(self) -> None:
-        """Carry out what is due, save the state a second after a change, and show it in the metrics. Runs until
+        """Carry out decisions that are due, save the state a second after a change, and update the metrics. Runs until
         cancelled."""
         while True:
             if self._has_nothing_to_do():
@@ -290,14 +290,14 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
                 await self._send_probes(key)
 
     def _has_nothing_to_do(self) -> bool:
-        """Whether nothing becomes due before there is an outcome: without circuits, no leader wakes up every second."""
+        """Whether nothing becomes due before the next outcome; then the loop sleeps, as in a pool without circuits."""
         return not (self._breaker.state.circuits or self._effects or self._changed) and (
             self._breaker.next_step_ms() is None
         )
 
     async def step(self) -> bool:
-        """Store the state if it has changed, and then carry out what the breaker has decided. False if RabbitMQ did
-        not store it."""
+        """Store the state if it has changed, and then carry out the decisions of the breaker. False if RabbitMQ did not
+        store it."""
         async with self._stepping:
             at, before = now_ms(self._clock), len(self._breaker.state.circuits)
             self._apply(self._breaker.keep_routes(self._routes(), now_ms=at))
@@ -306,7 +306,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             effects, self._effects = self._effects, []
             if not effects and not self._changed and before == len(self._breaker.state.circuits):
                 return True
-            # Cleared first: what changes while it is saved is saved the next time.
+            # Cleared first: changes during the save are saved the next time.
             self._changed = False
             # Crash before: the next leader goes on with the state of a second ago, in which nothing of this has
             # happened. After: it pauses the groups of the state, resumes the others, and opens circuits again whose
@@ -319,8 +319,8 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
                     samples = sum(one.samples.count for one in state.circuits.values())
                     self._log.debug("circuits stored", circuits=len(state.circuits), samples=samples)
             finally:
-                # Nothing may follow from a state that is not stored: it is tried again a second later, or once more
-                # when the term ends in order.
+                # Decisions of a state that is not stored are not carried out: the next step tries again, a second later
+                # or when the term ends in order.
                 if not is_stored:
                     self._changed, self._effects = True, [*effects, *self._effects]
             if is_stored:
@@ -328,13 +328,13 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
                     await self._carry_out(effect)
             for effect in effects:
                 if isinstance(effect, PauseGroup):
-                    # Also if it could not be stored: requests must not wait for that.
+                    # Also if the state could not be stored: requests must not wait for RabbitMQ without end.
                     self._settle(effect.key)
             self._show_probing()
             return is_stored
 
     def _apply(self, effects: Iterable[Effect]) -> None:
-        """Take decisions of the breaker, to be stored and carried out by the next step."""
+        """Note decisions of the breaker, which the next step stores and carries out."""
         for effect in effects:
             match effect:
                 case Transition():
@@ -352,7 +352,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
             self._begun.set()
 
     async def _carry_out(self, effect: Effect) -> None:
-        # The state may be another one by now: then a later effect says so.
+        # The state may have changed since the decision: then a later effect follows.
         match effect:
             case PauseGroup(key) if key in self._breaker.state.paused:
                 self._log.info("group paused", key=key)
@@ -406,7 +406,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
         self._apply(self._breaker.probe_missing(circuit, now_ms=at, request_id=probe_id))
         self._changed = True
         if has_more:
-            # A request has come since the group was asked: it is asked again, after the others.
+            # A request was published since the group was asked: it is asked again, after the others.
             self._admit(circuit.route, key)
 
     def _settle(self, key: Key) -> None:

@@ -1,8 +1,8 @@
 """The stored manifests of a pool, of one kind and in all versions, as global parameters of RabbitMQ.
 
 Written by the leader only. A manifest is stored as text, because RabbitMQ does not preserve the order of the members of
-an object, and the order of routes and rules matters. A large manifest is compressed. The history is written first: a
-crash in between stores a version twice, and it is read once.
+an object, and the order of routes and rules matters. A large manifest is compressed. The history is written before the
+active version: a crash in between leaves the active version in both, and `history` returns it once.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class KeptManifest:
-    """One version. `at`: seconds since the epoch. `size`: number of routes, rules or profiles, if
-    known.
+    """One version. `at`: seconds since the epoch. `size`: number of routes, rules or profiles, if known.
 
     `stored`: the document as JSON text, compressed and in Base64 if `packed`; None: the version has no manifest.
     """

@@ -1,4 +1,4 @@
-"""Priority levels of the groups of a managed pool: which queues a group has, and when one of them goes.
+"""Priority levels of the groups of a managed pool: which queues a group has, and when one of them is deleted.
 
 `PriorityLevels` selects the levels in use, has the request queues loop reconcile every group, and sends workers the
 list of their queues. `UnusedLevels` removes the queue of a level that no route uses any more (lifecycle:
@@ -102,7 +102,7 @@ class PriorityLevels:
         self._queue_loop.bind_again(self._queue_status.existing())
         self._changed.set()
 
-    def _forget_what_is_not_needed(self) -> None:
+    def _drop_unneeded_levels(self) -> None:
         before = self._clock.monotonic() - NEEDED_FOR
         self._needed_again = {priority: at for priority, at in self._needed_again.items() if at > before}
         self._apply()
@@ -113,7 +113,7 @@ class PriorityLevels:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send_on_change(), name="send queues to reporting workers")
             while True:
-                self._forget_what_is_not_needed()
+                self._drop_unneeded_levels()
                 workers = self._worker_reports.all()
                 self._sent = {
                     one.worker_id: self._sent[one.worker_id] for one in workers if one.worker_id in self._sent
@@ -209,8 +209,7 @@ class UnusedLevels:
             self._count = len(unused)
             self._log.info("serving unused priority queues until they are empty", queues=self._count)
         for key, priority in unused:
-            # Its deletion was given up because it was not empty: workers must consume it again, or those requests
-            # expire.
+            # Its deletion was given up because it was not empty: unless workers consume it again, its requests expire.
             if priority not in self._queue_status[key].disposable and self._layout.serve_again(key, priority):
                 await self._send(key)
         # A listing only when one could prove something: it costs RabbitMQ a pass over all queues.

@@ -46,11 +46,6 @@ class ActiveQuotas(ActiveManifest[QuotaManifest]):
         """What was used; None if there are no quotas."""
         return None if self.quotas is None else self.quotas.usage(self._now())
 
-    def require_usage(self) -> Usage | None:
-        """As `usage`. Raises `PoolConflictError` in a direct pool."""
-        self.require_managed()
-        return self.usage()
-
     async def load(self) -> None:
         """Activate the stored document and continue with the stored counts, at the beginning of a term."""
         await super().load()
@@ -69,8 +64,8 @@ class ActiveQuotas(ActiveManifest[QuotaManifest]):
         """Save the counts if they have changed. Raises `LeadershipLostError`."""
         if not self._unsaved.is_set():
             return
-        # Before the save: what is counted meanwhile is saved the next time. Crash before the save has ended: the next
-        # leader continues with the counts before it. After: with these.
+        # Before the save: counts that change meanwhile are saved the next time. Crash before the save has ended: the
+        # next leader continues with the earlier counts. After: with these.
         self._unsaved.clear()
         saved = self.quotas is None
         try:

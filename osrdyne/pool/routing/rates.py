@@ -1,7 +1,7 @@
 """Sends workers the rate at which they serve events (docs/reference/quotas.md, "Rates of workers").
 
-Level-triggered: a worker reports its rate with its state, and gets the right one as long as it reports another. A lost
-message delays a change by `SEND_AGAIN_AFTER`. New workers are started with their rate.
+Level-triggered: a worker reports its rate with its state, and is sent the right one for as long as it reports another.
+A lost message delays a change by `SEND_AGAIN_AFTER`. New workers are started with their rate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.workers.rates import GroupRates
-from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.rates import EventRate
@@ -49,9 +49,9 @@ class WorkerRates:
 
     async def _send(self, key: Key) -> None:
         """Send the workers of a group their rate if one of them has another."""
-        # One that says nothing of its generation does not follow control messages.
+        # A worker that reports no generation does not follow control messages.
         workers = [worker for worker in self._worker_reports.of_key(key) if worker.generation is not None]
-        rate = self._rates.of(key, workers=sum(map(_is_counted, workers)))
+        rate = self._rates.of(key, workers=sum(worker.state.serves for worker in workers))
         if all(worker.rate == rate for worker in workers):
             return
         now = self._clock.monotonic()
@@ -60,7 +60,3 @@ class WorkerRates:
             return
         self._sent[key] = (rate, now)
         await self._control.send_rate(key, rate)
-
-
-def _is_counted(worker: WorkerReportState) -> bool:
-    return worker.state.serves

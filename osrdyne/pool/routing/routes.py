@@ -173,7 +173,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
             # Building the table is most of the work for many routes; it is repeated only if a retry queue was refused
             # meanwhile.
             off = _retries_off(manifest, self._retries.refused)
-            # The old table stays in force until the new one is built: requests are routed by it meanwhile.
+            # Requests are routed by the former table until the new one is built.
             table = await off_loop(manifest.size * SMALL // 100, RouteTable, manifest.without_retries(off))
             self._decide_by(manifest, table if off == _retries_off(manifest, self._retries.refused) else None)
         # Only names of the manifest become labels: a worker could report any text as a route.

@@ -1,7 +1,7 @@
 """The log of telemetry in one term: declared by the leader, written by the ingress.
 
-A leader goes on with the log that it finds: a changed setting stops no device, and is reported by `status` and `doctor`
-until a person acts (`broker.topology.telemetry`).
+A leader uses the log that it finds. A changed setting stops no device: `status` and `doctor` report it until an
+operator acts (`broker.topology.telemetry`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ActiveLog:
 
     @property
     def topology(self) -> Topology:
-        """The streams that have to be there."""
+        """The streams that have to be declared."""
         return self.plan.topology
 
     async def load(self) -> None:

@@ -42,12 +42,12 @@ class WorkerPrincipal:
         return None if denial is None else f"{self._name}: {denial.refusal.value}"
 
     def is_refused(self, key: Key) -> bool:
-        """Whether a policy demands the grant of the workers of this key, and they have not got it."""
+        """Whether a policy demands the grant from the workers of this key, and their principal does not have it."""
         found = self._policies.of(key)
         return found is not None and found.policy.authorization.demands_receive and self.refuse(key) is not None
 
     async def load(self) -> None:
-        """Find the principal. Before the first worker is started."""
+        """Find the principal. Called before the first worker is started."""
         if self._name is None or self._verifier is None:
             return
         before, self._identity = self._identity, await self._verifier.named(self._name)
