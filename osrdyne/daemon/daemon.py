@@ -1,8 +1,8 @@
-"""The composition root: builds every object of a daemon, runs it, and decides what follows the end of a term.
+"""The daemon: builds the objects that outlive a term, serves the API, and leads one term after the other.
 
-Losing the broker, or the token, ends a term: everything it knew is forgotten and the daemon comes back as a standby
-(lifecycle: term-ends-whole). The process, its configuration, the driver and the running workers survive. Called by the
-CLI.
+Losing the broker or the token ends a term: the daemon discards all state of the term and becomes a standby again
+(lifecycle: term-ends-whole). The process, its configuration, the driver and the running workers survive. The objects of
+a term are built in `daemon.wiring`. Called by the CLI.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from osrdyne.telemetry.last_values.query import LastValues
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-# Seconds for which the API waits for the lead: its libraries are loaded after that, so that no request for a worker
-# waits for them.
+# Seconds for which the API waits until the daemon leads: its libraries are loaded after that, so that no request for a
+# worker waits for them.
 API_DELAY = 1.0
 
 
@@ -139,15 +139,15 @@ class Daemon:
         self.api.bind()
         _raise_file_limit()
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
-        if (doubt := environment_warning(self._settings, manages_workers=self._driver.manages_workers)) is not None:
-            self._state.note("worker environment", ok=False, fatal=False, detail=doubt)
-            self._log.warning("worker environment not recommended", reason=doubt)
-        for warning in self._warnings:
-            self._log.warning("the API is exposed", reason=warning)
+        if (warning := environment_warning(self._settings, manages_workers=self._driver.manages_workers)) is not None:
+            self._state.note("worker environment", ok=False, fatal=False, detail=warning)
+            self._log.warning("worker environment not recommended", reason=warning)
+        for exposure in self._warnings:
+            self._log.warning("the API is exposed", reason=exposure)
         try:
             async with asyncio.TaskGroup() as group:
                 api = start_endless(group, "http api", self._serve_api())
-                notify_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
+                notify_service_manager(Service.READY)  # also as a standby, and without a broker
                 await self._lead_until(stop)
                 api.cancel()
         finally:
@@ -162,7 +162,7 @@ class Daemon:
         await self._leading.wait()
 
     async def _lead_until(self, stop: StopRequest) -> None:
-        """Terms, one after the other, with a growing pause after each that failed."""
+        """Lead one term after the other, with a growing pause after each that failed."""
         failures, ended_in_order = 0, False
         while not stop.requested.is_set():
             began = self._clock.monotonic()
@@ -175,11 +175,11 @@ class Daemon:
             finally:
                 if self._state.term is not None:
                     self._state.note("leadership", ok=False, detail="this daemon's last term has ended")
-                # In any case: the API must not answer from the state of a term that is over.
+                # After every end: the API must not answer from the state of a term that is over.
                 self._state.term = None
                 self._metrics.leading.set(0)
                 self._metrics.term.set(0)
-            # It worked for a while: the next failure is a first one again.
+            # After a term that lasted, the next failure counts as the first one.
             if self._clock.monotonic() - began > self._settings.broker.retry_interval:
                 failures = 0
             failures += 1
@@ -190,7 +190,7 @@ class Daemon:
             self._log.warning("workers not stopped: this daemon did not lead")
 
     async def _one_term(self, stop: StopRequest) -> bool:
-        """Connect, wait for the token, lead. Whether it led to an orderly end; raises when leadership is lost."""
+        """Connect, wait for the token, lead. True if the term ended in order; raises when leadership is lost."""
         async with LeaderSession(
             self._settings,
             clock=self._clock,
@@ -200,7 +200,7 @@ class Daemon:
         ) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
-            # In a task: a standby may wait for the token for months, and must still end at once when it is asked to.
+            # In a task: a standby may wait for the token for months, and must end at once when it is stopped.
             acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))
             stopping = asyncio.ensure_future(stop.requested.wait())
             try:
@@ -213,7 +213,7 @@ class Daemon:
                 stopping.cancel()
             pinned, *_ = await asyncio.gather(
                 self._pins.load(),
-                # The announcement is what tells a later leader that the pool was led before (lifecycle: token-queue).
+                # A later leader reads from the announcement that the pool was led before (lifecycle: token-queue).
                 self._leader.announce(term=token.term),
                 self._note_rights_of_workers(),
             )
@@ -237,7 +237,7 @@ class Daemon:
             return True
 
     async def _note_rights_of_workers(self) -> None:
-        """Warn where every worker is given the credentials of an administrator."""
+        """Warn if every worker gets the credentials of an administrator."""
         name = "worker credentials"
         if self._settings.broker.scoped_credentials and self._driver.manages_workers:
             return
@@ -253,7 +253,8 @@ class Daemon:
             self._log.warning("workers have the credentials of an administrator", user=user, remedy=REMEDY)
 
     def _refuse_foreign_host(self, previous: Token) -> None:
-        """Workers of a driver of one host cannot be seen from another: two of a key would run (decision 0008)."""
+        """Refuse to lead on another host than before if the driver lists only workers of its own host: two workers of a
+        key would run (decision 0008). Raises `PoolConflictError`."""
         if self._driver.same_host and previous.host not in {"", socket.gethostname()}:
             raise PoolConflictError(
                 f"The pool {self._settings.pool.id} was last led on {previous.host}, and its driver "
@@ -273,11 +274,11 @@ class Daemon:
         """Log why a term ended: an expected error as one warning, an unexpected one with its traceback."""
         self._metrics.terms_lost.inc()
         reasons = list(_leaves(failure))
-        foreseen = main_reason(reasons)
-        if foreseen is not None:
-            component = "broker" if isinstance(foreseen, BrokerError) else "leadership"
-            self._state.note(component, ok=False, detail=str(foreseen))
-            self._log.warning("term ended", error=str(foreseen))
+        expected = main_reason(reasons)
+        if expected is not None:
+            component = "broker" if isinstance(expected, BrokerError) else "leadership"
+            self._state.note(component, ok=False, detail=str(expected))
+            self._log.warning("term ended", error=str(expected))
         for error in reasons:
             if not isinstance(error, OsrdyneError | asyncio.CancelledError):
                 self._log.error("term ended by an unexpected error", exc_info=error)
@@ -286,14 +287,14 @@ class Daemon:
 
 
 def main_reason(errors: Sequence[BaseException]) -> OsrdyneError | None:
-    """The error that says most of what happened: a lost connection ends every consumer on it, too."""
-    foreseen = [error for error in errors if isinstance(error, OsrdyneError)]
-    telling = [error for error in foreseen if not isinstance(error, BrokerUnavailableError)]
-    return next(iter([*telling, *foreseen]), None)
+    """The most specific expected error; None without one. A lost connection also ends every consumer on it."""
+    expected = [error for error in errors if isinstance(error, OsrdyneError)]
+    specific = [error for error in expected if not isinstance(error, BrokerUnavailableError)]
+    return next(iter([*specific, *expected]), None)
 
 
 def _raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: the subprocess driver needs one for each worker."""
+    """Raise the limit of open files to the hard limit: the subprocess driver needs one for each worker."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -317,7 +318,7 @@ class Service(StrEnum):
 
 
 def notify_service_manager(state: Service, environment: Mapping[str, str] = os.environ) -> None:
-    """Send one datagram to the service manager, if it asked for one. Never fails. Source: sd_notify(3)."""
+    """Send a state to the service manager, if `NOTIFY_SOCKET` names one. Never fails. Source: sd_notify(3)."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

@@ -69,12 +69,12 @@ RELOAD_POLL = Backoff(initial=0.1, maximum=1.0)  # Between two checks of the wor
 RELOAD_INTERVAL = 2.0  # Seconds until workers are asked again for the outcome of a reload.
 MAX_EXAMINED = 1_000  # Keys whose policy one page of the registry compares with the rights of its reader.
 EXAMINED_AT_ONCE = 10
-FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to say where the leader is.
+FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to answer with the leader's address.
 
 
 @dataclass(slots=True)
 class DaemonState:
-    """What the daemon is doing now; written by its leadership loop only."""
+    """The present term and the health of the components; written only by the daemon."""
 
     term: Term | None = None
     components: dict[str, ComponentView] = field(default_factory=dict)
@@ -241,19 +241,19 @@ class DaemonInspector:
         term = self._state.term
         return {} if term is None else term.routing.routes.retrying
 
-    def _waiting(self, classes: Mapping[int | None, Waiting]) -> list[WaitingView]:
-        """The most urgent class first."""
+    def _waiting(self, levels: Mapping[int | None, Waiting]) -> list[WaitingView]:
+        """The most urgent level first."""
         now = self._clock.monotonic()
         return [
-            WaitingView(priority, classes[priority].requests, classes[priority].age(now))
+            WaitingView(priority, levels[priority].requests, levels[priority].age(now))
             for priority in (*PRIORITIES, None)
-            if priority in classes
+            if priority in levels
         ]
 
     # --- actions
 
     async def _leading(self) -> Term:
-        """The present term. Raises `LeadershipLostError`, with the leader's address where it is known."""
+        """The present term. Raises `LeadershipLostError`, with the leader's address if it is known."""
         if self._state.term is not None:
             return self._state.term
         leader = await self.leader()
@@ -284,8 +284,8 @@ class DaemonInspector:
         (await self._leading()).state.tracker.unpin(key)
 
     async def reload_group(self, key: Key, *, timeout: float) -> list[ReloadView]:
-        # The leader may lose its lead, or die, while it waits: the caller gets an error and may ask again, and workers
-        # that have the command reload anyway.
+        # The leader may lose the token, or die, while it waits: the caller gets an error and may try again, and workers
+        # that have received the command reload anyway.
         if self._reloads >= MAX_RELOADS:
             raise PoolConflictError(
                 f"{MAX_RELOADS} reloads are waited for already: try again when one of them has ended."
@@ -307,7 +307,7 @@ class DaemonInspector:
             if now >= until or not any(one.outcome is ReloadOutcome.UNKNOWN for one in outcomes):
                 return outcomes
             if self._state.term is not term:
-                raise LeadershipLostError("This daemon has lost the lead while workers reloaded their data.")
+                raise LeadershipLostError("This daemon lost the leadership while workers reloaded their data.")
             if now >= send_at:
                 # Repeated, because control messages and reports may get lost.
                 send_at = now + RELOAD_INTERVAL
@@ -381,7 +381,7 @@ class DaemonInspector:
             if len(found) == limit:
                 break
             if number % EXAMINED_AT_ONCE == EXAMINED_AT_ONCE - 1:
-                await asyncio.sleep(0)  # a document may have thousands of patterns, and anyone may ask
+                await asyncio.sleep(0)  # matching a key against thousands of patterns takes long
             if is_visible(key, term.routing.policies.of(key)):
                 found.append(self._queue(term, key))
             seen = key
@@ -489,8 +489,8 @@ class DaemonInspector:
     def _wall(self, monotonic: float) -> float:
         return self._clock.time() + monotonic - self._clock.monotonic()
 
-    def _workers(self, term: Term, key: Key, facts: ObservedWorkers) -> tuple[WorkerView, ...]:
-        by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
+    def _workers(self, term: Term, key: Key, observed: ObservedWorkers) -> tuple[WorkerView, ...]:
+        by_id: dict[str, Instance] = {instance.worker_id: instance for instance in observed.instances}
         reported = {worker.worker_id for worker in term.state.worker_reports.of_key(key)}
         # A worker that has started replicas is shown by their reports.
         listed = [worker_id for worker_id in by_id if not term.state.worker_reports.replicas(worker_id)]
@@ -564,7 +564,7 @@ def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
 
 
 def _reason(term: Term, key: Key, queue: ObservedQueue, workers: ObservedWorkers) -> str:
-    """Why the group is where it is, in a sentence; the most pressing fact first."""
+    """A sentence that explains the state of the group: the most urgent cause."""
     tracker = term.state.tracker
     status = tracker.status(key)
     if (record := term.state.created_queues.get(key)) is not None and record.is_ending:
@@ -592,5 +592,5 @@ def _reason(term: Term, key: Key, queue: ObservedQueue, workers: ObservedWorkers
     if status is GroupStatus.UNBOUND:
         return "it was not used for unbind_delay; its workers stop once its queue is proven empty"
     if not workers.is_empty:
-        return "it is not wanted any more, its workers are ending"
-    return "it is not wanted any more, its queue is deleted once it is proven empty"
+        return "it is not needed any more, its workers are ending"
+    return "it is not needed any more, its queue is deleted once it is proven empty"

@@ -1,8 +1,8 @@
-"""Where the API of the daemon that leads is: announced by it at the start of its term, read by those that stand by.
+"""The address of the leader's API: announced by the leader at the start of its term, read by standbys.
 
-Kept in a global parameter of RabbitMQ, because the token itself is visible to its holder only. It is a hint for
-people and clients: an old leader's late word sends a client to a daemon that says that it does not lead. The term in it
-is what a leader goes on from when the leader queue was deleted, with the last token in it.
+Stored in a global parameter of RabbitMQ, because only the holder of the token can read the token. The address is a
+hint: a late announcement of an earlier leader names a daemon that answers that it is on standby. The announcement also
+contains the term, from which the next leader counts on if the leader queue was deleted together with the token.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class LeaderAddress:
         await self._parameters.put_global_parameter(self.name, self._announced)
 
     async def find(self) -> str | None:
-        """The address last announced; None where there is none."""
+        """The address announced last; None without an announcement."""
         url = (await self._read()).get("api")
         return url if isinstance(url, str) else None
 
     async def last_term(self) -> int | None:
-        """The term last announced; None if there is none, or if it is malformed."""
+        """The term announced last; None without an announcement, or if it is malformed."""
         term = (await self._read()).get("term")
         return term if isinstance(term, int) and not isinstance(term, bool) and 0 <= term <= MAX_TERM else None
 

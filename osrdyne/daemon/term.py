@@ -1,9 +1,9 @@
 """One leader's term: runs what the wiring has built, from the token to its loss.
 
 The order is lifecycle: token-before-listing, prepare-then-consume: first the token, then infrastructure and listings of
-queues, bindings and instances, then the loops, and only then the consumers. An orderly end goes the other way round:
-consumers first, then the messages they have taken, then the loops. Workers go on running unless the operator asked
-otherwise. The daemon decides what follows a term.
+queues, bindings and instances, then the loops, and only then the consumers. An orderly end uses the reverse order:
+first the consumers and the messages that they have taken, then the loops. Workers continue to run, unless the operator
+stops them too. The daemon decides what follows a term.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPORTS_AT_ONCE = 8  # How many groups a new leader asks for reports at the same
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """How the daemon asks a term to end in order; `stop_workers` also ends the workers."""
+    """The request to end a term in order; `stop_workers`: end the workers too."""
 
     requested: asyncio.Event
     stop_workers: bool = False
@@ -76,7 +76,7 @@ class Term:
             session.cancel()
 
     def _linked(self) -> AbstractAsyncContextManager[None]:
-        """The driver of pooled workers reaches its processes as long as the term lasts."""
+        """Connect the driver of pooled workers to its processes during the term."""
         return nullcontext() if self.workers.pooled is None else self.workers.pooled.linked()
 
     async def _prepare(self, group: asyncio.TaskGroup) -> None:
@@ -89,7 +89,7 @@ class Term:
         # Before the consumers: a message is published to streams that exist.
         await self.routing.log.load()
         await self.routing.policies.load()
-        # Before requests are taken and workers are started: both ask for it.
+        # Before requests are taken and workers are started: both depend on it.
         await self.routing.worker_principal.load()
         # Before requests are taken: what they use up is added to what the earlier leader has counted.
         await self.routing.quotas.load()
@@ -101,12 +101,12 @@ class Term:
         await self._wiring.apply_policies(self.routing.routes.longest_ttl)
         await self.groups.resync.seed()
         if self.workers.pooled is not None:
-            # Only the processes know which workers there are, and they answer through the activity queue. Reports of
-            # workers that come meanwhile find their groups: these have been seeded.
+            # Only the processes can list their workers, and they answer through the activity queue. The groups are
+            # seeded by now, so that reports of workers that arrive meanwhile are not dropped.
             await self.processors.consumers.start_early(group, self.names.activity_queue)
-        # Before anything is planned: a worker that is not known would be started a second time.
+        # Before anything is planned: an unlisted worker would be started a second time.
         await self.workers.loop.list_instances()
-        # After the first listing of workers: groups that were found without anything end, once that is proven.
+        # After the first listing of workers: it shows which groups were found without a worker.
         self.groups.resync.retire_unused(self.state.worker_status)
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
@@ -154,8 +154,8 @@ class Term:
         """Workers found at the start have reported to an earlier leader: ask what state they are in (defects:
         ready-after-restart).
 
-        A few at once, beside everything else: each publish takes a channel of its own, and those for new keys would
-        wait until thousands of these had theirs.
+        Only a few at once: each publish takes a channel, and with thousands of groups the publishes for new keys would
+        wait.
         """
         instances = self.state.instances.entries()
         found = [*self.state.tracker.keys(), *(entry.instance.key for entry in instances)]
@@ -173,7 +173,8 @@ class Term:
     async def _stop_workers(self) -> None:
         """End every worker of the pool; their queues stay, with what is in them."""
         if self.workers.pooled is not None:
-            # With their workers: reports are not consumed any more, so that none of these could confirm its end.
+            # The processes, and with them their workers: reports, which confirm the end of a single worker, are not
+            # consumed any more.
             await self.workers.pooled.upkeep.stop_all()
         await self.workers.actions.stop_all()
         with suppress(BrokerError):  # a later leader removes what is left

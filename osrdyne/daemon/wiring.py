@@ -115,12 +115,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the daemon gives to a term: what its components share, its connections, and what outlives it.
+    """The dependencies of a term: its context and connections, and objects of the daemon that outlive it.
 
     `unpin` removes a pin that an operator stored. `parameters`: global parameters of RabbitMQ that the topology watch
-    keeps. `key_counter`: all keys that the pool has seen.
-    `verifier`: of the tokens of requests, None if the configuration has neither tokens nor keys. `measures_lag`: keep
-    the metrics of the readers of the log, and request ingests, over connections of their own.
+    keeps. `key_counter`: the keys for which this daemon has declared queues. `verifier`: of the tokens of requests;
+    None if the configuration has neither tokens nor keys. `measures_lag`: keep the metrics of the readers of the log,
+    and request ingests, over connections of their own.
     """
 
     context: TermContext
@@ -205,7 +205,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
-    """The consumers of the controller's queues, and what answers without a queue of its own."""
+    """The consumers of the controller's queues, and the components that answer requests from other queues."""
 
     consumers: ControllerConsumers
     checks: IngressChecks
@@ -314,9 +314,9 @@ def _max_groups(resources: Resources, profiles: GroupProfiles) -> float:
 
 
 def bounds_for(settings: Settings, driver: Driver) -> Bounds:
-    """What the pool allows with this driver."""
+    """The bounds of queue policies with this driver."""
     bounds = bounds_of(settings)
-    # A worker that another program starts, or Kubernetes for a group, is not the leader's decision.
+    # The leader cannot keep workers from starting that another program starts, or Kubernetes for a group.
     decides = driver.manages_workers and driver.instance_is_worker
     return replace(bounds, authorizes_workers=bounds.authorizes_workers and decides)
 
@@ -404,7 +404,7 @@ def _readers(
     created: CreatedQueues, policies: ActivePolicies, principal: WorkerPrincipal, driver: Driver, key: Key
 ) -> int | None:
     """The maximum number of workers of a key; None if only the settings limit it."""
-    # A platform that manages the workers of a group cannot drain them: they go when the queue is proven empty.
+    # A platform that manages the workers of a group cannot drain them: they end when the queue is proven empty.
     if not driver.instance_is_worker:
         return None
     if created.is_ending(key) or principal.is_refused(key):
@@ -531,7 +531,7 @@ def wire_routing(
 
 
 def wire_telemetry(resources: Resources, state: TermState) -> tuple[LogInspector, IngestScheduler | None]:
-    """What reads the lag of the log, and what requests ingests of its tables, if there are some."""
+    """The inspector of the log's readers, and the scheduler of ingests; None without tables."""
     context, clock, metrics = resources.context, resources.context.clock, resources.context.metrics
     tables = context.settings.telemetry.tables
     store = PositionStore(resources.management, pool=context.names.pool)
@@ -545,7 +545,7 @@ def wire_telemetry(resources: Resources, state: TermState) -> tuple[LogInspector
     )
     if not tables:
         return inspector, None
-    # Here: most daemons start without the client.
+    # Imported here: most daemons do not need the client.
     from osrdyne.telemetry.scheduler import IngestScheduler
 
     scheduler = IngestScheduler(
