@@ -61,7 +61,7 @@ _REMEMBERED_LENGTH = 10_000
 _LARGEST_SHARED = 64 * 1024
 """Bytes of a request that may share a run: the text is searched on the event loop."""
 _RUNS_BY_ITSELF = re.compile(
-    # Random values, and times that are evaluated when the query runs. What is refused anyway may be found as well.
+    # Random values, and times that are evaluated when the query runs. A query that is refused may match as well.
     rb"\b(?:rand|uuid|shuffle|uniform|tablesample|now\b|today|tomorrow|yesterday|current_|curdate|localtime"
     # A page has a cursor of its own. An escape may hide any of these words.
     rb"|unix_timestamp)|\"(?:page_size|cursor)\"|\\u",
@@ -220,7 +220,7 @@ class SqlData:
         if current is None:
             return newest
         if files.being_written(self.files) is not None:
-            # What is half written is not served: the data in use stays, until the write has ended.
+            # Half-written data is not served: the data in use stays until the write has ended.
             return current
         # The clock of a file system has a limited resolution, and a removed file has no time.
         changed = files.signature != self.files.signature
@@ -228,7 +228,7 @@ class SqlData:
 
     def has_changed(self, failure: SparkFailure) -> bool:
         """Whether a query may have failed because files were changed or removed since they were opened."""
-        if self._live and is_lost_file(failure):
+        if self._live.has_tables and is_lost_file(failure):
             # Retention deletes files an hour after they were removed from the table: the query ran for that long.
             return True
         before = self.files.signature
@@ -262,7 +262,7 @@ class SqlData:
             raise RequestError(problem.message, problem.code, problem.error_code) from None
 
     def open_views(self, names: Collection[str]) -> None:
-        """Open those of the views that no query has named yet, see `DeferredViews.open`, or that have changed."""
+        """Open those of the views that are deferred (see `DeferredViews.open`), and last values that have changed."""
         self._deferred.open(names)
         try:
             self._live.open_last_values(names)
@@ -375,7 +375,7 @@ def stop_caching(context: Context) -> None:
 
 
 def _coalesces(call: Call) -> bool | None:
-    """Whether this query shares the run of an identical one; None: as its route says."""
+    """Whether this query shares the run of an identical one; None: the route decides."""
     data: SqlData = call.context.state
     # A query that comes after a write must not get the answer of one that began before it.
     if not data.is_fixed or len(call.body) > _LARGEST_SHARED or _RUNS_BY_ITSELF.search(call.body) is not None:
@@ -390,14 +390,14 @@ def sql(call: Call, request: SqlRequest) -> Answer:
         return _next_page(call, data, request)
     query = request.query
     if query is None:
-        fields = [{"field": "query", "message": "Field required"}]
-        raise RequestError("Field query is missing.", error_code="invalid_request", details={"fields": fields})
+        missing = [{"field": "query", "message": "Field required"}]
+        raise RequestError("Field query is missing.", error_code="invalid_request", details={"fields": missing})
     parameters = read_parameters(request.parameters)
     if request.page_size is not None:
         return _first_page(call, data, query, parameters, size=request.page_size, limit=request.limit)
     if call.stream_bytes is not None and is_streamable(data.session):
         try:
-            # Its parts are collected as the client wants them: no limit but that of the request.
+            # The client fetches its parts as it reads them: only the limit of the request applies.
             prepared = _guarded(data, lambda: data.prepared(query, parameters))
             # The query runs later, while its parts are sent.
             return Answer(StreamedFrame(prepared, request.limit, guard=lambda run: _guarded(data, run)))
@@ -486,7 +486,7 @@ def lookup(calls: list[Call], requests: list[LookupRequest]) -> list[Answer | Re
     try:
         views = data.views()
     except RequestError as problem:
-        # Of the key, and not of one of the requests: running each half of them would change nothing.
+        # Of the key, and not of one of the requests: a batch that raises is run again in halves.
         return [problem] * len(calls)
     limit = data.config.lookup_row_limit
 
@@ -571,8 +571,8 @@ def _described(view: View) -> dict[str, Any]:
     }
 
 
-def _row_limit(config: SqlConfig, asked: int | None, *, name: str = "limit") -> int:
-    limit = config.row_limit if asked is None else asked
+def _row_limit(config: SqlConfig, requested: int | None, *, name: str = "limit") -> int:
+    limit = config.row_limit if requested is None else requested
     if limit > config.max_row_limit:
         raise RequestError(
             f"{name} is {limit}; this pool answers with at most {config.max_row_limit} rows (max_row_limit).",
@@ -603,7 +603,7 @@ def _guarded(data: SqlData, run: Callable[[], ValueT]) -> ValueT:
             ) from None
         if not failure.is_query and not failure.exhausted:
             if not sessions.is_alive(data.session):
-                # The session is gone: the runtime must see this, reject the request and end the worker.
+                # The session is lost: the runtime must get this error, reject the request and end the worker.
                 raise
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
         raise failure.refusal() from None

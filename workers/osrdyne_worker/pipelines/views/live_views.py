@@ -27,12 +27,13 @@ class LiveViews:
         self._positions: dict[str, dict[int, int]] = {}
         self._lock = threading.Lock()
 
-    def __bool__(self) -> bool:
+    @property
+    def has_tables(self) -> bool:
+        """Whether there are views of tables of telemetry."""
         return bool(self._tables)
 
     def renew(self) -> bool:
-        """Open the views of tables again whose data has changed; whether there were some. Raises
-        `DataProblemError`."""
+        """Open again the views of tables whose data has changed; return whether one has. Raises `DataProblemError`."""
         changed = False
         for table in self._tables:
             listing = listing_of(table)
@@ -48,7 +49,7 @@ class LiveViews:
         return not self._last_values.keys().isdisjoint(names)
 
     def open_last_values(self, names: Collection[str]) -> None:
-        """Open those of the views of last values again that have changed. Raises `DataProblemError`.
+        """Open again those of the views of last values that have changed. Raises `DataProblemError`.
 
         For the views that a query names, and not in `renew`: other queries need no database.
         """
