@@ -33,7 +33,7 @@ from osrdyne_worker.app.tables import Rows
 from osrdyne_worker.pipelines.guard.check import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_named_windows, check_text
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.guard.sql_guard import Limits
+from osrdyne_worker.pipelines.guard.sql_guard import TextLimits
 from osrdyne_worker.pipelines.queries.export import ExportRequest, Exports
 from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest, look_up
 from osrdyne_worker.pipelines.queries.paging import Page, StoredResults
@@ -136,7 +136,7 @@ class SqlData:
         self._plan_limits = PlanLimits(**{field.name: getattr(config, field.name) for field in fields(PlanLimits)})
         self.results = StoredResults(config.paging, pool=pool, key=key)
         self.exports = Exports(config.export, self.results, pool=pool, key=key)
-        self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
+        self._text_limits = TextLimits(length=config.max_query_length, nesting=config.max_query_nesting)
         self.caching = BackgroundCaching(session, key, {}, self._remembered.clear)
 
     @property
@@ -311,7 +311,7 @@ class SqlData:
             self.session,
             query,
             views=frozenset(columns),
-            limits=self._limits,
+            limits=self._text_limits,
             parameters=parameters,
             check_plan=check_plan,
             open_views=self.open_views,

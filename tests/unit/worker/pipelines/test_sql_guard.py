@@ -11,7 +11,7 @@ from case_tables import failures
 
 from osrdyne_worker.pipelines.guard.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
 from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
-from osrdyne_worker.pipelines.guard.sql_guard import Limits, check_query
+from osrdyne_worker.pipelines.guard.sql_guard import TextLimits, check_query
 
 QUERIES = Path(__file__).parents[3] / "queries"
 VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})
@@ -26,7 +26,7 @@ REFUSED = [(code, query) for code, queries in load("refused.yaml").items() for q
 ACCEPTED = [query for file in ("accepted.yaml", "tpch.yaml") for query in load(file).values()]
 
 
-def refusal(query: str, *, views: frozenset[str] = VIEWS, limits: Limits | None = None) -> QueryRefusedError:
+def refusal(query: str, *, views: frozenset[str] = VIEWS, limits: TextLimits | None = None) -> QueryRefusedError:
     with pytest.raises(QueryRefusedError) as caught:
         check_query(query, views=views, limits=limits)
     return caught.value
@@ -85,8 +85,8 @@ def test_syntax_error_is_a_bad_request_with_position() -> None:
 
 def test_query_at_the_length_limit_is_accepted() -> None:
     query = "select 1"
-    check_query(query, views=VIEWS, limits=Limits(length=len(query)))
-    assert refusal(query, limits=Limits(length=len(query) - 1)).error_code == "query_too_complex"
+    check_query(query, views=VIEWS, limits=TextLimits(length=len(query)))
+    assert refusal(query, limits=TextLimits(length=len(query) - 1)).error_code == "query_too_complex"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from osrdyne_worker.pipelines.guard.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
-from osrdyne_worker.pipelines.guard.sql_guard import Limits, check_query
+from osrdyne_worker.pipelines.guard.sql_guard import TextLimits, check_query
 from osrdyne_worker.spark.parameters import Parameters, ParametersNotSupportedError
 from osrdyne_worker.spark.plans import ParsedQuery, analyzed_plan, frame_of, parse_query
 
@@ -32,7 +32,7 @@ def checked_query(
     query: str,
     *,
     views: frozenset[str],
-    limits: Limits,
+    limits: TextLimits,
     parameters: Parameters | None = None,
     check_plan: Callable[[ParsedQuery], None] | None = None,
     open_views: Callable[[frozenset[str]], None] | None = None,

@@ -80,7 +80,7 @@ def check_text(text: str, limits: PlanLimits) -> None:
         tokens, operators = [], len(_SET_OPERATORS.findall(text))
     else:
         operators = sum(_SET_OPERATORS.fullmatch(token.text) is not None for token in tokens)
-    _hold(limits, "max_plan_nodes", 2 * operators + 1, "operators of the plan")
+    _enforce(limits, "max_plan_nodes", 2 * operators + 1, "operators of the plan")
     for at, token in enumerate(tokens):
         if token.token_type in (TokenType.CUBE, TokenType.ROLLUP):
             depth, groups = 0, 1
@@ -90,13 +90,13 @@ def check_text(text: str, limits: PlanLimits) -> None:
                     break
                 groups += depth == 1 and following.token_type is TokenType.COMMA
             sets = 2.0 ** min(groups, 1000) if token.token_type is TokenType.CUBE else groups + 1.0
-            _hold(limits, "max_grouping_sets", sets, f"grouping sets of {token.text.upper()}")
+            _enforce(limits, "max_grouping_sets", sets, f"grouping sets of {token.text.upper()}")
 
 
 def check_limits(plan_json: str, limits: PlanLimits, *, views: Mapping[str, int]) -> None:
     """Raise `LimitExceededError` if the plan exceeds a limit. `views`: the number of columns of each view."""
     tree = json.loads(plan_json)
-    _hold(limits, "max_expression_nodes", plan_json.count('"class":'), "nodes of the plan and its expressions")
+    _enforce(limits, "max_expression_nodes", plan_json.count('"class":'), "nodes of the plan and its expressions")
     try:
         _Estimate(limits, views).plan(tree, {}, {})
     except RecursionError:
@@ -127,7 +127,8 @@ def check_named_windows(description: str) -> None:
                 )
 
 
-def _hold(limits: PlanLimits, setting: str, value: float, what: str) -> None:
+def _enforce(limits: PlanLimits, setting: str, value: float, what: str) -> None:
+    """Raise `LimitExceededError` if a value is above the limit of a setting."""
     limit = getattr(limits, setting)
     if value > limit:
         raise LimitExceededError(what, value=value, limit=limit, setting=setting)
@@ -201,12 +202,15 @@ def _argument(arguments: list[_Value], place: int, default: _Value | None = None
     return arguments[place] if place < len(arguments) else default or _Value(bytes=1, number=1, constant=True)
 
 
+# The rules below estimate the result of a function from `a`, the estimates of its arguments.
+
+
 def _repeat(a: list[_Value]) -> _Value:
     return _made(a, bytes=_argument(a, 0).bytes * _argument(a, 1).size)
 
 
 def _padded(a: list[_Value]) -> _Value:
-    return _made(a, bytes=_argument(a, 1).size * 1.0 + 16)
+    return _made(a, bytes=_argument(a, 1).size + 16)
 
 
 def _spaces(a: list[_Value]) -> _Value:
@@ -394,10 +398,6 @@ def _moved(a: list[_Value], *, unit: float) -> _Value:
     return replace(_made(a, bytes=8), number=number, kind="time")
 
 
-def _largest(a: list[_Value]) -> _Value:
-    return _either(a)
-
-
 _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
     "repeat": _repeat,
     "stringrepeat": _repeat,
@@ -468,10 +468,10 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
                     _compared_arrays),
     **dict.fromkeys(("length", "len", "char_length", "character_length", "octet_length", "bit_length", "instr",
                      "locate", "position", "charindex"), _length),
-    **dict.fromkeys(("year", "day", "dayofmonth", "dayofyear", "dayofweek", "month", "quarter", "hour", "minute",
+    **dict.fromkeys(("day", "dayofmonth", "dayofyear", "dayofweek", "month", "quarter", "hour", "minute",
                      "weekofyear", "weekday", "sign", "signum", "extract", "date_part", "datepart", "extractvalue",
                      "ascii", "isnull", "isnotnull", "nullif", "bit_count"), _at_most(1_114_111)),
-    **dict.fromkeys(("year",), _at_most(9_999)),
+    "year": _at_most(9_999),
     **dict.fromkeys(("now", "current_date", "current_timestamp", "curdate", "localtimestamp", "currentdate",
                      "currenttimestamp"), _now),
     **dict.fromkeys(("int", "bigint", "smallint", "tinyint", "float", "double", "decimal", "date", "timestamp",
@@ -482,7 +482,7 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
                     _same),
     **dict.fromkeys(("coalesce", "nvl", "nvl2", "ifnull", "if", "casewhen", "greatest", "least", "zeroifnull",
                      "any_value", "first", "first_value", "last", "last_value", "min", "max", "mode", "elt"),
-                    _largest),
+                    _either),
 }  # fmt: skip
 """The estimates of functions and operators (by their class, in lower case). The result of any other has at most the
 size of its arguments together."""
@@ -608,7 +608,7 @@ class _Estimate:
             name = next((value for value in _fields(relation) if isinstance(value, str)), "").lower()
             for level in _fields(relation):
                 if isinstance(level, int) and not isinstance(level, bool):
-                    _hold(self._limits, "max_recursion_level", level, "MAX RECURSION LEVEL")
+                    _enforce(self._limits, "max_recursion_level", level, "MAX RECURSION LEVEL")
             for tree in body:
                 name = name or str(tree[0].get("identifier", {}).get("name", "")).lower()
                 known[name] = self.plan(tree, known, outer)
@@ -648,12 +648,14 @@ class _Estimate:
                         self._output(node, made, found)
         if kind == "Aggregate":
             sets = math.prod(_grouping_sets(tree[0]) for tree in _trees(node.get("groupingExpressions")) if tree)
-            _hold(self._limits, "max_grouping_sets", sets, "grouping sets of GROUP BY")
+            _enforce(self._limits, "max_grouping_sets", sets, "grouping sets of GROUP BY")
         elif kind == "UnresolvedTableValuedFunction" and _function(node) == "range":
             self._range(node, names, tables)
         made.nodes += self._nested
-        _hold(self._limits, "max_columns", made.width, f"columns of {kind}")
-        _hold(self._limits, "max_plan_nodes", made.nodes, "operators of the plan, each common table where it is used")
+        _enforce(self._limits, "max_columns", made.width, f"columns of {kind}")
+        _enforce(
+            self._limits, "max_plan_nodes", made.nodes, "operators of the plan, each common table where it is used"
+        )
         return made
 
     def _relation(self, node: Node, made: _Relation, tables: _Tables) -> None:
@@ -679,7 +681,7 @@ class _Estimate:
                 made.columns.update(inherited)
                 continue
             made.width += 1
-            _hold(self._limits, "max_columns", made.width, "columns of SELECT")
+            _enforce(self._limits, "max_columns", made.width, "columns of SELECT")
             value = self._checked(tree, visible, tables)
             name = _output_name(tree[0])
             if name is not None:
@@ -698,17 +700,18 @@ class _Estimate:
 
     def _range(self, node: Node, names: _Names, tables: _Tables) -> None:
         trees = list(_trees(node.get("functionArgs")))
-        asked = [tree for place, tree in enumerate(trees) if place >= 3 or "Named" in _kind(tree[0])]
-        for tree in asked:
+        # range(start, end, step, numPartitions); a named argument may be any of them.
+        partitions = [tree for place, tree in enumerate(trees) if place >= 3 or "Named" in _kind(tree[0])]
+        for tree in partitions:
             value = self._checked(tree, names, tables)
-            _hold(self._limits, "max_partitions", value.size, "partitions of range")
+            _enforce(self._limits, "max_partitions", value.size, "partitions of range")
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def _checked(self, tree: list[Node], names: _Names, tables: _Tables) -> _Value:
         value = self._expression(tree, _ends(tree), 0, names, tables)
-        _hold(self._limits, "max_constant_work", value.work, "steps to evaluate an expression")
-        _hold(self._limits, "max_expression_nodes", value.nodes, "nodes of an expression with those that it names")
+        _enforce(self._limits, "max_constant_work", value.work, "steps to evaluate an expression")
+        _enforce(self._limits, "max_expression_nodes", value.nodes, "nodes of an expression with those that it names")
         return value
 
     def _expression(self, tree: list[Node], ends: list[int], root: int, names: _Names, tables: _Tables) -> _Value:
@@ -727,7 +730,7 @@ class _Estimate:
             nodes = 1.0 + sum(child.nodes for _, child in children)
             value = replace(value, nodes=max(nodes, value.nodes))
             if value.bytes > self._limits.max_constant_bytes:
-                _hold(self._limits, "max_constant_bytes", value.bytes, f"bytes of a value of {_function(node)}")
+                _enforce(self._limits, "max_constant_bytes", value.bytes, f"bytes of a value of {_function(node)}")
             done.append((place, value))
         return done.pop()[1]
 
@@ -774,7 +777,7 @@ class _Estimate:
         ]
         if len(lengths) >= 3 and lengths[1] and lengths[2]:
             ratio = abs(lengths[1] / lengths[2])
-            _hold(self._limits, "max_window_ratio", ratio, "windows of each row (its length divided by its slide)")
+            _enforce(self._limits, "max_window_ratio", ratio, "windows of each row (its length divided by its slide)")
 
     def _higher_order(
         self, function: str, values: list[_Value], lambdas: list[int], tree: list[Node], ends: list[int],
@@ -804,7 +807,7 @@ class _Estimate:
         for _ in range(int(min(count, _ITERATIONS))):
             value = replace(body(value, item), work=0.0, number=None, text=None)
             sizes.append(value.bytes)
-            _hold(self._limits, "max_constant_bytes", value.bytes, "bytes of a value of aggregate")
+            _enforce(self._limits, "max_constant_bytes", value.bytes, "bytes of a value of aggregate")
             if len(sizes) > 3 and sizes[-1] == sizes[-2] == sizes[-3]:
                 break
         else:

@@ -38,7 +38,7 @@ class GuardedSessions(SparkSessions):
     """Sessions whose plans can be checked. Refuses Spark Connect, where plans stay on the server."""
 
     _warm_up: WarmUp | None = None
-    """Of a pooled process, until its first key."""
+    """The warm-up of a pooled process, which ends when its first key arrives."""
 
     def build(self, context: Context) -> Any:
         if read_master(context.worker_config).is_connect and not parse_config(context.config).allow_unguarded:
@@ -66,7 +66,7 @@ class GuardedSessions(SparkSessions):
         return shared
 
     def for_key(self, shared: Any) -> KeySessions:
-        # The key has the processors to itself: it would wait longer for a compiled method than it would save.
+        # The warm-up would compete with the key for processors, which costs the key more time than it saves.
         if self._warm_up is not None:
             self._warm_up.stop()
         return super().for_key(shared)

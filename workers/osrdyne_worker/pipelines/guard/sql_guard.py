@@ -58,7 +58,7 @@ _FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TextLimits:
     """The maximum size of a query: protects the worker from texts that exhaust a parser."""
 
     length: int = 100_000
@@ -69,14 +69,14 @@ def check_query(
     text: str,
     *,
     views: Collection[str],
-    limits: Limits | None = None,
+    limits: TextLimits | None = None,
     parameters: Collection[object] = (),
 ) -> None:
     """Raise `QueryRefusedError` unless `text` is one query over `views` (lower case).
 
     `parameters` has the values of its parameters by name, or by position.
     """
-    limits = limits or Limits()
+    limits = limits or TextLimits()
     # Before the length and the parser: what one parser takes for a comment the other would run.
     if _COMMENT_READ_TWO_WAYS.search(text):
         raise QueryRefusedError(
@@ -95,7 +95,7 @@ def check_query(
         raise _too_complex("The query is nested too deeply; split it with WITH.") from None
 
 
-def _parse_one(text: str, limits: Limits) -> exp.Expr:
+def _parse_one(text: str, limits: TextLimits) -> exp.Expr:
     """Parse `text`, which must be one statement."""
     dialect = Spark()
     try:
@@ -122,7 +122,7 @@ def _parse_one(text: str, limits: Limits) -> exp.Expr:
     return root
 
 
-def _check_tokens(tokens: list[Token], limits: Limits) -> None:
+def _check_tokens(tokens: list[Token], limits: TextLimits) -> None:
     """Refuse by its tokens a text that should not reach the parser."""
     if not tokens:
         raise QueryRefusedError("The query is empty.", error_code="syntax_error", code=400)
