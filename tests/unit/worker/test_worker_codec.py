@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -169,6 +170,36 @@ def test_request_type_that_cannot_be_found_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
         app.routes()
+
+
+@pytest.mark.parametrize("annotation", ["json.Missing", "not an expression"])
+def test_request_type_whose_annotation_fails_is_refused(annotation: str) -> None:
+    app = App()
+
+    def handler(call: Call, request: Any) -> None: ...
+
+    handler.__annotations__["request"] = annotation
+    app.handler("/p")(handler)
+    with pytest.raises(ConfigurationError, match=r"handler .* of '/p' cannot be found"):
+        app.routes()
+
+
+def test_request_type_with_an_undefined_field_is_refused() -> None:
+    class Incomplete(BaseModel):
+        field: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match=r"cannot be validated: .*Incomplete.* is not fully defined"):
+        decode(Incomplete, b"{}")
+
+
+def test_batch_handler_may_take_a_list_without_an_element_type() -> None:
+    app = App()
+
+    def handler(calls: Any, requests: Any) -> None: ...
+
+    handler.__annotations__["requests"] = typing.List  # noqa: UP006
+    app.batch_handler("/p")(handler)
+    assert app.routes()["/p"].request_type is Any
 
 
 def test_request_type_that_pydantic_does_not_know_is_refused() -> None:

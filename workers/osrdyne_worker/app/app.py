@@ -443,16 +443,16 @@ def _request_type(function: AnyFunction, parameter: str, *, where: str) -> Any:
     """The annotation of the request parameter; without one `Any`, the decoded JSON value."""
     try:
         return get_type_hints(function, include_extras=True).get(parameter, Any)
-    except (NameError, TypeError) as error:
+    except Exception as error:  # annotations are code of the application
         raise ConfigurationError(
             f"The request type of the handler {where} cannot be found ({error}); define it at the top of its module."
         ) from error
 
 
 def _element_type(annotation: Any, *, where: str) -> Any:
-    """`T` of the annotation `list[T]`; `Any` without an annotation, or for `list`."""
+    """`T` of the annotation `list[T]`; `Any` without an annotation, for `list` and for `typing.List`."""
     if annotation is Any or annotation is list:
         return Any
     if get_origin(annotation) is not list:
         raise ConfigurationError(f"The requests of the batch handler {where} must be a list, such as list[Request].")
-    return get_args(annotation)[0]
+    return next(iter(get_args(annotation)), Any)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from osrdyne.errors import ConfigurationError
@@ -42,9 +42,12 @@ def decoder_for(route: Route) -> Decoder | None:
         return _decode_text
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(route.request_type)
-    except PydanticUserError as error:
+        # Raises for a type with an undefined name, which pydantic otherwise reports at the first request.
+        adapter.core_schema["type"]
+    except Exception as error:  # of pydantic, or of an annotation of the application
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigurationError(
-            f"The request type of the handler of {route.path!r} cannot be validated: {error.message.splitlines()[0]}"
+            f"The request type of the handler of {route.path!r} cannot be validated: {reason}"
         ) from error
     return lambda body: _decode_json(adapter, body)
 
