@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, QueueName, WorkerId
@@ -17,6 +18,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Context
 from osrdyne_worker.bootstrap import build_parts
+from osrdyne_worker.pooled import assigned_worker as module
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode
@@ -111,6 +113,21 @@ async def test_worker_with_invalid_settings_ends_alone_and_names_them(sessions: 
         how = await worker.run()
     assert how.code == ExitCode.INVALID_CONFIGURATION
     assert "WORKER_CONFIG.runtime.concurrency" in str(how.reason)
+
+
+async def test_worker_that_cannot_be_built_ends_alone_and_gives_the_reason(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr(module, "build_parts", fail)
+    with ThreadPoolExecutor(2) as side_threads:
+        worker = assigned(App(), environment(), sessions, side_threads, VirtualClock())
+        with capture_logs() as logs:
+            how = await worker.run()
+    assert (how.code, str(how.reason)[:28]) == (ExitCode.UNRECOVERABLE, "LookupError: no such thing (")
+    assert [entry["event"] for entry in logs] == ["worker cannot be built"]
 
 
 async def test_parts_of_the_start_of_a_key_are_complete(sessions: Sessions) -> None:

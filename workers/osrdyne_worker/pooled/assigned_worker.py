@@ -18,6 +18,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne_worker.app.app import App, Context, KeySessions, SessionFactory
+from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.bootstrap import WorkerParts, build_parts
 from osrdyne_worker.pooled.log_lines import bind_worker
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
@@ -193,6 +194,9 @@ class AssignedWorker:
         except BaseExceptionGroup as errors:
             if not self._ended.done():
                 log.error("worker runtime failed", exc_info=errors)
+        except Exception as error:
+            log.exception("worker cannot be built")
+            self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, describe_with_place(error))
         finally:
             # Its tasks are cancelled, which closes its connection.
             self._end(self._failure)
