@@ -1,7 +1,7 @@
-"""A leader's session with the broker: three connections, the token channel and what hangs on it, for one term.
+"""A leader's session with RabbitMQ, for one term: three connections, the token channel, and everything built on them.
 
-All of it opens together and closes together: there is no reconnection here. A lost session ends the term, and the next
-one begins as a standby, without any state of the last term (lifecycle: term-ends-whole).
+All of it opens and closes together, and nothing reconnects. A lost session ends the term, and the daemon begins again
+as a standby, without any state of that term (lifecycle: term-ends-whole).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Connect = Callable[[ConnectionOptions], Awaitable[Connection]]
 
 
 def connection_options(settings: Settings, *, purpose: str, heartbeat: float) -> ConnectionOptions:
-    """Options for a connection of the controller, named so that RabbitMQ's own pages tell what it is for."""
+    """Options for a connection of the controller; its name in RabbitMQ's management pages contains `purpose`."""
     broker = settings.broker
     return ConnectionOptions(
         uri=broker.uri.get_secret_value(),
         name=f"osrdyne {settings.pool.id} {purpose} {socket.gethostname()}",
-        # Whole seconds, and never 0: in AMQP that switches heartbeats off, and a dead leader would keep the token.
+        # Whole seconds and never 0, which switches heartbeats off in AMQP: a dead leader would keep the token.
         heartbeat=max(1, round(heartbeat)),
         connect_timeout=broker.connect_timeout,
         rpc_timeout=broker.rpc_timeout,
@@ -58,7 +58,7 @@ def connection_options(settings: Settings, *, purpose: str, heartbeat: float) ->
 
 
 class LeaderSession:
-    """The open connections of a daemon that leads, or waits to."""
+    """The open connections of a leader or standby."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class LeaderSession:
         last_term: Callable[[], Awaitable[int | None]] | None = None,
         on_forged: Callable[[], None] | None = None,
     ) -> None:
-        """`last_term`: the term that a leader of the pool last announced. `on_forged` is called for each message in
-        the leader queue that is no token of ours."""
+        """`last_term` returns the term that a leader of the pool last announced. `on_forged` is called for each message
+        in the leader queue that is not a token of this pool's daemons."""
         self._settings = settings
         self._clock = clock
         self._quarantine = quarantine or Quarantine(clock)
@@ -94,7 +94,7 @@ class LeaderSession:
         try:
             await self._connect()
         except BaseException:
-            # Whatever is open by now is closed: a consumer that stays would stand in line for the token.
+            # A consumer that stays open would receive the token, and no daemon would lead.
             await self.close()
             raise
         return self
@@ -108,15 +108,15 @@ class LeaderSession:
         broker = self._settings.broker
         control = connection_options(self._settings, purpose="leader", heartbeat=broker.leader_heartbeat)
         publishing = connection_options(self._settings, purpose="publisher", heartbeat=broker.heartbeat)
-        # Requests may be large: on a connection of their own they delay neither heartbeats nor answers of the token's.
-        # As short a heartbeat: what a silent leader has taken goes back when the token does.
+        # Requests may be large: on a connection of their own they delay neither heartbeats nor answers of `control`.
+        # Its heartbeat is as short, so that requests of a silent leader return to their queues when the token does.
         consuming = connection_options(self._settings, purpose="consumer", heartbeat=broker.leader_heartbeat)
         self.control, self.publishing, self.consuming = await self._open_connections(control, publishing, consuming)
         self.publisher = await LeaderPublisher.open(
             self.publishing, open_another=self._open_for_replies, clock=self._clock
         )
         self.token = TokenChannel(
-            # T: on the control connection, where nothing is published and nothing large is read.
+            # T, on the control connection: nothing is published there, and nothing large is read.
             await self.control.channel(),
             names=self.names,
             host=socket.gethostname(),
@@ -125,7 +125,6 @@ class LeaderSession:
                     message, exchange="", routing_key=self.names.leader_queue, mandatory=True
                 ),
                 is_blocked=lambda: self.publishing.is_blocked,
-                # Asked of RabbitMQ and not taken from the URI: with OAuth 2 it knows the connection by another name.
                 user=await self._verified_user(),
             ),
             times=TokenTimes.of(heartbeat=broker.leader_heartbeat, reattaches=self.version.reattaches_consumers),
@@ -144,19 +143,19 @@ class LeaderSession:
         self._durability = QueueDurability(
             self.names, self._channels.spare, term=lambda: self.token.term, clock=self._clock
         )
-        # Last: it publishes a token, and needs the user that RabbitMQ has verified.
+        # Last: it publishes a token with the verified user.
         await self._ensure_token()
 
     async def _verified_user(self) -> str | None:
-        """Our user, as RabbitMQ knows it: it refuses a message that names another one.
+        """Return the user in the URI if RabbitMQ accepts messages with this `user-id`.
 
-        None when it knows us by another name than that of the URI (as with OAuth 2). Then tokens carry no user.
+        None if RabbitMQ has another name for the connection's user, as with OAuth 2. Then tokens carry no user.
         """
         user = unquote(urlsplit(self._settings.broker.uri.get_secret_value()).username or "guest")
-        # On a channel of its own: a refusal closes it.
+        # On a channel of its own, which a refusal closes.
         trial = await self.publishing.channel(confirms=True)
         try:
-            # No queue has this name, and none needs to: RabbitMQ looks at the user first.
+            # No queue has this name: RabbitMQ checks the user before it routes.
             await trial.publish(Message(user_id=user), exchange="", routing_key=f"{self.names.pool}-user")
         except (BrokerConflictError, BrokerAccessError) as error:
             self._log.warning("tokens carry no user: forged tokens cannot be detected", user=user, error=str(error))
@@ -165,10 +164,10 @@ class LeaderSession:
         return user
 
     async def _open_connections(self, *options: ConnectionOptions) -> list[Connection]:
-        """Open all of them at once. Raises the first error when each is open or has failed."""
+        """Open all of them at once. Raises the first error after every attempt has ended."""
         opened = await asyncio.gather(*map(self._open_connection, options), return_exceptions=True)
         for one in opened:
-            # Only when all have ended: those that are open are in `_open`, and are closed by the caller.
+            # The caller closes the open ones, which are in `_open`.
             if isinstance(one, BaseException):
                 raise one
         return [one for one in opened if isinstance(one, Connection)]
@@ -182,14 +181,13 @@ class LeaderSession:
         return await self.open_another("replies")
 
     async def open_another(self, purpose: str) -> Connection:
-        """A further connection, for publishes that may close it. It is closed with the session at the latest."""
+        """Open a further connection, for publishes that may close it. It is closed with the session at the latest."""
         heartbeat = self._settings.broker.heartbeat
         self._open = [connection for connection in self._open if not connection.is_closed]
         return await self._open_connection(connection_options(self._settings, purpose=purpose, heartbeat=heartbeat))
 
     async def _ensure_token(self) -> None:
-        """Make sure that the leader queue and a token exist; a second token does no harm, none would (lifecycle:
-        token-queue)."""
+        """Make sure that the leader queue and a token exist (lifecycle: token-queue)."""
         queue = next(queue for queue in pool_topology(self.names.pool).queues if queue.name == self.names.leader_queue)
         channel = await self.control.channel()
         try:
@@ -198,7 +196,7 @@ class LeaderSession:
             channel = await self.control.channel()
             info = await channel.declare_queue(queue.name, arguments=queue.arguments)
         await channel.close()
-        # Two daemons may both see this and publish: two tokens are harmless, because one consumer is active at a time.
+        # Two daemons may both publish: several tokens are harmless, because one consumer is active at a time.
         if info.ready == 0 and info.consumers == 0:
             token = Token(0, "").to_message(self.token.user)
             await self.publisher.publish(token, exchange="", routing_key=queue.name, mandatory=True)
@@ -219,7 +217,7 @@ class LeaderSession:
         )
 
     def retry_queues(self, management: ManagementClient) -> RetryQueueCommands:
-        """Commands on the queues where requests wait for their next attempt."""
+        """Commands on the wait queues."""
         return RetryQueueCommands(
             names=self.names,
             channels=self._channels,
@@ -230,7 +228,7 @@ class LeaderSession:
         )
 
     def snapshots(self, name: str, management: ManagementClient) -> SnapshotQueue:
-        """The queue of the snapshots of this name."""
+        """The queue for snapshots of this name."""
         return SnapshotQueue(
             name,
             names=self.names,
@@ -241,28 +239,28 @@ class LeaderSession:
         )
 
     async def declare(self, topology: Topology) -> None:
-        """Declare infrastructure, on a channel of its own: a conflict (`BrokerConflictError`) costs nothing else."""
+        """Declare infrastructure, on a channel of its own, which a conflict (`BrokerConflictError`) closes."""
         channel = await self.control.channel()
         await declare_topology(channel, topology)
         await channel.close()
 
     async def declare_persisted(self, topology: Topology) -> None:
-        """Declare queues and wait until RabbitMQ has written them to disk: otherwise a node that is killed could lose
-        what they have confirmed (decision 0020)."""
+        """Declare queues and wait until RabbitMQ has persisted them: otherwise a node that is killed could lose
+        messages that they have confirmed (decision 0020)."""
         await self.declare(topology)
         try:
-            await self._durability.write()
+            await self._durability.persist()
         except BrokerConflictError as error:
-            # Without it the term goes on: it protects from a node that is killed within a second.
+            # The term goes on: only a node that is killed within a second could lose messages.
             self._log.warning("queue durability helper failed", error=str(error))
 
     async def channel(self) -> Channel:
-        """A channel for a consumer. Its acknowledgements belong to it, and are lost with it."""
+        """Open a channel for a consumer, which also carries its acknowledgements."""
         return await self.consuming.channel()
 
     async def run(self, token: Token) -> None:
-        """Keep the token and watch the connections; ends by raising `LeadershipLostError` or another broker error."""
-        # A quarter of the time after which RabbitMQ takes the token away: a renewal may itself take a while.
+        """Keep the token and watch the connections; ends only with an error, such as `LeadershipLostError`."""
+        # At most a quarter of the time after which RabbitMQ takes the token away: a renewal may take a while.
         renew = min(self.token.renew_every, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
@@ -278,7 +276,7 @@ class LeaderSession:
         try:
             await self.token.run(token, renew_interval=renew_interval)
         except* BrokerError:
-            # At once, and not when everything else of the term has come to its end: the next leader may be at work.
+            # At once, and not after the other tasks of the term have ended: another daemon may lead already.
             self._closing = asyncio.create_task(self._close_leading(), name="close the leader's connections")
             raise
 
@@ -287,12 +285,11 @@ class LeaderSession:
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()
-        # Ends the term: confirms that were outstanding will not come, so that the outcome of those publishes is
-        # unknown.
+        # Ends the term: the outcome of publishes without a confirm is unknown.
         raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
 
     async def close(self) -> None:
-        """Close everything at once; the next daemon that waits for the token gets it now."""
+        """Close all connections; RabbitMQ then gives the token to the next daemon that waits for it."""
         if self._closing is not None:
             await self._closing
         # Taken first: closing again finds nothing left to close.

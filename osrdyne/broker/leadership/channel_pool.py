@@ -1,7 +1,8 @@
-"""Spare channels for questions that may fail: passive declares and probes close the channel they are asked on.
+"""Pools of open channels for commands that may fail, such as passive declarations: RabbitMQ closes the channel of a
+refused command (lifecycle: token-channel-never-fails).
 
-A channel that lived through its question is used again; the next question finds one open already, so that the 404 that
-every new key begins with costs no round trip of its own (lifecycle: token-channel-never-fails).
+A channel whose command succeeded is used again. Closed ones are replaced ahead of time: the 404 at the start of every
+new key then costs no round trip for another channel.
 """
 
 from __future__ import annotations
@@ -19,35 +20,34 @@ SPARE = 4
 
 
 class ChannelPool:
-    """A small stock of open channels of one connection. `run` keeps it filled."""
+    """Up to `SPARE` open channels of one connection. `run` replaces those that are used up."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._spare: asyncio.Queue[Channel] = asyncio.Queue()
-        # Counts the channels to open, not those in use: `take` and a broken channel each make room for one more.
+        # Counts the channels to open, not those in use: `take` and a closed channel each add one.
         self._missing = asyncio.Semaphore(SPARE)
 
     async def run(self) -> None:
-        """Replace the channels that are used up; never returns."""
+        """Open channels as they are missing; never returns."""
         while True:
             await self._missing.acquire()
-            # Opened ahead: opening costs a round trip, which a new key would wait for.
             self._spare.put_nowait(await self._connection.channel())
 
     async def take(self) -> Channel:
-        """A channel to keep; the stock is filled up again."""
+        """Return a channel that the caller closes; `run` opens another one."""
         channel = await self._spare.get()
         self._missing.release()
         return channel
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Channel]:
-        """A channel to ask one question on; it may be closed by the answer."""
+        """Yield a channel for one command, which may close it."""
         channel = await self._spare.get()
         try:
             yield channel
         except BaseException:
-            # Not only a 404: a question that was cancelled half-way leaves its channel unusable.
+            # Also after a cancellation: a command that is half done leaves its channel unusable.
             await channel.close()
             raise
         finally:
@@ -59,9 +59,12 @@ class ChannelPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChannels:
-    """`token`: bind, unbind and delete, which a deposed leader must not do. `spare`: questions that may fail, such as
-    passive declarations. `probing`: probes, which a silent queue holds up. `declaring`: declarations of unbound
-    queues, of many keys at once. `publisher`: everything that is published with a confirm."""
+    """The channels of a leader by purpose.
+
+    `token`: bind, unbind and delete, which a deposed leader must not do. `spare`: passive declarations and other short
+    commands that may fail. `probing`: probes, which a silent queue stalls. `declaring`: declarations of unbound queues,
+    of many keys at once. `publisher`: publishes with a confirm.
+    """
 
     token: TokenChannel
     spare: ChannelPool

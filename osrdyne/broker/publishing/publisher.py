@@ -1,7 +1,8 @@
 """The leader's publisher: channels with confirms, on a connection of its own (lifecycle: token-channel-never-fails).
 
-A publish can draw an error that kills its connection (541 on RabbitMQ 3.10), and an alarm blocks the connections that
-publish: neither may touch the channel that holds the token. A queue that confirms nothing holds up no other (`trials`).
+A publish may cause an error that closes its connection (541 on RabbitMQ 3.10), and an alarm blocks connections that
+publish: neither may affect the channel that holds the token. `isolation` keeps a queue that confirms nothing from
+delaying others.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from osrdyne.broker.publishing.isolation import Destinations
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.logs import Logger
 
-GIVE_BACK_RETRY = Backoff(initial=0.5, maximum=10.0)
+REPUBLISH_RETRY = Backoff(initial=0.5, maximum=10.0)
 
 
 class LeaderPublisher:
-    """Publishes with confirms; many publishes may be under way at once."""
+    """Publishes with confirms; many publishes may be in flight at once."""
 
     def __init__(self, channel: Channel | GuardedChannel, connection: Connection, *, clock: Clock) -> None:
         self._channel = channel
@@ -29,40 +30,39 @@ class LeaderPublisher:
     async def open(
         cls, connection: Connection, *, open_another: Callable[[], Awaitable[Connection]], clock: Clock
     ) -> LeaderPublisher:
-        """`open_another`: a connection for answers that could end it."""
+        """`open_another` opens a connection for replies that could close it."""
         return cls(await guarded_channel(connection, open_another, clock=clock), connection, clock=clock)
 
     async def run(self) -> None:
-        """Close the channels that are not needed any more. Raises `BrokerUnavailableError` when one was lost."""
+        """Close unused channels. Raises `BrokerUnavailableError` when RabbitMQ has closed one."""
         await self._destinations.run()
 
     async def wait_closed(self) -> BaseException | None:
-        """Wait until nothing can be published any more; the reason, or None when it was closed by us."""
+        """Wait until the shared channel is closed; return the reason, or None if this side closed it."""
         return await self._channel.wait_closed()
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
-        """Publish and wait until the broker has taken the message over.
+        """Publish and wait for the confirm.
 
-        Raises `PublishRefusedError` when it did not; `BrokerSilentError` when the broker has read the message and a
-        queue does not confirm it (it has lost its leader), which concerns that queue alone; `BrokerUnavailableError`
-        when the outcome is unknown, because the connection itself is silent or lost.
+        Raises `PublishRefusedError` if RabbitMQ refuses the message; `BrokerSilentError` if a queue does not confirm it
+        (it has lost its Raft leader), which concerns that queue alone; `BrokerUnavailableError` if the connection is
+        silent or lost. After the last two RabbitMQ may have the message.
         """
 
         async def send(channel: Channel | GuardedChannel) -> None:
             try:
                 await channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
             except BrokerSilentError as silence:
-                # Is the queue silent or the whole connection? Only the second one concerns other messages.
-                await self._ping()
+                await self._ping()  # the queue is silent, or the whole connection
                 raise silence
 
         if exchange == "" and routing_key.startswith(DIRECT_REPLY_TO):
-            await send(self._channel)  # no queue, and nothing that could be held up
+            await send(self._channel)  # no queue confirms it, so none can stall the channel
         else:
             await self._destinations.publish(exchange, routing_key, send)
 
     async def _ping(self) -> None:
-        """Raises `BrokerUnavailableError`, and no `BrokerSilentError`, when the connection itself is silent."""
+        """Raise `BrokerUnavailableError`, and not `BrokerSilentError`, if the connection itself is silent."""
         try:
             await self._channel.ping()
         except BrokerUnavailableError as error:
@@ -70,9 +70,9 @@ class LeaderPublisher:
 
 
 async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: Clock, log: Logger) -> None:
-    """Return once the broker has a request again that a probe got out of its queue; a deleted one takes none back.
+    """Publish a request that a probe received, until RabbitMQ confirms it.
 
-    Without a confirm it may have it, or not: it is published again. Two copies are allowed, none is not.
+    Without a confirm RabbitMQ may have it or not, so it is published again: two copies are allowed, a loss is not.
     """
     failures = 0
     while True:
@@ -83,4 +83,4 @@ async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: 
             failures += 1
             log.error("probed request not accepted", error=str(error))
             # The probe still holds the request unacknowledged: a crash here returns it to its queue.
-            await clock.sleep(GIVE_BACK_RETRY.delay(failures))
+            await clock.sleep(REPUBLISH_RETRY.delay(failures))
