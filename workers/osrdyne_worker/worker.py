@@ -41,6 +41,7 @@ from osrdyne_worker.requests.probe import ProbeIntake
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.runtime.connection import BrokerConnection, loss_of, open_broker_connection, stay_connected
 from osrdyne_worker.runtime.control import (
+    FORGED_INTERVAL,
     ControlWarnings,
     DesiredState,
     apply_control,
@@ -54,8 +55,6 @@ from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeContext
 
-FORGED_INTERVAL = 5.0
-"""Seconds between two reports of forged control messages."""
 RELOAD_ERROR_LIMIT = 500
 """Characters of the error of a reload in a report."""
 MAX_REMEMBERED_PROBES = 100

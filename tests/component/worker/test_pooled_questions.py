@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.protocol.activity import PROCESS_START_PARTS, ActivityReport, Event, cold_start_of
 from osrdyne.protocol.control import Command, ControlMessage, Generation
@@ -34,6 +35,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.pooled import process as module
 from osrdyne_worker.pooled.log_lines import LogLines
 from osrdyne_worker.pooled.process import PooledProcess
+from osrdyne_worker.runtime.control import FORGED_INTERVAL
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE
 from osrdyne_worker.runtime.reports import Reporter
@@ -223,6 +225,17 @@ async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
 async def bench(idle: Bench) -> Bench:
     await idle.start()
     return idle
+
+
+async def test_forged_messages_fill_no_log(bench: Bench) -> None:
+    """Their term is years ahead. Clients can send any number of them to the control queue."""
+    forged = question_to_control(ReportState("q"), Generation(2**40, 1))
+    with capture_logs() as logs:
+        for _ in range(3):
+            bench.process.handle(forged)
+        await bench.clock.advance(FORGED_INTERVAL)
+        bench.process.handle(forged)
+    assert [entry["messages"] for entry in logs if "forged" in entry["event"]] == [1, 4]
 
 
 async def test_process_reports_that_it_is_ready_and_its_memory(bench: Bench) -> None:

@@ -8,6 +8,7 @@ its workers. Source: docs/reference/protocol/pooled.md.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -38,7 +39,7 @@ from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.pooled.assignments import Assignments
 from osrdyne_worker.pooled.log_lines import LogLines
 from osrdyne_worker.runtime.connection import loss_of, stay_connected
-from osrdyne_worker.runtime.control import ControlWarnings, is_plausible, listen
+from osrdyne_worker.runtime.control import FORGED_INTERVAL, ControlWarnings, is_plausible, listen
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
 from osrdyne_worker.runtime.ready_file import ReadyFile
@@ -125,8 +126,10 @@ class PooledProcess:
         self._memory = ProcessMemory()
         self._executor_seconds: float | None = None
         self._ready = asyncio.Event()
+        self._health = SessionHealth(settings.stray_timeout)
         self._draining = False
         self._forged = 0
+        self._forged_logged_at = -math.inf
         self._control_warnings = ControlWarnings()
         self._connection: Connection | None = None
         self._exit_reason: ExitReason | None = None
@@ -350,8 +353,12 @@ class PooledProcess:
         raise BrokerUnavailableError(loss_of(lost))
 
     def _count_forged(self) -> None:
+        """Count a dropped control message that the controller did not send; log the total."""
         self._forged += 1
-        log.warning("forged control message dropped", messages=self._forged)
+        now = self._clock.monotonic()
+        if now - self._forged_logged_at >= FORGED_INTERVAL:
+            self._forged_logged_at = now
+            log.warning("forged control messages dropped", messages=self._forged)
 
     async def _report_regularly(self) -> None:
         while True:
@@ -413,7 +420,6 @@ class PooledProcess:
                 log.exception("session could not be built")
             self.request_exit(StartFailed(describe_with_place(error)))
             return
-        self._health = SessionHealth(self._settings.stray_timeout)
         self._ready.set()
         watchdog.start()
         took = self._clock.monotonic() - since

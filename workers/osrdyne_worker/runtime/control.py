@@ -22,6 +22,8 @@ from osrdyne.protocol.names import PoolNames, QueueName, WorkerId
 
 NO_GENERATION = Generation(0, 0)
 """Older than every generation of a leader."""
+FORGED_INTERVAL = 5.0
+"""Seconds between two log events about forged control messages: a client may send any number of them."""
 
 log = get_logger("worker")
 
