@@ -42,7 +42,7 @@ def test_worker_killed_at_any_step_stores_each_event_once(tmp_path: Path, monkey
         DeltaLog(table).publish()
         assert delta_files(table) == live_files(table)
         # What a worker does when it starts.
-        table.remove_orphans(0)
+        table.remove_uncommitted(0)
         removed = {str(table.directory / one) for one in table.live(0).removed}
         assert on_disk(table) - removed == committed(table)
         assert not list(table.directory.rglob("*.tmp"))

@@ -80,29 +80,32 @@ _HTTP_TIMEOUT = 10.0
 
 
 class TableConfig(BaseModel):
-    """One table. `directory`: an absolute path, the same on each host that runs tasks. `retention_days`: how long
-    events are kept after they arrived; None: without a limit. `begin`: where the first ingest begins, with `replay`
-    only where a request to `/replay` says. `format`: with `delta`, the table is also a table of Delta Lake.
-    `compact_interval`: seconds after which an ingest that has reached the end of the stream also compacts; None: only
-    on request. `copies`: what is done with a message that was stored less than `copies_window` seconds before.
-    `max_rows`, `max_bytes`: the limits of the table, and what happens at them.
-    `preset`: the tier of the throttle; None: no throttle. `catch_up` multiplies the rate of its units."""
+    """One table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     directory: Annotated[str, StringConstraints(pattern=r"^/")]
+    """An absolute path, the same on each host that runs tasks."""
     retention_days: int | None = Field(None, ge=1, le=36_500)
+    """Days after their arrival at which events are removed; None: never."""
     begin: Literal["earliest", "replay"] = "earliest"
+    """Where an empty table begins: at the first message of the log, or only where a replay begins."""
     format: Literal["parquet", "delta"] = "parquet"
+    """With `delta`, the table is also published as a table of Delta Lake."""
     compact_interval: int | None = Field(None, ge=1, le=31_536_000)
+    """Seconds after which an ingest that has reached the end of the stream also compacts; None: only on request."""
     copies: Literal["keep", "drop", "mark"] = "keep"
+    """What happens to a message that was stored at most `copies_window` seconds before."""
     copies_window: int = Field(600, ge=1, le=604_800)
     max_rows: int | None = Field(None, ge=1)
     max_bytes: int | None = Field(None, ge=1)
     on_storage_limit: Literal["purge", "pause"] = "pause"
+    """What happens when the table has reached `max_rows` or `max_bytes`."""
     preset: Literal["store-s1", "store-s2"] | None = None
+    """The tier of the throttle; None: no throttle."""
     units: int = Field(1, ge=1, le=10)
     catch_up: float = Field(1.0, ge=1.0, le=2.0)
+    """Multiplies the rate of the tier and its units."""
 
     @property
     def storage_limit(self) -> StorageLimit:
@@ -182,6 +185,10 @@ class Ingest:
     delta_log: DeltaLog | None = None
 
     @property
+    def settings(self) -> TableConfig:
+        return self.config.tables[self.name]
+
+    @property
     def stream(self) -> str:
         return PoolNames(self.pool).log_stream(self.partition)
 
@@ -221,7 +228,7 @@ def start(context: Context) -> Ingest:
     # A batch has up to 10,000 messages, whatever their size.
     context.session.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(64 * 1024 * 1024))
     try:
-        removed = ingest.table.remove_orphans(ingest.partition)
+        removed = ingest.table.remove_uncommitted(ingest.partition)
     except (StorageError, TableDamagedError) as error:
         log.warning("uncommitted files not removed", error=error.message)
     else:
@@ -233,27 +240,27 @@ def start(context: Context) -> Ingest:
 @app.handler("/ingest")
 def ingest(call: Call, request: IngestRequest) -> dict[str, Any]:
     """Store the next range of offsets."""
-    with _alone(call) as ingest:
+    with _exclusive(call) as ingest:
         return _ingest(call, ingest, request.max_offsets, rate=request.rate)
 
 
 @app.handler("/replay")
 def replay(call: Call, request: ReplayRequest) -> dict[str, Any]:
     """Store the next range of offsets of a replay; the first request of a partition begins it."""
-    with _alone(call) as ingest:
+    with _exclusive(call) as ingest:
         return _ingest(call, ingest, request.max_offsets, request)
 
 
 @app.handler("/compact")
 def compact(call: Call, request: CompactRequest) -> dict[str, Any]:
     """Merge the files of closed hours."""
-    with _alone(call) as ingest:
+    with _exclusive(call) as ingest:
         return _compact(call.context.session, ingest, request.max_hours)
 
 
 @contextmanager
-def _alone(call: Call) -> Iterator[Ingest]:
-    """One request at a time works on the partition; errors become answers."""
+def _exclusive(call: Call) -> Iterator[Ingest]:
+    """Let one request at a time change the partition, and translate errors of the log and of the table into answers."""
     ingest: Ingest = call.context.state
     if not ingest.busy.acquire(blocking=False):
         raise RequestError(
@@ -276,29 +283,10 @@ def _ingest(
     *,
     rate: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    session, config, table, partition = call.context.session, ingest.config, ingest.table, ingest.partition
-    limit = config.tables[ingest.name].storage_limit
+    session, table, partition = call.context.session, ingest.table, ingest.partition
     purged = make_room(ingest)
     last = table.last_commit(partition)
-    with BlockingBroker(parse_options(ingest.source)) as broker:
-        found = broker.bounds()[ingest.stream]
-        bounds = None if found is None else (found.start, found.stop)
-        replay = None if request is None else _replay(ingest, last, request, found, broker)
-        begins_by_replay = request is not None or config.tables[ingest.name].begin == "replay"
-        if last is None and replay is None and begins_by_replay:
-            wanted = Range(1, 0, 0, 0)
-        else:
-            wanted = next_range(
-                last,
-                bounds,
-                stream=ingest.stream,
-                max_offsets=min(max_offsets or config.max_offsets, config.max_offsets),
-                fail_on_data_loss=config.fail_on_data_loss,
-                replay=replay,
-            )
-        allowed = _throttle(ingest, wanted, config.tables[ingest.name].rate(rate), broker)
-    if allowed is not None:
-        wanted = replace(wanted, stop=allowed.stop)
+    wanted, allowed = _plan(ingest, last, max_offsets, request, rate=ingest.settings.rate(rate))
     answer: dict[str, Any] = {
         "table": ingest.name,
         "partition": partition,
@@ -310,15 +298,10 @@ def _ingest(
         "commit": None if last is None else last.number,
     }
     if wanted.is_commit:
-        copies, results = None, []
-        if wanted.stop > wanted.start:
-            with _data_may_be_lost(ingest, wanted):
-                copies = _find_copies(session, ingest, wanted)
-                results = _write(session, ingest, wanted, copies)
-        commit = store(table, wanted, results, partition=partition, copies=len(copies or ()))
+        commit = _store(session, ingest, wanted)
         answer |= {"rows": commit.rows, "invalid": commit.invalid, "copies": commit.copies, "commit": commit.number}
         answer["files"] = [one.path for one in (*commit.files, *commit.invalid_files)]
-        purged += purge(table, limit, partition=partition)
+        purged += purge(table, ingest.settings.storage_limit, partition=partition)
         log.info("telemetry stored", **{name: answer[name] for name in ("table", "partition", "rows", "invalid")})
     if allowed is not None:
         answer["blocks"] = allowed.blocks
@@ -330,6 +313,37 @@ def _ingest(
     answer |= publish_delta(ingest)
     answer["position_saved"] = _save_position(ingest, is_last=wanted.stop == wanted.end)
     return answer
+
+
+def _plan(
+    ingest: Ingest,
+    last: Commit | None,
+    max_offsets: int | None,
+    request: ReplayRequest | None,
+    *,
+    rate: EventRate | None,
+) -> tuple[Range, Allowed | None]:
+    """The offsets to store next, and what the throttle allows of them; None without a throttle. `last`: the last commit
+    of the partition."""
+    config = ingest.config
+    with BlockingBroker(parse_options(ingest.source)) as broker:
+        found = broker.bounds()[ingest.stream]
+        bounds = None if found is None else (found.start, found.stop)
+        replay = None if request is None else _replay(ingest, last, request, found, broker)
+        begins_by_replay = request is not None or ingest.settings.begin == "replay"
+        if last is None and replay is None and begins_by_replay:
+            wanted = Range(1, 0, 0, 0)  # nothing yet: no replay has begun, or the stream has no messages
+        else:
+            wanted = next_range(
+                last,
+                bounds,
+                stream=ingest.stream,
+                max_offsets=min(max_offsets or config.max_offsets, config.max_offsets),
+                fail_on_data_loss=config.fail_on_data_loss,
+                replay=replay,
+            )
+        allowed = _throttle(ingest, wanted, rate, broker)
+    return (wanted if allowed is None else replace(wanted, stop=allowed.stop)), allowed
 
 
 def _throttle(ingest: Ingest, wanted: Range, rate: EventRate | None, broker: BlockingBroker) -> Allowed | None:
@@ -362,18 +376,19 @@ def _replay(
 
 
 def make_room(ingest: Ingest) -> int:
-    """Remove what the table is not to keep, and return how many rows the storage limit has removed. Raises
+    """Remove events that are too old, and hours above the storage limit; return the rows of these hours. Raises
     `StorageLimitError` if the table is paused."""
-    limit = ingest.config.tables[ingest.name].storage_limit
-    # First: a paused table continues when its old events are gone.
+    limit = ingest.settings.storage_limit
+    # First: a paused table continues when its old events are removed.
     remove_old_events(ingest)
     check_limit(ingest.table, limit)
     return purge(ingest.table, limit, partition=ingest.partition)
 
 
 def remove_old_events(ingest: Ingest) -> None:
-    """Remove events that are too old, once an hour. No error of it is the ingest's: it is tried again an hour later."""
-    days = ingest.config.tables[ingest.name].retention_days
+    """Remove events that are too old, once an hour. An error does not fail the ingest: the next attempt is an hour
+    later."""
+    days = ingest.settings.retention_days
     now = time.time()
     if now - ingest.expired_at < _EXPIRE_INTERVAL:
         return
@@ -391,9 +406,9 @@ def remove_old_events(ingest: Ingest) -> None:
 
 
 def compact_regularly(session: Any, ingest: Ingest, *, budget: float) -> None:
-    """Compact if `compact_interval` has passed, for about `budget` seconds; the next ingest merges what is left. No
-    error of it is the ingest's: it is tried again later."""
-    interval = ingest.config.tables[ingest.name].compact_interval
+    """Compact if `compact_interval` has passed, for about `budget` seconds; the next ingest merges what is left. An
+    error does not fail the ingest: the next attempt is after the interval."""
+    interval = ingest.settings.compact_interval
     now = time.monotonic()
     if interval is None or (ingest.compacted_at is not None and now - ingest.compacted_at < interval):
         return
@@ -441,9 +456,9 @@ def _compact(session: Any, ingest: Ingest, max_hours: int) -> dict[str, Any]:
 
 
 def publish_delta(ingest: Ingest) -> dict[str, Any]:
-    """Publish what is committed as a Delta table, if it is one. No error of it is the request's, which has committed:
-    the next request tries again."""
-    if ingest.config.tables[ingest.name].format != "delta":
+    """Publish the commits as a Delta table, if the table has this format. An error does not fail the request, which has
+    committed: the next request publishes them."""
+    if ingest.settings.format != "delta":
         return {}
     ingest.delta_log = ingest.delta_log or DeltaLog(ingest.table)
     try:
@@ -489,7 +504,7 @@ def _messages(session: Any, ingest: Ingest, wanted: Range) -> Any:
 
 def _find_copies(session: Any, ingest: Ingest, wanted: Range) -> Copies | None:
     """Let Spark read the ids of the messages; None if copies are kept."""
-    settings = ingest.config.tables[ingest.name]
+    settings = ingest.settings
     if settings.copies == "keep":
         return None
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -501,6 +516,16 @@ def _find_copies(session: Any, ingest: Ingest, wanted: Range) -> Copies | None:
     )
 
 
+def _store(session: Any, ingest: Ingest, wanted: Range) -> Commit:
+    """Let Spark write the rows of a range, and commit them."""
+    copies, results = None, []
+    if wanted.stop > wanted.start:
+        with _lost_data_reported(ingest, wanted):
+            copies = _find_copies(session, ingest, wanted)
+            results = _write(session, ingest, wanted, copies)
+    return store(ingest.table, wanted, results, partition=ingest.partition, copies=len(copies or ()))
+
+
 def _write(session: Any, ingest: Ingest, wanted: Range, copies: Copies | None) -> list[str]:
     """Let Spark write the rows of a range; return what its tasks have returned."""
     change = None if copies is None or not len(copies) else copies.applied
@@ -509,8 +534,9 @@ def _write(session: Any, ingest: Ingest, wanted: Range, copies: Copies | None) -
 
 
 @contextmanager
-def _data_may_be_lost(ingest: Ingest, wanted: Range) -> Iterator[None]:
-    """Explain an error of Spark if the retention of the log has removed messages that were to be read."""
+def _lost_data_reported(ingest: Ingest, wanted: Range) -> Iterator[None]:
+    """Raise `StreamDataLostError` in place of Spark's error if the retention of the log has removed messages of the
+    range."""
     try:
         yield
     except OsrdyneError:
@@ -560,7 +586,7 @@ def _save_position(ingest: Ingest, *, is_last: bool) -> bool:
     positions = ingest.table.positions()
     if positions == ingest.saved:
         return True
-    # RabbitMQ writes them to disk on every node: a reader that catches up stores them now and then only.
+    # RabbitMQ writes them to disk on every node: a reader that catches up stores them every few seconds only.
     if not is_last and time.monotonic() - ingest.saved_at < _SAVE_INTERVAL:
         return False
     try:

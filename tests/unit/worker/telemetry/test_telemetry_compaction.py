@@ -51,7 +51,7 @@ def test_closed_hours_have_one_sorted_file_each(table: Table) -> None:
         assert rows.equals(rows.sort_by([(column, "ascending") for column in SORTED_BY]))
     # Programs that have listed the earlier files can still read them.
     assert on_disk(table) > committed(table) | before
-    assert table.remove_orphans(0) == []
+    assert table.remove_uncommitted(0) == []
     assert compact(table) is None
     assert ingest(table, end=9, step=30 * MINUTES).start == 8
 
@@ -186,6 +186,6 @@ def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps) -> None
                 hours = {one: at for one, at in hours.items() if (at - START) // HOUR >= number}
             elif kind == "restart":
                 table = Table(Path(name))
-                table.remove_orphans(0)
+                table.remove_uncommitted(0)
             assert stored(table) == [(offset, index) for offset in sorted(hours) for index in (0, 1)]
             assert sum(file.rows for file in table.live(0).invalid_files.values()) == len(hours)

@@ -105,9 +105,9 @@ def test_files_of_an_ingest_at_work_are_kept_until_it_cannot_commit(table: Table
     write(table, wanted)
     left = on_disk(table) - committed(table)
     assert left
-    assert table.remove_orphans(0) == []
+    assert table.remove_uncommitted(0) == []
     table.commit(Commit(0, 2, 10, 20))
-    assert {str(table.directory / one) for one in table.remove_orphans(0)} == left
+    assert {str(table.directory / one) for one in table.remove_uncommitted(0)} == left
     assert on_disk(table) == committed(table)
 
 
@@ -172,7 +172,7 @@ def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypa
     table.delete_removed(0)
     gone = {str(table.directory / path) for path in removal.removed}
     assert before - on_disk(table) - {str(table.directory / path) for path in second.removed} == gone
-    assert table.remove_orphans(0) == []
+    assert table.remove_uncommitted(0) == []
     assert table.expire(0, limit + timedelta(hours=2)) is not None
     assert not set(removal.removed) & set(table.live(0).removed)
     assert table.positions() == {0: 8}
@@ -197,7 +197,7 @@ def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoi
         (checkpoints / f"{number:020d}.json").write_text("not read")
     assert stored(Table(table.directory)) == events(2, 20)
     assert Table(table.directory).live(0) == table.live(0)
-    assert table.remove_orphans(0) == []
+    assert table.remove_uncommitted(0) == []
 
 
 @pytest.mark.parametrize(

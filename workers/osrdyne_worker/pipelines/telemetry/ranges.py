@@ -98,5 +98,5 @@ def store(table: Table, wanted: Range, results: Iterable[str], *, partition: int
     table.commit(commit)
     # An ingest of the same range that was killed has left its files in the same directories. They do no harm.
     with suppress(StorageError):
-        table.remove_orphans(partition, {str(PurePosixPath(one.path).parent) for one in (*files, *invalid)})
+        table.remove_uncommitted(partition, {str(PurePosixPath(one.path).parent) for one in (*files, *invalid)})
     return commit

@@ -304,7 +304,7 @@ class Table:
             for parent in (directory.parent, self.directory, self.directory.parent):
                 fsync_directory(parent)
 
-    def remove_orphans(self, partition: int, directories: Iterable[str] | None = None) -> list[str]:
+    def remove_uncommitted(self, partition: int, directories: Iterable[str] | None = None) -> list[str]:
         """Remove data files that were written for a commit whose number another ingest has taken; return their paths.
 
         `directories`: where to look, relative to the table; None: everywhere. Files of an ingest that is at work have a
