@@ -189,7 +189,7 @@ class Processor:
         """Wait until no request is in this worker."""
         await self._idle.wait()
 
-    # -- the path of a request ---------------------------------------------------------------------------------------
+    # -- the task of a request -----------------------------------------------------------------------------------------
 
     def accept(
         self,
@@ -296,68 +296,7 @@ class Processor:
             return result_of(job.interruption)
         return self._with_data_version(job, result)
 
-    async def _count_events(self, job: InFlight) -> Result | None:
-        """Count what the request takes from the budget of events; its result if that is too much."""
-        try:
-            job.events = await self.budget.count(job.request)
-        except RequestError as error:
-            return error_response(error, path=job.request.path)
-        return None
-
-    async def _wait_for_data(self, job: InFlight) -> Result | None:
-        """Wait until the data is of the version that the request needs; its result if there is no such data.
-
-        The worker may die during the reload: the request is unacknowledged and is delivered again, and the reports name
-        it as running. Requests that need no later version go on.
-        """
-        try:
-            required = required_data_version(job.request.headers)
-        except InvalidMessageError as error:
-            refusal = RequestError(error.message, 400, "invalid_data_version", {"header": DATA_VERSION_HEADER})
-            return error_response(refusal, path=job.request.path)
-        if self.data.has(required):
-            return None
-        try:
-            await self.data.prepare(required, on_reload=lambda: self._let_others_pass(job))
-            return None
-        except RequestError as error:
-            return error_response(error, path=job.request.path)
-        except Exception as error:
-            return await self._reload_failed(job, error)
-        finally:
-            job.waits_for_data = False
-
-    def _let_others_pass(self, job: InFlight) -> None:
-        """Let requests that need no later version run while this one waits for the reload."""
-        # Bounded: each one lets a further request come, and those that wait must fit into the memory of the worker.
-        if not job.is_suspect and sum(other.waits_for_data for other in self._jobs.values()) < MAX_WAITING_FOR_DATA:
-            job.set_aside()
-        job.waits_for_data = True
-
-    async def _reload_failed(self, job: InFlight, error: Exception) -> Result:
-        try:
-            return await self._dispatcher.reload_failed(error, job.call)
-        except SessionLostError as lost:
-            return self._session_lost(job, lost)
-
-    def _use_data(self, job: InFlight) -> None:
-        """Use the current data for the handler that begins: it is not older than what the request waited for."""
-        job.data, former = self.data.use(), job.data
-        job.call.context = job.data.context
-        if former is not None:
-            self.data.release(former)
-
-    def _with_data_version(self, job: InFlight, result: Result) -> Result:
-        if not isinstance(result, Response) or job.data is None:
-            return result
-        headers = dict(result.headers)
-        # A handler that answers with rows of an earlier time names their version; None: it is unknown.
-        version = headers.pop(DATA_VERSION_HEADER, job.data.version)
-        if version is not None:
-            headers[DATA_VERSION_HEADER] = version
-        if job.data_reloaded:
-            headers[DATA_RELOADED_HEADER] = True
-        return replace(result, headers=headers)
+    # -- checks, before the request waits for a slot -------------------------------------------------------------------
 
     def _check(self, job: InFlight) -> Result | None:
         """The result of a request that must not run; None if it may. Arms the timer of its deadline."""
@@ -398,6 +337,46 @@ class Processor:
         log.warning("request refused, its text has ended workers", path=shown_path(job.request.path))
         # A suspect has ended a worker before: dead-lettering keeps it for inspection, and the controller answers it.
         return Outcome.DEAD_LETTERED if job.is_suspect else refusal(job.request, seconds)
+
+    async def _count_events(self, job: InFlight) -> Result | None:
+        """Count what the request takes from the budget of events; its result if that is too much."""
+        try:
+            job.events = await self.budget.count(job.request)
+        except RequestError as error:
+            return error_response(error, path=job.request.path)
+        return None
+
+    async def _wait_for_data(self, job: InFlight) -> Result | None:
+        """Wait until the data is of the version that the request needs; its result if there is no such data.
+
+        The worker may die during the reload: the request is unacknowledged and is delivered again, and the reports name
+        it as running. Requests that need no later version go on.
+        """
+        try:
+            required = required_data_version(job.request.headers)
+        except InvalidMessageError as error:
+            refusal = RequestError(error.message, 400, "invalid_data_version", {"header": DATA_VERSION_HEADER})
+            return error_response(refusal, path=job.request.path)
+        if self.data.has(required):
+            return None
+        try:
+            await self.data.prepare(required, on_reload=lambda: self._let_others_pass(job))
+            return None
+        except RequestError as error:
+            return error_response(error, path=job.request.path)
+        except Exception as error:
+            return await self._reload_failed(job, error)
+        finally:
+            job.waits_for_data = False
+
+    def _let_others_pass(self, job: InFlight) -> None:
+        """Let requests that need no later version run while this one waits for the reload."""
+        # Bounded: each one lets a further request come, and those that wait must fit into the memory of the worker.
+        if not job.is_suspect and sum(other.waits_for_data for other in self._jobs.values()) < MAX_WAITING_FOR_DATA:
+            job.set_aside()
+        job.waits_for_data = True
+
+    # -- the slot, for one request or for several that run together ----------------------------------------------------
 
     async def _run_in_slot(self, job: InFlight) -> Result:
         """Wait for a slot, by priority, and run the handler in it."""
@@ -466,6 +445,13 @@ class Processor:
         left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
         self._arm(job, time_to_work(left, self._settings))
 
+    def _free_slot(self, job: InFlight) -> None:
+        if job.has_slot:
+            job.has_slot = False
+            self._slots.release()
+
+    # -- suspects ------------------------------------------------------------------------------------------------------
+
     async def _run_alone(self, job: InFlight) -> Result:
         """Run a suspect after all other requests, and with no other request in this worker.
 
@@ -502,6 +488,13 @@ class Processor:
             # The suspect is not the cause of what happens from now on.
             self._reporter.report(Event.BUSY, in_flight=self._reporter.in_flight)
 
+    async def _until_alone(self) -> None:
+        """Wait until other requests that were set aside are requeued, and no queue is consumed."""
+        until = self._clock.monotonic() + ALONE_TIMEOUT
+        # Polled, with a limit: a request whose handler never ends must not hold the suspect back without end.
+        while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
+            await self._clock.sleep(0.01)
+
     async def _run_suspect(self, job: InFlight) -> Result:
         refused = self._check_text(job)  # the controller may have refused its text meanwhile
         if refused is not None:
@@ -517,12 +510,7 @@ class Processor:
             job.in_handler = False
             self._evidence.alone = ""
 
-    async def _until_alone(self) -> None:
-        """Wait until other requests that were set aside are requeued, and no queue is consumed."""
-        until = self._clock.monotonic() + ALONE_TIMEOUT
-        # Polled, with a limit: a request whose handler never ends must not hold the suspect back without end.
-        while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
-            await self._clock.sleep(0.01)
+    # -- the handler ---------------------------------------------------------------------------------------------------
 
     async def _run_handler(self, job: InFlight) -> Result:
         try:
@@ -545,6 +533,19 @@ class Processor:
                 return await self._run_again(job, error)
         except SessionLostError as error:
             return self._session_lost(job, error)
+
+    async def _is_abandoned(self, job: InFlight) -> bool:
+        """Whether the caller is gone, as far as RabbitMQ knows: only for direct reply-to, and if so configured."""
+        reply_to = job.request.reply_to
+        if not self._settings.skip_abandoned or reply_to is None or not reply_to.startswith(DIRECT_REPLY_TO):
+            return False
+        # A passive declare of the address; a mandatory reply would not tell (broker: replies-are-never-mandatory).
+        return await job.broker.caller_is_gone(reply_to)
+
+    async def _dispatch(self, job: InFlight) -> Result:
+        """Run the handler, and send the parts of a streamed answer; the final reply. Raises as `Dispatcher.run`."""
+        result = await self._dispatcher.run(job.call, group_id=job.group_id)
+        return result if isinstance(result, Response) else await self._send_stream(job, result)
 
     async def _run_again(self, job: InFlight, changed: DataChangedError) -> Result:
         """Reload the data and run the handler once more. The request is unacknowledged all the while."""
@@ -572,10 +573,42 @@ class Processor:
         job.group_id = f"{job.group_id}-again"
         return None
 
-    async def _dispatch(self, job: InFlight) -> Result:
-        """Run the handler, and send the parts of a streamed answer; the final reply. Raises as `Dispatcher.run`."""
-        result = await self._dispatcher.run(job.call, group_id=job.group_id)
-        return result if isinstance(result, Response) else await self._send_stream(job, result)
+    async def _reload_failed(self, job: InFlight, error: Exception) -> Result:
+        try:
+            return await self._dispatcher.reload_failed(error, job.call)
+        except SessionLostError as lost:
+            return self._session_lost(job, lost)
+
+    def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
+        # Recorded before the exit is requested: the last report has to name the requests that ran when the session
+        # ended.
+        self._evidence.lost_session.append(job.fingerprint)
+        if self._alone is job:
+            self._evidence.lost_session_alone = self._evidence.alone
+        # No request can run here any more. The controller starts another worker, which builds a new session.
+        self._runtime.request_exit(Unrecoverable(error.message))
+        return Outcome.REJECTED
+
+    def _use_data(self, job: InFlight) -> None:
+        """Use the current data for the handler that begins: it is not older than what the request waited for."""
+        job.data, former = self.data.use(), job.data
+        job.call.context = job.data.context
+        if former is not None:
+            self.data.release(former)
+
+    def _with_data_version(self, job: InFlight, result: Result) -> Result:
+        if not isinstance(result, Response) or job.data is None:
+            return result
+        headers = dict(result.headers)
+        # A handler that answers with rows of an earlier time names their version; None: it is unknown.
+        version = headers.pop(DATA_VERSION_HEADER, job.data.version)
+        if version is not None:
+            headers[DATA_VERSION_HEADER] = version
+        if job.data_reloaded:
+            headers[DATA_RELOADED_HEADER] = True
+        return replace(result, headers=headers)
+
+    # -- streamed answers ----------------------------------------------------------------------------------------------
 
     async def _send_stream(self, job: InFlight, parts: ArrowStream) -> Result:
         """Send the parts of a streamed answer; its final reply. Raises as `Dispatcher.run` does, and `BrokerError`."""
@@ -617,28 +650,7 @@ class Processor:
         reply_to = job.request.reply_to or ""
         return reply_to.startswith(DIRECT_REPLY_TO) and await job.broker.caller_is_gone(reply_to)
 
-    def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
-        # Recorded before the exit is requested: the last report has to name the requests that ran when the session
-        # ended.
-        self._evidence.lost_session.append(job.fingerprint)
-        if self._alone is job:
-            self._evidence.lost_session_alone = self._evidence.alone
-        # No request can run here any more. The controller starts another worker, which builds a new session.
-        self._runtime.request_exit(Unrecoverable(error.message))
-        return Outcome.REJECTED
-
-    async def _is_abandoned(self, job: InFlight) -> bool:
-        """Whether the caller is gone, as far as RabbitMQ knows: only for direct reply-to, and if so configured."""
-        reply_to = job.request.reply_to
-        if not self._settings.skip_abandoned or reply_to is None or not reply_to.startswith(DIRECT_REPLY_TO):
-            return False
-        # A passive declare of the address; a mandatory reply would not tell (broker: replies-are-never-mandatory).
-        return await job.broker.caller_is_gone(reply_to)
-
-    def _free_slot(self, job: InFlight) -> None:
-        if job.has_slot:
-            job.has_slot = False
-            self._slots.release()
+    # -- the outcome ---------------------------------------------------------------------------------------------------
 
     async def _settle(self, job: InFlight, result: Result) -> None:
         """Reply and acknowledge, or return the request to RabbitMQ. For the task that has claimed the request."""
@@ -742,7 +754,7 @@ class Processor:
         route = decode_text(request.headers.get(ROUTE_HEADER)) if self._retries.of_managed_pool else None
         return None if route is None else header_text(route, limit=MAX_ROUTE)
 
-    # -- interruptions -----------------------------------------------------------------------------------------------
+    # -- interruptions -------------------------------------------------------------------------------------------------
 
     def cancel(self, correlation_id: str | None, reply_to: str | None, *, keep_for: float = 0.0) -> None:
         """Cancel a request for its caller. One that has not arrived yet is answered `cancelled` when it does; it may
@@ -843,7 +855,7 @@ class Processor:
         # A thread cannot be ended from outside in Python: only the end of the process frees what it holds.
         self._runtime.request_exit(Unrecoverable(reason))
 
-    # -- reports -----------------------------------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------------------------------
 
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, settled or not, or ran when the session was lost."""
