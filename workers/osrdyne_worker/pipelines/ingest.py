@@ -420,7 +420,7 @@ def compact_regularly(session: Any, ingest: Ingest, *, budget: float) -> None:
         return remaining
 
     try:
-        left = compact_within(budget, merge, most=ingest.config.tasks, time=time.monotonic)
+        left = compact_within(budget, merge, max_hours=ingest.config.tasks, time=time.monotonic)
     except Exception as error:
         log.warning("table not compacted", error=describe(error), **facts)
         return

@@ -86,7 +86,7 @@ def test_compaction_of_an_ingest_ends_before_its_time_is_over(
         remaining -= merged[-1]
         return remaining
 
-    assert compact_within(budget, merge, most=4, time=lambda: now) == left
+    assert compact_within(budget, merge, max_hours=4, time=lambda: now) == left
     assert merged == hours
 
 

@@ -61,11 +61,11 @@ def plan_compaction(live: LiveFiles, *, max_hours: int) -> Compaction:
     return Compaction(live.number, files, invalid, len(chosen), len(to_merge) - len(chosen))
 
 
-def compact_within(budget: float, merge: Callable[[int], int], *, most: int, time: Callable[[], float]) -> int:
+def compact_within(budget: float, merge: Callable[[int], int], *, max_hours: int, time: Callable[[], float]) -> int:
     """Merge hours as long as the next ones are likely to end within a number of seconds; return how many are left.
 
     `merge`: merges up to a number of hours in one commit, and returns how many are left. The first one shows how long
-    an hour takes; `most`: at once from then on.
+    an hour takes; `max_hours`: at most so many in each later commit.
     """
     began, hours, slowest = time(), 1, 0.0
     while True:
@@ -73,7 +73,7 @@ def compact_within(budget: float, merge: Callable[[int], int], *, most: int, tim
         remaining = merge(hours)
         slowest = max(slowest, (time() - started) / hours)
         left = budget - (time() - began)
-        hours = most if slowest == 0 else int(min(most, left / slowest))
+        hours = max_hours if slowest == 0 else int(min(max_hours, left / slowest))
         if not remaining or left <= 0 or hours < 1:
             return remaining
 

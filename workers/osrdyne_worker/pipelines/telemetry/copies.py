@@ -1,7 +1,7 @@
-"""Finds copies of messages: the same key and message id again within a time, by what the table has. No Spark session.
+"""Finds copies of messages: those with the key and message id of a message that the table has. No Spark session.
 
 A client or the ingress may write a message a second time, with the same message id. All messages of a key are in one
-partition, so its own table knows them. Source: docs/reference/telemetry/copies.md.
+partition of the log, so both are in the same partition of the table. Source: docs/reference/telemetry/copies.md.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from osrdyne_worker.pipelines.telemetry.table import (
 )
 
 MAX_OPEN = 8
-"""Files of as many hours are open at once. Messages come in the order of time, so that there are rarely more than 2."""
+"""Hours whose files are open at the same time. Messages arrive in the order of time, so that more than 2 are rare."""
 _ROW_GROUP = 200_000
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 _NO_TIME = "date=1970-01-01/hour=00"
@@ -143,7 +143,7 @@ def _by_hour(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 @dataclass(frozen=True)
 class WriteRange:
     """The function of one Spark task: parses its messages, writes their rows, and returns the names of the files.
-    `change`: what is done with the rows before."""
+    `change` is applied to the rows before they are written."""
 
     directory: str
     partition: int
@@ -167,7 +167,7 @@ def write_files(writer: DataFileWriter, write: Callable[[], None]) -> pa.RecordB
         write()
         files, invalid = writer.close()
     except OSError as error:
-        # As a result: Spark would pass on the text of a traceback only.
+        # As a result: an exception would reach the driver only as the text of a traceback.
         writer.abort()
         result: dict[str, Any] = {"errno": error.errno, "error": error.strerror or str(error)}
     except BaseException:

@@ -1,7 +1,7 @@
 """The committed files of a table, for queries: listed again only if a commit has come.
 
 Used by the SQL pipeline, whose workers may have many keys over one table. Commits are numbered without gaps, so two
-looks into the directory of each partition show whether there is a new one. No Spark.
+checks of file names in each partition show whether there is a new one. No Spark.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CommittedFiles:
 
     def _list(self, partitions: list[int]) -> None:
         if any(self._was_replaced(one) for one in self._heads):
-            self._table = Table(self._directory)  # it has kept what it has read
+            self._table = Table(self._directory)  # a new one: the former one remembers the replaced commits
         # A commit that comes while this lists the others is found by the next call.
         heads, files = {}, []
         for partition in partitions:

@@ -1,7 +1,7 @@
-"""Which data files belong to a partition of a table: what its commits leave, and the checkpoints of that. Pure.
+"""The data files that belong to a partition of a table after its commits, and checkpoints of them. Pure.
 
-A checkpoint has the files as of one commit, so that a reader reads only the commits after it. It is ignored if it is
-damaged, or was made of other commits than those that are there.
+A checkpoint has the files after one commit, so that a reader reads only later commits. A checkpoint that is damaged, or
+was made of other commits than those in the directory, is ignored.
 Source: docs/reference/telemetry/storage.md.
 """
 
@@ -64,7 +64,7 @@ class LiveFiles:
 
 
 def encode_checkpoint(live: LiveFiles, *, commit: bytes) -> bytes:
-    """A checkpoint of what the commit, given as it was read from disk, leaves."""
+    """A checkpoint of the files after a commit. `commit`: its content on disk."""
     document = {
         "format": _FORMAT,
         "number": live.number,
@@ -80,7 +80,7 @@ def encode_checkpoint(live: LiveFiles, *, commit: bytes) -> bytes:
 
 
 def decode_checkpoint(content: bytes, *, number: int, commit: bytes) -> LiveFiles | None:
-    """What a checkpoint holds; None if it is damaged, or was made of another commit."""
+    """The files in a checkpoint; None if it is damaged, or was made of another commit."""
     line, _, digest = content.partition(b"\n")
     if digest.strip() != hashlib.sha256(line).hexdigest().encode():
         return None

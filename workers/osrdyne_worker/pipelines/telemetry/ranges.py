@@ -86,8 +86,11 @@ def data_lost(stream: str, start: int, stop: int) -> StreamDataLostError:
 
 
 def store(table: Table, wanted: Range, results: Iterable[str], *, partition: int, copies: int = 0) -> Commit:
-    """Commit the files of all tasks; `results`: what `WriteRange` returned. Raises `StorageError` and
-    `CommitConflictError`; no commit will name the files then, and they are removed."""
+    """Commit the files of all tasks; `results`: what `WriteRange` returned.
+
+    If a task has failed (`StorageError`) or the offsets were committed meanwhile (`CommitConflictError`), the files are
+    removed. If the commit itself fails (`StorageError`), the next ingest finds out whether it was made.
+    """
     files, invalid, failure = collect(table.directory, map(json.loads, results))
     commit = Commit(
         partition, wanted.number, wanted.start, wanted.stop, files, invalid, replay=wanted.replay, copies=copies
@@ -96,7 +99,8 @@ def store(table: Table, wanted: Range, results: Iterable[str], *, partition: int
         table.discard(commit)
         raise failure
     table.commit(commit)
-    # An ingest of the same range that was killed has left its files in the same directories. They do no harm.
+    # A killed ingest of the same range has left files in the same directories. An error here does not matter: no commit
+    # names them.
     with suppress(StorageError):
         table.remove_uncommitted(partition, {str(PurePosixPath(one.path).parent) for one in (*files, *invalid)})
     return commit

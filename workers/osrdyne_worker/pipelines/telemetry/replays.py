@@ -12,10 +12,10 @@ from osrdyne.errors import OsrdyneError
 from osrdyne.telemetry.times import parse_time
 from osrdyne_worker.pipelines.telemetry.table import Commit, Replay
 
-Edge = int | str | None
+Bound = int | str | None
 """An offset, a time in ISO 8601, or None."""
 FirstAfter = Callable[[datetime], int]
-"""Looks up the first offset of the stream from a time on."""
+"""Finds the first offset of the stream at or after a time."""
 
 
 class ReplayError(OsrdyneError):
@@ -27,7 +27,7 @@ class ReplayConflictError(OsrdyneError):
 
 
 def plan_replay(
-    last: Commit | None, begin: Edge, end: Edge, *, bounds: tuple[int, int], first_after: FirstAfter
+    last: Commit | None, begin: Bound, end: Bound, *, bounds: tuple[int, int], first_after: FirstAfter
 ) -> Replay:
     """The range of a replay. A repeated request gets the range of the first one, which the last commit repeats.
 
@@ -60,5 +60,5 @@ def plan_replay(
     return Replay(begin, end, start, stop)
 
 
-def _shown(edge: Edge) -> str:
-    return "the end of the log" if edge is None else str(edge)
+def _shown(bound: Bound) -> str:
+    return "the end of the log" if bound is None else str(bound)

@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 
 class StorageLimitError(OsrdyneError):
-    """The table has as many rows or bytes as it may have, and stores nothing more."""
+    """The table has reached its limit of rows or bytes, and stores nothing more."""
 
     retryable = True
 
@@ -62,7 +62,7 @@ def check_limit(table: Table, limit: StorageLimit) -> None:
     if limit.is_set and limit.action == "pause" and (usage := usage_of(table)).reaches(limit):
         raise StorageLimitError(
             f"The table {table.directory} has {usage.rows} rows and {usage.bytes} bytes; the limit is "
-            f"{_shown(limit)}. Nothing more is stored: raise the limit, or let older events go with retention_days or "
+            f"{_shown(limit)}. Nothing more is stored: raise the limit, or remove older events with retention_days or "
             "with on_storage_limit: purge. The log keeps the events meanwhile."
         )
 
@@ -70,8 +70,8 @@ def check_limit(table: Table, limit: StorageLimit) -> None:
 def purge(table: Table, limit: StorageLimit, *, partition: int) -> int:
     """Remove the oldest hours of the table until it is below its limit; return how many rows they had.
 
-    The newest hour stays. `partition`: that of this worker. Another one whose ingest is at work may win: then its hours
-    are removed by a later call.
+    The newest hour stays. `partition`: that of this worker. If an ingest of another partition commits meanwhile, a
+    later call removes the hours of that partition.
     """
     if not limit.is_set or limit.action != "purge":
         return 0
@@ -96,7 +96,7 @@ def purge(table: Table, limit: StorageLimit, *, partition: int) -> int:
 
 
 def last_hour_to_purge(lives: Mapping[int, LiveFiles], limit: StorageLimit) -> datetime | None:
-    """The last of the oldest hours that have to go; None if none has to."""
+    """The last of the oldest hours that must be removed; None if the table is below its limit."""
     by_hour: dict[datetime, list[DataFile]] = {}
     for live in lives.values():
         for file in _files(live):

@@ -58,7 +58,7 @@ class StorageError(OsrdyneError):
 
 
 class TableDamagedError(OsrdyneError):
-    """A file of a table is missing or is not what was written."""
+    """A file of a table is missing or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Table:
         return live
 
     def _newest_checkpoint(self, partition: int, numbers: Sequence[int]) -> LiveFiles | None:
-        """What the newest checkpoint holds that is whole."""
+        """The files of the newest checkpoint that is complete and fits its commit; None without one."""
         for number in reversed(numbers):
             with suppress(OSError):
                 content = (self._log(partition) / f"{number:020d}.checkpoint").read_bytes()
@@ -184,7 +184,7 @@ class Table:
         document = {"format": _FORMAT, **asdict(commit), "rows": commit.rows, "invalid": commit.invalid}
         unfinished = directory / f".{commit.number:020d}-{uuid.uuid4().hex}.tmp"
         with storage_errors(self.directory):
-            self._make(directory, is_first=commit.number == 1)
+            self._make_directory(directory, is_first=commit.number == 1)
             try:
                 content = json.dumps(document).encode()
                 with unfinished.open("xb") as file:
@@ -198,8 +198,8 @@ class Table:
                 except (FileExistsError, FileNotFoundError):
                     if not name.exists():
                         raise
-                    # The other ingest may also have removed our unfinished commit. Over NFS, the commit may be ours: if
-                    # the answer of the server is lost, the kernel asks again, and finds the name that it has made.
+                    # The other ingest may also have removed our unfinished commit. Over NFS, the commit may be ours:
+                    # the kernel repeats a call whose answer was lost, and finds the name that it has created.
                     if name.read_bytes() != content:
                         self.discard(commit)
                         raise CommitConflictError(
@@ -296,7 +296,7 @@ class Table:
             with suppress(OSError):
                 (self.directory / file.path).unlink()
 
-    def _make(self, directory: Path, *, is_first: bool) -> None:
+    def _make_directory(self, directory: Path, *, is_first: bool) -> None:
         """Make a directory of commits, which must not disappear in a power failure. An ingest that was killed may have
         made it for the first commit, and not have written its name to disk."""
         if is_first or not directory.is_dir():
@@ -307,7 +307,7 @@ class Table:
     def remove_uncommitted(self, partition: int, directories: Iterable[str] | None = None) -> list[str]:
         """Remove data files that were written for a commit whose number another ingest has taken; return their paths.
 
-        `directories`: where to look, relative to the table; None: everywhere. Files of an ingest that is at work have a
+        `directories`: those to search, relative to the table; None: all. Files of an ingest that is running have a
         number that is not taken, and stay.
         """
         live = self.live(partition)
@@ -354,6 +354,7 @@ class Table:
         return commits, checkpoints
 
     def read(self, partition: int, number: int) -> Commit:
+        """One commit, which must exist."""
         path = self._path(partition, number)
         try:
             document = json.loads(path.read_bytes())

@@ -1,10 +1,14 @@
 """The throttle of a table: a token bucket that all partitions of the table share, and its log in the table's directory.
 
-An ingest takes the blocks of its range before it stores the range. They count once, whatever is killed when:
+The level of the bucket is a time, as in the generic cell rate algorithm (GCRA): `free_at` is the moment at which the
+rate has paid for all blocks that were taken. If it is in the future, the bucket is overdrawn; if it is in the past, the
+bucket holds the blocks of the time since then, up to `CAPACITY`.
+
+An ingest takes the blocks of its range before it stores the range. They count once, whichever step a crash follows:
 
 1. Take: an entry of the throttle log has the new level of the bucket, and the range with its blocks. Crash before:
-   nothing is taken. After: the next ingest of the partition begins at the same offset, and takes as if this had not
-   happened.
+   nothing is taken. After: the next ingest of the partition begins at the same offset, ignores what was taken for it,
+   and takes again.
 2. Commit. Crash after: the next ingest begins behind the range, and takes its own.
 
 Entries have numbers, and two ingests never write the same one, as with commits. An ingest that is killed before its
@@ -39,10 +43,10 @@ from osrdyne_worker.requests.scheduling.rates import count_events
 
 THROTTLE = "_throttle"
 CAPACITY = 60.0
-"""Seconds. The bucket holds the blocks of this time: a table without messages saves up no more."""
+"""Seconds. A full bucket holds the blocks of this time."""
 PAUSE = CAPACITY / 2
-"""Seconds of blocks that a table that is behind saves up for its next ingest: fewer, larger files. The bucket is not
-full by then, so that nothing is lost."""
+"""Seconds of blocks that a table that is behind collects for its next ingest: fewer and larger files. The bucket is not
+full by then, so no part of the rate is lost."""
 MAX_SKEW = 60.0
 """Seconds by which clocks of hosts may differ. A clock that is further behind was set back."""
 _KEPT = 16
@@ -70,7 +74,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A range of a partition whose blocks are taken. `free_at_without`: that of the bucket without this range."""
+    """A range of a partition whose blocks are taken. `free_at_without`: `free_at` of the bucket without this range."""
 
     partition: int
     start: int
@@ -81,9 +85,8 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The level of the bucket: at `free_at`, in seconds since the epoch, all blocks that were taken are paid for. If
-    that is earlier than now, so much was saved up. `taken_at`: the time of the entry. `taken`: the last range of each
-    partition."""
+    """An entry of the throttle log. `free_at`: the level, in seconds since the epoch. `taken_at`: the time of the
+    entry. `events_per_minute`: the rate at that time. `taken`: the last range of each partition."""
 
     number: int
     free_at: float
@@ -92,13 +95,14 @@ class Bucket:
     taken: tuple[Taken, ...] = ()
 
     def at(self, partition: int, start: int) -> Taken | None:
-        """The range that an ingest has taken here and not stored: the table has nothing from `start` on."""
+        """The range that an ingest has taken and not stored; None without one. `start`: the end of the partition in the
+        table."""
         return next((one for one in self.taken if (one.partition, one.start) == (partition, start)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What an ingest may store: its range, to before `stop`, which has so many blocks. `free_at`: as of the bucket."""
+    """What an ingest may store: its range to before `stop`, with its blocks. `free_at`: the level after it."""
 
     stop: int
     blocks: int
@@ -106,11 +110,12 @@ class Allowed:
 
 
 def level(free_at: float, bucket: Bucket, rate: EventRate, now: float) -> tuple[float, float]:
-    """The time that counts as now, and when all is paid for at this rate. `free_at`: of the bucket, or of a range."""
+    """The time that counts as now, and the level at this rate. `free_at`: that of `bucket`, or without one of its
+    ranges."""
     debt = free_at - now
     if now < bucket.taken_at:
-        # The clock of another host is ahead: its time counts, or each change of host would save something up. If the
-        # clock was set back, what is owed stays.
+        # The clock of another host is ahead: its time counts. Otherwise each change of host would fill the bucket.
+        # If the clock was set back, the debt stays the same.
         debt = free_at - bucket.taken_at
         now = now if now < bucket.taken_at - MAX_SKEW else bucket.taken_at
     if debt > 0:
@@ -157,13 +162,13 @@ class ThrottleLog:
         self, wanted: Range, costs: Iterable[Cost], *, partition: int, rate: EventRate, time: Callable[[], float]
     ) -> Allowed:
         """Take the blocks of as much of a range as the bucket has; that may be nothing. `costs`: of its messages.
-        Raises `CommitConflictError` if other partitions are always faster."""
+        Raises `CommitConflictError` if other partitions write each next entry first."""
         costs = _ReadOnce(costs)
         for _ in range(_ATTEMPTS):
             bucket, now = self.last(), time()
             number, others, free_at = 1, list[Taken](), now
             if bucket is None:
-                # A new bucket has saved up since the first message arrived.
+                # A new bucket has filled since the first message arrived.
                 arrived = next((one.arrived for one in costs), None)
                 if arrived is not None:
                     free_at = min(now, max(arrived, now - CAPACITY))
