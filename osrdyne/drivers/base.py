@@ -1,11 +1,10 @@
-"""The interface of worker group drivers: the only things that start and stop workers.
+"""The interface of worker group drivers, the only components that start and stop workers.
 
-The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
-arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
-asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
-Source: docs/reference/drivers, lifecycle: start-when-slot-is-free, unique-instance-names, stop-by-instance.
-`registry` finds and builds drivers;
-See `docs/how-to/write-a-driver.md`.
+The worker groups loop calls a driver; a driver decides nothing. Every method may be called again with the same
+arguments, at any time, also after a restart of the controller: a driver keeps no state that it cannot read from its
+backend again. Everything it creates is labelled with pool, key, slot, worker id and specification hash. `registry`
+finds and builds drivers. Source: docs/reference/drivers, docs/how-to/write-a-driver.md, lifecycle:
+start-when-slot-is-free, unique-instance-names, stop-by-instance.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How an instance ended: an exit code or a signal name, and a sentence when more is known (`out of memory`).
+    """How an instance ended: an exit code or a signal name, and the reason if it is known (`out of memory`).
 
-    `shared`: workers of other keys were in its process, so that any of them may be the cause. `of_process`: it did not
-    end by itself, but with its process.
+    `shared`: workers of other keys were in its process, so that any of them may be the cause. `of_process`: it ended
+    with its process, not by itself.
     """
 
     code: int | None = None
@@ -60,11 +59,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker to be started: its place (pool, key, slot) and everything it is given.
+    """One worker to be started: its pool, key and slot, and its environment.
 
-    `environment` holds the credentials, so that neither it nor this value's repr may be logged. `spec_hash`: the hash
-    that its instance carries; None: `Driver.spec_hash()`. `placement`: whether it has a process of its own, for a
-    driver that has workers of both kinds; None: the kind of the driver.
+    `environment` contains the credentials, so it must not be logged. `spec_hash`: the hash that the instance carries;
+    None: `Driver.spec_hash()`. `placement`: whether the worker has a process of its own, for a driver with workers of
+    both kinds; None: the kind of the driver.
     """
 
     environment: WorkerEnvironment = field(repr=False)
@@ -88,11 +87,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One worker as the backend sees it now.
+    """One worker as the backend lists it.
 
-    `external_id` is what a person would look for (pid, container name). `started_at` is in seconds since the epoch.
-    An exited instance is listed until `remove` is called, so that its end is never missed. `retiring`: the backend will
-    end it, so that it is to be replaced first, as after a change of settings.
+    `external_id`: for operators, such as a pid or a container name. `started_at`: seconds since the epoch. An exited
+    instance is listed until `remove` is called, so that its end is never missed. `retiring`: the backend will end it,
+    so that it must be replaced first, as after a change of settings.
     """
 
     instance_id: InstanceId
@@ -111,7 +110,7 @@ class DriverOptions(Model):
     """Base of a driver's own options (`driver.options`): frozen, and an unknown option is an error with its path."""
 
     def contradiction(self, context: DriverContext) -> str | None:
-        """Which option cannot be used with the settings in `context`, and the remedy; None when all can be."""
+        """The option that conflicts with the settings in `context`, and the remedy; None if none does."""
         return None
 
 
@@ -119,12 +118,11 @@ class DriverOptions(Model):
 class DriverContext:
     """The values that every driver gets besides its options.
 
-    `stack` names the broker (`host:port/vhost`, no credentials): a driver whose backend is shared by several stacks
-    keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
-    with this very installation; a backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs.
-    `worker_config` is the pool's `WORKER_CONFIG`, which is part of what shapes a worker. `uri_in_environment`: workers
-    read the AMQP URI from `WORKER_AMQP_URI` and know no other way (`worker.environment: reference`). `pooled`: the
-    driver starts processes of pooled workers.
+    `stack`: the broker (`host:port/vhost`, no credentials). It distinguishes pools of the same id on different brokers,
+    if their backend is the same. `worker_command`: runs the pool's application with the installation of the daemon; a
+    backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs. `worker_config`: the pool's
+    `WORKER_CONFIG`, which is part of the specification hash. `uri_in_environment`: workers read the AMQP URI from
+    `WORKER_AMQP_URI` only (`worker.environment: reference`). `pooled`: the driver starts processes of pooled workers.
     """
 
     pool: str
@@ -138,12 +136,12 @@ class DriverContext:
 
     @property
     def worker_shape(self) -> Mapping[str, object]:
-        """The pool's settings that shape a worker, for `Driver.spec_hash`: a change of them replaces workers."""
+        """The pool's settings that are part of `Driver.spec_hash`: a change of them replaces workers."""
         return self.shape_of(None)
 
     def shape_of(self, config: Mapping[str, object] | None) -> Mapping[str, object]:
         """The same for a group with a worker configuration of its own; None: that of the pool."""
-        # A further name in the default case would be another hash, and an upgrade would replace all workers.
+        # Not a further name for the default: the hash would change, and an upgrade would replace all workers.
         reference = {"environment": "reference"} if self.uri_in_environment else {}
         return {**(self.worker_config if config is None else config), **reference}
 
@@ -154,7 +152,7 @@ class DriverContext:
 
     @property
     def stop_grace(self) -> float | None:
-        """The seconds that a worker has to end (`worker.stop_grace`), as it is given them; None if it is not."""
+        """The seconds that a worker has to end (`worker.stop_grace`), from its configuration; None if not in it."""
         runtime = self.worker_config.get("runtime")
         grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
         return grace if isinstance(grace, int | float) else None
@@ -165,7 +163,7 @@ def uses_kubernetes_executors(config: Mapping[str, object]) -> bool:
     spark = config.get("spark")
     try:
         master = parse_spark_master(str(spark.get("master"))) if isinstance(spark, Mapping) else None
-    except ValueError:  # the configuration refuses it; a driver of a test may get anything
+    except ValueError:  # invalid masters are refused by the settings, but not by tests of drivers
         return False
     return master is not None and master.kind is MasterKind.KUBERNETES
 
@@ -176,39 +174,39 @@ class Driver(ABC):
     A driver is built inside the running event loop by `registry.create_driver` as `Class(options, context)`, where
     `options` is an instance of its `options_model`. Building does no I/O, so that it cannot fail.
 
-    Errors: every method may raise `DriverUnavailableError` when the backend does not answer; the caller backs off and
-    nothing else is affected. A cancelled call may still take effect: `list_instances` tells.
+    Errors: every method may raise `DriverUnavailableError` if the backend does not answer; the caller then backs off.
+    Any other error that a docstring does not name ends the leader's term. A cancelled call may still take effect; a
+    later `list_instances` shows that.
     """
 
     name: ClassVar[str]
     options_model: ClassVar[type[DriverOptions]] = DriverOptions
-    """What `driver.options` may hold; by default nothing."""
+    """The model of `driver.options`; by default without options."""
     manages_workers: ClassVar[bool] = True
-    """False for `noop`: operators start the workers, so a missing one is no failure and `start` is not called."""
+    """False for `noop`: operators start the workers, so a missing one is not a failure, and `start` is not called."""
     instance_is_worker: ClassVar[bool] = True
-    """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
-    the pool then wants one instance, ends it by `stop` alone, and changes its settings by `update`."""
+    """False if an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
+    the pool then has one instance for a group, ends it only by `stop`, and changes its settings by `update`."""
     workers_of_start: int = 1
-    """How many workers there may be of one start, at the same time; they share its credentials. May depend on the
-    options."""
+    """The maximum number of concurrent workers of one start; they share its credentials. May depend on the options."""
     same_host: bool = False
-    """True when the workers live on the controller's own host: a standby must then be on the same host. May depend on
-    the options."""
+    """True if the workers run on the controller's own host: a standby must then be on the same host. May depend on the
+    options."""
 
     def __init__(self, options: DriverOptions, context: DriverContext) -> None:
-        """A driver that has options of its own keeps them itself, in their own type."""
+        """Keep the context. A driver with options keeps them itself, with their type."""
         self.context = context
 
     def obstacle_to_processes(self) -> str | None:
         """Why this driver cannot start processes of pooled workers; None if it can.
 
-        Such a start has `Placement.POOLED` in its environment. Its instance must be one process: it has the worker id
-        of the start, and the platform never starts it again (lifecycle: pooled-ids-once).
+        The environment of such a start has `Placement.POOLED`. Its instance must be one process with the worker id of
+        the start, which the platform never starts again (lifecycle: pooled-ids-once).
         """
         if not self.manages_workers:
             return (
                 f"the driver {self.name} starts no processes, and can neither list nor kill those that you start: "
-                "the leader could not tell which workers run."
+                "the leader would not know which workers run."
             )
         if not self.instance_is_worker:
             return (
@@ -219,8 +217,8 @@ class Driver(ABC):
 
     @abstractmethod
     def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
-        """A hash of all that shapes a worker: options, worker command, worker configuration. The same settings give
-        the same hash, also in another process; every instance carries the hash it was started with.
+        """A hash of all settings that affect a worker: options, worker command, worker configuration. It depends on
+        nothing else, so that it is the same in another process. Every instance carries the hash of its start.
 
         `config`: the worker configuration of a group with a profile; None: that of the pool. The pool passes the hash
         of a group in `WorkerSpec.spec_hash`.
@@ -228,26 +226,25 @@ class Driver(ABC):
 
     @abstractmethod
     async def list_instances(self) -> list[Instance]:
-        """Every instance of this pool, in any state, including those of an earlier controller.
+        """List every instance of this pool, in any state, including those of an earlier controller.
 
-        Complete or an error: a partial answer would make the caller start a second worker for a key.
+        Raises an error if the list may be incomplete: otherwise the pool would start a second worker for a key.
         """
 
     @abstractmethod
     async def start(self, spec: WorkerSpec) -> Instance:
         """Create the worker of (pool, key, slot) and return it, running or not.
 
-        The name is created atomically: raises `SlotTakenError` when an instance of that slot exists in any state
-        (lifecycle: unique-instance-names), `StartFailedError` if the backend refuses it permanently (no such image, no
-        such command).
-        A worker that comes up and then exits is not an error here: it is listed as exited.
+        The name is created atomically: raises `SlotTakenError` if an instance of that slot exists in any state
+        (lifecycle: unique-instance-names), and `StartFailedError` if the backend refuses the worker permanently (no
+        such image, no such command). A worker that starts and then exits is not an error: it is listed as exited.
         """
 
     async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:
-        """Give an instance that is a whole group the present settings; None when it is gone or going.
+        """Apply the present settings to an instance that is a whole group; None if it has ended or is ending.
 
-        Only called where `instance_is_worker` is false. The instance keeps its id, its credentials, and the number of
-        its workers; the platform replaces them one by one. Errors are those of `start`.
+        Only called if `instance_is_worker` is false. The instance keeps its id, its credentials, and the number of its
+        workers; the platform replaces them one by one. Raises the errors of `start`.
         """
         raise NotImplementedError(
             f"The driver {self.name} does not count workers itself: each of its instances is one worker."
@@ -255,38 +252,38 @@ class Driver(ABC):
 
     @abstractmethod
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
-        """Ask the instance to end (SIGTERM), kill it after `grace` seconds, return when it is gone.
+        """Send SIGTERM to the instance, kill it after `grace` seconds, and return when it has ended.
 
-        An instance that does not exist, or has exited, is not an error. Never touches anything else, also when the
-        backend has given the same pid or name to someone else meanwhile.
+        No-op if the instance does not exist or has exited. Never affects anything else, even if the backend has given
+        its pid or name to another process or object meanwhile.
         """
 
     @abstractmethod
     async def remove(self, instance_id: InstanceId) -> None:
-        """Forget an exited instance and free its slot; its logs may go with it.
+        """Remove an exited instance, and its logs if they are part of it, and free its slot.
 
-        An unknown instance is not an error. One that still runs is left alone.
+        No-op if the instance is unknown or still runs.
         """
 
     @abstractmethod
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
-        """The last lines the instance wrote, oldest first; empty when nothing is known. They go to callers, so that
-        what looks like a URI's password is masked in them (`osrdyne.logs.mask_uri`)."""
+        """The last lines that the instance wrote, oldest first; none for an unknown instance. Passwords in URIs must be
+        masked (`osrdyne.logs.mask_uri`), because the lines are sent to callers."""
 
     @abstractmethod
     def events(self) -> AsyncIterator[None]:
-        """Yields whenever `list_instances` may answer differently than before. May miss and may repeat."""
+        """Yields when the result of `list_instances` may have changed. Events may be missing or repeated."""
 
     @abstractmethod
     async def check(self) -> list[Finding]:
-        """What `doctor` wants to know: is the backend there, are the options usable. Raises nothing."""
+        """Check for `doctor` whether the backend answers and the options can be used. Never raises."""
 
     async def close(self) -> None:  # noqa: B027 - an optional hook
-        """Release what this object holds. Workers go on running."""
+        """Release the resources of this object. Workers continue to run."""
 
 
 def new_worker_id() -> WorkerId:
-    """A unique worker id; fits every backend's names."""
+    """A unique worker id, which is short enough for the names of every backend."""
     return WorkerId(uuid.uuid4().hex[:16])
 
 

@@ -1,6 +1,6 @@
 """The driver that starts nothing: an operator, a debugger or another tool starts the workers.
 
-`osrdyne groups env KEY` prints the environment such a worker needs.
+`osrdyne groups env KEY` prints the environment that such a worker needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from osrdyne.errors import StartFailedError
 
 
 class NoopDriver(Driver):
-    """Knows no worker: the list is always empty and nothing can be stopped. The pool looks at reports only."""
+    """Lists and stops no workers. The pool observes them by their reports only."""
 
     name: ClassVar[str] = "noop"
     manages_workers: ClassVar[bool] = False
@@ -36,13 +36,13 @@ class NoopDriver(Driver):
         """Do nothing: the operator who starts a worker also stops it."""
 
     async def remove(self, instance_id: InstanceId) -> None:
-        """Nothing to forget."""
+        """Do nothing: no instance is ever listed."""
 
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
         return ()
 
     async def events(self) -> AsyncIterator[None]:
-        await asyncio.Event().wait()  # nothing ever changes: the reader is cancelled in the end
+        await asyncio.Event().wait()  # no event ever comes: the reader is cancelled in the end
         yield
 
     async def check(self) -> list[Finding]:

@@ -1,7 +1,7 @@
-"""Finds driver classes by entry-point name and builds the one that the settings name.
+"""Finds driver classes by the names of their entry points, and builds the driver that the settings name.
 
 Called by the composition root and by `doctor`. A package adds a driver with an entry point in the group
-`osrdyne.drivers`; nothing else is needed (`docs/how-to/write-a-driver.md`).
+`osrdyne.drivers` (`docs/how-to/write-a-driver.md`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
     """Build the driver that the settings name, with its options validated.
 
-    Raises `ConfigurationError` for a name that is not registered, a class that is no driver, or a wrong option.
+    Raises `ConfigurationError` if the name is not registered, the class is not a driver, or an option is invalid.
     """
     driver_class = load_driver_class(settings.name)
     options = _parse_options(driver_class, settings)
@@ -42,16 +42,16 @@ def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
 
 
 def create_pool_driver(settings: Settings, *, clock: Clock) -> Driver:
-    """The driver of the pool: the one that the settings name, or the driver of pooled workers around it.
+    """The driver of the pool: the one that the settings name, wrapped by the pooled driver if workers are pooled.
 
-    Raises `ConfigurationError`, also where that driver cannot have pooled workers.
+    Raises `ConfigurationError`, also if the named driver does not support pooled workers.
     """
     driver = create_driver(settings.driver, driver_context(settings, clock=clock))
-    if (place := _pooled_place(settings)) is not None:
+    if (setting := _pooled_setting(settings)) is not None:
         if (obstacle := _obstacle_to_pooling(settings, driver)) is not None:
-            raise ConfigurationError(f"{place}: {obstacle} Write placement: dedicated there, or change the driver.")
+            raise ConfigurationError(f"{setting}: {obstacle} Write placement: dedicated there, or change the driver.")
         if settings.worker.placement == "dedicated" and not driver.instance_is_worker:
-            raise ConfigurationError(f"{place}: {_one_placement(settings)}.")
+            raise ConfigurationError(f"{setting}: {_one_placement(settings)}.")
         driver = PooledDriver(driver, pooled_rules(settings))
     for number, profile in enumerate(settings.worker.profiles):
         if (obstacle := profile_obstacle(settings, profile, driver)) is not None:
@@ -59,8 +59,8 @@ def create_pool_driver(settings: Settings, *, clock: Clock) -> Driver:
     return driver
 
 
-def _pooled_place(settings: Settings) -> str | None:
-    """The first setting that asks for pooled workers; None if there is none."""
+def _pooled_setting(settings: Settings) -> str | None:
+    """The path of the first setting that requires pooled workers; None if none does."""
     if settings.worker.placement == "pooled":
         return "worker.placement"
     profiles = enumerate(settings.worker.profiles)
@@ -119,7 +119,7 @@ def _obstacle_to_pooling(settings: Settings, driver: Driver) -> str | None:
 
 
 def environment_warning(settings: Settings, *, manages_workers: bool) -> str | None:
-    """Why `worker.environment: reference` is doubtful with the other settings; None when it is not."""
+    """Why `worker.environment: reference` is useless or unsafe with the other settings; None if it is neither."""
     if settings.worker.environment != "reference":
         return None
     if not manages_workers:
@@ -159,12 +159,12 @@ def load_driver_class(name: str) -> type[Driver]:
 
 
 def known_drivers() -> tuple[str, ...]:
-    """The names that `driver.name` may have here, sorted."""
+    """The registered names of drivers, sorted."""
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=GROUP)}))
 
 
 def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
-    """What the driver of these settings is given besides its options."""
+    """The context of the driver of these settings."""
     return DriverContext(
         pool=settings.pool.id,
         stack=stack_of(settings.broker.uri.get_secret_value()),
@@ -173,12 +173,12 @@ def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
         worker_app=settings.worker.app,
         worker_config=settings.worker_config(),
         uri_in_environment=settings.worker.environment == "reference",
-        pooled=_pooled_place(settings) is not None,
+        pooled=_pooled_setting(settings) is not None,
     )
 
 
 def stack_of(amqp_uri: str) -> str:
-    """`host:port/vhost` of a broker, without credentials; the names of this very host are one."""
+    """`host:port/vhost` of a broker, without credentials. All names of loopback become `localhost`."""
     parts = urlsplit(amqp_uri)
     host = (parts.hostname or "localhost").lower()
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 5672)
@@ -187,7 +187,7 @@ def stack_of(amqp_uri: str) -> str:
 
 
 def worker_command(app: str) -> tuple[str, ...]:
-    """The command that runs `app` with this very Python installation, whatever PATH says."""
+    """The command that runs `app` with the Python installation of this process, independent of PATH."""
     script = Path(sys.executable).with_name("osrdyne-worker")
     if script.is_file():
         return (str(script), app)
@@ -199,7 +199,7 @@ def _parse_options(driver_class: type[Driver], settings: DriverSettings) -> Driv
         return driver_class.options_model.model_validate(settings.options)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(('driver', 'options', *map(str, detail['loc'])))}: {_say(detail['type'], detail['msg'])}"
+            f"{'.'.join(('driver', 'options', *map(str, detail['loc'])))}: {_problem(detail['type'], detail['msg'])}"
             for detail in error.errors(include_input=False, include_url=False, include_context=False)
         )
         names = ", ".join(driver_class.options_model.model_fields)
@@ -207,5 +207,5 @@ def _parse_options(driver_class: type[Driver], settings: DriverSettings) -> Driv
         raise ConfigurationError(f"{problems}. {known}") from None
 
 
-def _say(kind: str, message: str) -> str:
+def _problem(kind: str, message: str) -> str:
     return "there is no such option" if kind == "extra_forbidden" else message.removeprefix("Value error, ")

@@ -1,3 +1,3 @@
-"""The driver that runs each worker in a container. `driver` is its face; the other modules are its parts."""
+"""The driver that runs each worker in a container. `driver` implements the interface."""
 
 from osrdyne.drivers.docker.driver import DockerDriver as DockerDriver

@@ -1,7 +1,8 @@
-"""What `osrdyne doctor` wants to know of the Docker driver: engine, image, network, registry file, broker's address."""
+"""The checks of the Docker driver for `osrdyne doctor`: engine, image, network, registry file, broker's address."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _BUILT_IN_NETWORKS = ("host", "bridge", "none", "default")
 
 
 def examine(engine: Engine, options: DockerOptions, *, broker: str) -> list[Finding]:
-    """Blocking. `broker` is `host:port/vhost`. Without an engine nothing else can be said."""
+    """Run the checks; blocks. `broker` is `host:port/vhost`. Without an engine only that is reported."""
     try:
         version = engine.call(lambda client: client.version())
         findings = [_engine(version, options), _image(engine, options), *_network(engine, options)]
@@ -58,7 +59,7 @@ def _network(engine: Engine, options: DockerOptions) -> list[Finding]:
     if _exists(engine, lambda client: client.inspect_network(network)):
         return [Finding("worker network", ok=True, message=f"{network} exists.")]
     remedy = f"Create it (docker network create {network}), or correct driver.options.network."
-    return [Finding("worker network", ok=False, message=f"There is no network {network}.", remedy=remedy)]
+    return [Finding("worker network", ok=False, message=f"The network {network} does not exist.", remedy=remedy)]
 
 
 def _registry_file(options: DockerOptions) -> list[Finding]:
@@ -70,18 +71,18 @@ def _registry_file(options: DockerOptions) -> list[Finding]:
 
 
 def _broker_address(options: DockerOptions, broker: str) -> Finding:
-    """Not fatal: `broker.worker_uri` may say something else, which a driver gets only with each start."""
+    """Check the address of the broker. Not fatal: `broker.worker_uri`, which a driver gets with a start, may differ."""
     try:
         refuse_loopback(options, f"amqp://{broker}")
     except StartFailedError as error:
-        remedy = "It is fine when broker.worker_uri is set."
+        remedy = "Ignore this if broker.worker_uri is set."
         return Finding("broker for workers", ok=False, message=error.message, remedy=remedy, fatal=False)
-    return Finding("broker for workers", ok=True, message=f"Workers may reach the broker at {broker}.")
+    return Finding("broker for workers", ok=True, message=f"Workers connect to the broker at {broker}.")
 
 
-def _exists(engine: Engine, ask: Any) -> bool:
+def _exists(engine: Engine, inspect: Callable[[Any], Any]) -> bool:
     try:
-        engine.call(ask)
+        engine.call(inspect)
     except NotFound:
         return False
     return True

@@ -1,7 +1,8 @@
 """The containers of one pool: creating, starting, reading, signalling and removing them, one blocking call each.
 
-Used by the Docker driver, in its threads; keeps nothing but what helps to tell an interrupted start. Every container is
-looked at by its id and its labels before anything is done to it: those of other pools, and of people, are left alone.
+Used by the Docker driver, in its threads. The only state is when containers were first seen in the state `created`, to
+detect interrupted starts. Id and labels of a container are checked before each command, so that containers of other
+pools and users are never changed.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _START_CALLS = 3
 
 
 class ImageMissingError(Exception):
-    """The engine does not have the image, and may pull it."""
+    """The engine does not have the image, and the driver may pull it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A container of the pool as the engine has it now: its id in full, and its `State`."""
+class Inspected:
+    """A container of the pool as the engine reports it: `container_id` in full, and `state`, the `State` object."""
 
     container_id: str
     name: str
@@ -73,43 +74,43 @@ class Containers:
         self._uri_in_file = uri_in_file
         self._clock = clock
         self._created: dict[str, float] = {}
-        self._strangers: set[str] = set()
+        self._foreign: set[str] = set()
 
     # --- reading
 
     def instances(self, stopping: frozenset[str]) -> list[Instance]:
-        """All workers, in whatever state; `stopping` are the ids of those that were asked to end."""
+        """All workers, in any state. `stopping`: the ids of containers that are being stopped."""
         wanted = {"label": self._identity.filters()}
         summaries = self._engine.call(lambda client: client.containers(all=True, filters=wanted))
         ours = {str(item["Id"]): item for item in summaries if self._is_ours(item)}
-        self._tell_of_strangers({str(item["Id"]) for item in summaries} - ours.keys())
+        self._report_foreign({str(item["Id"]) for item in summaries} - ours.keys())
         self._note_created({container_id for container_id, item in ours.items() if item["State"] == "created"})
         found = (self._read_summary(item, stopping) for item in ours.values())
         return [instance for instance in found if instance is not None]
 
-    def find(self, instance_id: InstanceId) -> Seen | None:
-        """The container, if there is one and it is of this pool."""
+    def find(self, instance_id: InstanceId) -> Inspected | None:
+        """Inspect a container; None if it does not exist or does not belong to this pool."""
         try:
             inspected = self._engine.call(lambda client: client.inspect_container(instance_id))
         except NotFound:
             return None
         labels = inspected["Config"]["Labels"]
-        # Checked at each call: an id may name a container of another pool, which must never be touched.
+        # Checked at each call: the id may belong to a container of another pool.
         if not self._identity.owns(inspected["Name"], labels):
             return None
-        return Seen(container_id=inspected["Id"], name=inspected["Name"], labels=labels, state=inspected["State"])
+        return Inspected(container_id=inspected["Id"], name=inspected["Name"], labels=labels, state=inspected["State"])
 
-    def find_started(self, instance_id: InstanceId) -> Seen | None:
-        """The same for a container that is being stopped: one that was only created is removed if possible."""
+    def find_started(self, instance_id: InstanceId) -> Inspected | None:
+        """Inspect a container that is to be stopped. One that was created and not started is removed instead."""
         seen = self.find(instance_id)
         if seen is None or seen.status != "created":
             return seen
-        # Removed if it still does not run. A start that is under way wins, and the container is stopped like any other.
+        # The engine removes it only if it does not run. If its start was faster, it is stopped like any other.
         self.discard(seen.container_id)
         return self.find(instance_id)
 
     def logs(self, container_id: str, *, lines: int) -> tuple[str, ...]:
-        """The last lines; none where the log driver keeps nothing that can be read back."""
+        """The last lines; none if the log driver does not support reading."""
         try:
             output = self._engine.call(lambda client: client.logs(container_id, stdout=True, stderr=True, tail=lines))
         except APIError:
@@ -120,26 +121,26 @@ class Containers:
     # --- starting
 
     def start(self, spec: WorkerSpec, *, may_pull: bool) -> Instance:
-        """Create and start the container of a slot; one that cannot be started is removed again.
+        """Create and start the container of a slot. A container that cannot be started is removed.
 
-        Raises `ImageMissingError` for an image that is not there, if it may be pulled.
+        Raises `ImageMissingError` if the image is missing and may be pulled.
         """
         name = self._identity.container_name(spec.key, spec.slot)
         labels = self._identity.labels(spec, spec_hash=spec.spec_hash or self._spec_hash, started_at=self._clock.time())
-        # Crash after it: the container stays `created`, holds the name, and is listed as ended when its start is
-        # overdue.
+        # Crash after it: the container stays in the state `created`, holds the name, and is listed as ended when its
+        # start is overdue.
         container_id = self._create(spec, name, labels, may_pull=may_pull)
         try:
             if self._uri_in_file:
                 self._put_uri(container_id, spec.environment.amqp_uri)
             self._engine.call(lambda client: client.start(container_id))
         except APIError as error:
-            # Before it is discarded: the lines go with the container.
+            # Before it is removed, because the engine deletes the lines with the container.
             lines = self.logs(container_id, lines=50)
             self.discard(container_id)
             raise start_error(error, log_lines=lines) from error
         except DriverUnavailableError:
-            self._created = {**self._created, container_id: -math.inf}  # it is not being started any more
+            self._created = {**self._created, container_id: -math.inf}  # its start is over
             raise
         instance = read_instance(container_id, name, labels, state=InstanceState.RUNNING)
         assert instance is not None
@@ -169,14 +170,14 @@ class Containers:
         except APIError as error:
             if error.status_code == _CONFLICT:
                 # The engine gives a name to one container only (lifecycle: unique-instance-names).
-                raise SlotTakenError(f"There is a container {name} already.", container=name) from error
+                raise SlotTakenError(f"A container {name} exists already.", container=name) from error
             raise start_error(error) from error
         return str(created["Id"])
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
         variables = spec.environment.to_variables()
         if self._uri_in_file:
-            # Variables are shown to everybody who may inspect a container; a file inside it is not.
+            # `docker inspect` shows variables for as long as the container exists. The worker deletes the file.
             del variables["WORKER_AMQP_URI"]
             variables["WORKER_AMQP_URI_FILE"] = URI_FILE
         return {"PYTHONUNBUFFERED": "1", **self._options.environment, **variables}
@@ -189,39 +190,42 @@ class Containers:
     # --- ending
 
     def signal(self, container_id: str, name: str) -> None:
-        """Send a signal; a container that has ended meanwhile is no error."""
+        """Send a signal. No-op if the container has ended or does not exist."""
         try:
             self._engine.call(lambda client: client.kill(container_id, signal=name))
         except APIError as error:
-            # Gone, or not running any more: that is what the signal was for.
             if error.status_code not in {404, _CONFLICT}:
-                raise DriverUnavailableError(f"Could not write {name} into the container: {explain(error)}") from error
+                raise DriverUnavailableError(
+                    f"{name} could not be sent to the container {container_id[:12]}: {explain(error)}."
+                ) from error
 
     def remove(self, instance_id: InstanceId) -> None:
-        """Remove the container if it has ended; the engine itself refuses to remove one that runs."""
+        """Remove a container that has ended."""
         seen = self.find(instance_id)
         if seen is not None and not seen.is_up and not self._is_being_started(seen.container_id, seen.status):
             self.discard(seen.container_id)
 
     def discard(self, container_id: str) -> None:
-        """Remove a container that does not run; one that does is left alone."""
+        """Remove a container that does not run; the engine refuses to remove a running one."""
         try:
             # Never by force: a container that was started meanwhile may hold requests.
             self._engine.call(lambda client: client.remove_container(container_id, v=True, force=False))
         except APIError as error:
             if error.status_code not in {404, _CONFLICT}:
-                raise DriverUnavailableError(f"A container could not be removed: {explain(error)}") from error
+                raise DriverUnavailableError(
+                    f"The container {container_id[:12]} could not be removed: {explain(error)}."
+                ) from error
 
-    # --- what a listing means
+    # --- interpreting a listing
 
     def _is_ours(self, item: Mapping[str, Any]) -> bool:
         return any(self._identity.owns(name, item["Labels"]) for name in item["Names"] or ())
 
-    def _tell_of_strangers(self, ids: set[str]) -> None:
-        """Once of each, not at every listing."""
-        for container_id in sorted(ids - self._strangers):
+    def _report_foreign(self, ids: set[str]) -> None:
+        """Log each container once that has labels of the pool and another name."""
+        for container_id in sorted(ids - self._foreign):
             log.warning("foreign container with osrdyne labels", container=container_id[:12])
-        self._strangers = ids
+        self._foreign = ids
 
     def _read_summary(self, item: Mapping[str, Any], stopping: frozenset[str]) -> Instance | None:
         container_id, status = str(item["Id"]), str(item["State"])
@@ -247,7 +251,8 @@ class Containers:
         self._created = {item: self._created.get(item, self._clock.monotonic()) for item in created}
 
     def _is_being_started(self, container_id: str, status: str) -> bool:
-        """A container that stays created for longer than its start may take was left by a controller that died."""
+        """Whether a created container may still be started. One that stays in this state for longer than a start takes
+        was left by a controller that died."""
         since = self._created.get(container_id)
         return status == "created" and (
             since is None or self._clock.monotonic() - since < _START_CALLS * self._options.timeout

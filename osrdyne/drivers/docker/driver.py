@@ -1,8 +1,8 @@
-"""The driver that starts workers as containers of a Docker engine, here or elsewhere.
+"""The driver that starts workers as containers of a Docker engine, local or remote.
 
-Everything that is known about a worker is in its container's labels, and its name is the lock of its slot. This class
-is the asynchronous face; what blocks is in `containers` and runs in a few threads, so that no more calls than
-that reach the engine at once. Events of the engine wake it up; a slow poll covers events that are lost.
+The labels of a container contain all data of its worker, and its name is the lock of the slot. This module is
+asynchronous; blocking calls are in `containers` and run in a few threads, which limit the concurrent calls of the
+engine. Events of the engine cause listings; the pool also lists slowly, because events may be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from osrdyne.drivers.base import (
     hash_options,
 )
 from osrdyne.drivers.docker.checks import examine
-from osrdyne.drivers.docker.containers import Containers, ImageMissingError, Seen
+from osrdyne.drivers.docker.containers import Containers, ImageMissingError, Inspected
 from osrdyne.drivers.docker.engine import THREADS, Engine, is_local
 from osrdyne.drivers.docker.events import SILENCE, EventReader
 from osrdyne.drivers.docker.images import Images
@@ -41,8 +41,7 @@ T = TypeVar("T")
 
 _POLL_INTERVAL = 1.0  # Seconds between two polls of a container that is being stopped, if no event comes.
 _KILL_PATIENCE = 30.0  # Seconds within which a killed container must be gone.
-# Seconds that a call of the engine may still take when the driver is closed; the next daemon sees what came of it.
-_CLOSE_PATIENCE = 3.0
+_CLOSE_PATIENCE = 3.0  # Seconds for which `close` waits for calls of the engine; the next daemon lists their effects.
 
 
 class DockerDriver(Driver):
@@ -77,7 +76,7 @@ class DockerDriver(Driver):
         return hash_options(shape(self._options, self._command, self.context.shape_of(config)))
 
     async def list_instances(self) -> list[Instance]:
-        # Copied before the call: what is stopped while the engine lists must not be forgotten below.
+        # Copied before the call: containers that are stopped while the engine lists stay in `_stopping`.
         stopping = frozenset(self._stopping)
         listed = await self._call(lambda: self._containers.instances(stopping))
         self._stopping -= stopping - {item.instance_id for item in listed if item.state is not InstanceState.EXITED}
@@ -90,7 +89,7 @@ class DockerDriver(Driver):
             may_pull = self._options.pull is Pull.MISSING
             instance = await self._call(lambda: self._containers.start(spec, may_pull=may_pull))
         except ImageMissingError:
-            # In threads of its own: a pull takes minutes, and other workers go on starting.
+            # In its own threads: a pull may take minutes, and must not delay other starts.
             await self._images.pull()
             instance = await self._call(lambda: self._containers.start(spec, may_pull=False))
         self._changed()
@@ -133,33 +132,32 @@ class DockerDriver(Driver):
 
     # --- ending a container
 
-    async def _end(self, seen: Seen, grace: float) -> None:
+    async def _end(self, seen: Inspected, grace: float) -> None:
         self._read_events()
-        # Before the signal: a listing must show it as stopping as long as it may still run (lifecycle:
-        # bind-waits-for-stop).
+        # Before the signal: it must be listed as stopping as long as it may run (lifecycle: bind-waits-for-stop).
         self._stopping.add(seen.container_id)
         self._changed()
         if grace > 0:
             await self._call(lambda: self._containers.signal(seen.container_id, "SIGTERM"))
             if await self._has_gone(seen, within=grace):
                 return
-        # Crash before: the worker ends by itself, or the next leader finds it running and decides anew.
+        # Crash before: the worker ends by itself, or the next leader lists it as running and decides again.
         await self._call(lambda: self._containers.signal(seen.container_id, "SIGKILL"))
         if not await self._has_gone(seen, within=_KILL_PATIENCE):
             raise DriverUnavailableError(
                 f"The container {seen.name.removeprefix('/')} was killed, but is still running."
             )
 
-    async def _has_gone(self, seen: Seen, *, within: float) -> bool:
+    async def _has_gone(self, seen: Inspected, *, within: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._until_gone(seen)
                 return True
         return False
 
-    async def _until_gone(self, seen: Seen) -> None:
+    async def _until_gone(self, seen: Inspected) -> None:
         while True:
-            # Read before the question: an event that comes in between must not be missed.
+            # Read before the call, so that an event in between is not missed.
             before = self._changes.value
             now = await self._call(lambda: self._containers.find(InstanceId(seen.container_id)))
             if now is None or not now.is_up:

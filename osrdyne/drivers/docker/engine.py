@@ -1,7 +1,7 @@
 """The connection to one Docker engine: the SDK's client, created at the first call and again after a failure.
 
-Blocking; called from the threads of the Docker driver. It translates what the SDK raises when the engine does not
-answer; an answer of the engine, also a refusal (`APIError`), goes to the caller. Knows nothing of workers.
+Blocking; called from the threads of the Docker driver. If the engine does not answer, the errors of the SDK are
+translated to `DriverUnavailableError`; a refusal of the engine (`APIError`) is raised unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 THREADS = 8  # Calls of the engine at once.
 LOCAL_SOCKET = "unix:///var/run/docker.sock"
 
-_UNAVAILABLE = frozenset({502, 503, 504})  # from a proxy before the engine, or an engine that ends
+_UNAVAILABLE = frozenset({502, 503, 504})  # from a proxy in front of the engine, or an engine that is shutting down
 _REMEDIES = {
     errno.EACCES: "Let the daemon's user use the socket, for instance by its group (usermod -aG docker USER, or "
     "group_add in a container).",
@@ -39,14 +39,14 @@ _REMEDIES = {
 
 
 class _Client(docker.APIClient):  # type: ignore[misc]
-    """The SDK's client, whose every call has a time-out: it gives none to pulls and to the stream of events."""
+    """The SDK's client with a time-out for every request: the SDK sets none for pulls and for the stream of events."""
 
     def request(self, *arguments: Any, **keywords: Any) -> Any:
         return super().request(*arguments, **{**keywords, "timeout": keywords.get("timeout") or self.timeout})
 
 
 class Engine:
-    """One engine, with one limit for each call (for a stream: the longest silence in it)."""
+    """One engine. `timeout`: the limit of one call in seconds, or between two chunks of a stream."""
 
     def __init__(self, options: DockerOptions, *, timeout: float) -> None:
         self._options = options
@@ -55,8 +55,8 @@ class Engine:
         self._client: _Client | None = None
 
     def call(self, function: Callable[[Any], T]) -> T:
-        """Give the client to the function. Raises `DriverUnavailableError` when the engine does not answer, and
-        `APIError` with what it says when it refuses."""
+        """Call a function with the client. Raises `DriverUnavailableError` if the engine does not answer, and
+        `APIError` with its message if it refuses."""
         client: _Client | None = None
         try:
             client = self._connected()
@@ -80,14 +80,14 @@ class Engine:
 
     def _connect(self) -> _Client:
         where = connection(self._options)
-        _knock(str(where["base_url"]), timeout=self._timeout)
+        _try_local_socket(str(where["base_url"]), timeout=self._timeout)
         client = _Client(**where, version="auto", timeout=self._timeout, max_pool_size=THREADS)
         if self._options.registry_config_file is not None:
             client.reload_config(self._options.registry_config_file)
         return client
 
     def _forget(self, client: _Client | None) -> None:
-        """The next call connects again and asks for the version again: the engine may have been upgraded."""
+        """Close a client. The next call connects again, and negotiates the version again after an upgrade."""
         with self._lock:
             if client is not None and client is self._client:
                 self._client = None
@@ -97,23 +97,23 @@ class Engine:
     def _unavailable(self, error: Exception) -> DriverUnavailableError:
         cause = root_cause(error)
         remedy = _REMEDIES.get(cause.errno or 0, "") if isinstance(cause, OSError) else ""
-        said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
         address = engine_address(self._options)
-        message = f"The Docker engine at {address} does not answer: {said.rstrip('.')}."
+        message = f"The Docker engine at {address} does not answer: {reason.rstrip('.')}."
         return DriverUnavailableError(f"{message} {remedy}".rstrip())
 
 
-def _knock(address: str, *, timeout: float) -> None:
-    """Connect to a local socket, to hear from the system what is wrong; the SDK would also leave a socket open."""
+def _try_local_socket(address: str, *, timeout: float) -> None:
+    """Connect to a local socket and close it. It raises the error of the system; the SDK would leave a socket open."""
     scheme, _, path = address.partition("://")
     if scheme.endswith("unix"):
-        with socket.socket(socket.AF_UNIX) as door:
-            door.settimeout(timeout)
-            door.connect("/" + path.lstrip("/"))
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout)
+            connection.connect("/" + path.lstrip("/"))
 
 
 def connection(options: DockerOptions) -> dict[str, Any]:
-    """Where the engine is, as the SDK's client expects it."""
+    """The arguments of the SDK's client for the address and TLS of the engine."""
     if options.host is None:
         return {"base_url": LOCAL_SOCKET, **kwargs_from_env()}
     if options.tls_directory is None:
@@ -125,17 +125,17 @@ def connection(options: DockerOptions) -> dict[str, Any]:
 
 
 def engine_address(options: DockerOptions) -> str:
-    """Looks at no certificates, which may be missing: a driver is made without I/O."""
+    """The address of the engine. Reads no certificates, because a driver is built without I/O."""
     return options.host or os.environ.get("DOCKER_HOST") or LOCAL_SOCKET
 
 
 def is_local(options: DockerOptions) -> bool:
-    """Whether the engine is reached through a socket of this host, so that its containers are here."""
+    """Whether the engine has a socket on this host, so that its containers run here."""
     return engine_address(options).startswith(("unix:", "http+unix:"))
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The operating system's word on a failed connection, which the SDK, requests and urllib3 each wrap once."""
+    """The error of the operating system behind a failed connection; the SDK, requests and urllib3 each wrap it."""
     seen: BaseException = error
     for _ in range(10):
         inner = seen.__cause__ or seen.__context__ or next((a for a in seen.args if isinstance(a, BaseException)), None)

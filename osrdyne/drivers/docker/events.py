@@ -1,7 +1,7 @@
-"""Reads the engine's stream of events in a thread of its own, and says that something has changed.
+"""Reads the engine's stream of events in a thread, and notifies the driver of changes.
 
-Events have no content here: the driver lists the containers. A stream that breaks is opened again with back-off, and an
-opened stream counts as a change, because something may have been missed. Used by the Docker driver.
+The content of events is not used: the driver lists the containers. A stream that breaks is opened again with back-off,
+and an opened stream counts as a change, because events may have been missed. Used by the Docker driver.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 
-# Seconds without an event after which the stream is opened again: a remote engine may be gone without notice.
+# Seconds without an event after which the stream is opened again: the connection to a remote engine may be dead.
 SILENCE = 300.0
 
 _BACKOFF = Backoff(initial=0.2, maximum=10.0)
-# Seconds that a stream must have lasted to count as one that works: some break as soon as they are opened.
-_LASTING = 10.0
+# Seconds after which a stream counts as working, and resets the back-off: some break as soon as they are opened.
+_WORKING_AFTER = 10.0
 _KINDS = ["create", "start", "die", "oom", "destroy", "pause", "unpause"]
-_JOIN_TIMEOUT = 2.0  # Seconds that closing waits for the thread: an engine that hangs does not let it go.
+_JOIN_TIMEOUT = 2.0  # Seconds for which `close` waits for the thread, which may hang in a call of the engine.
 
 
 class EventReader:
@@ -44,7 +44,7 @@ class EventReader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; blocks until it has ended, or not in time."""
+        """End the thread; blocks until it has ended, or for `_JOIN_TIMEOUT` seconds."""
         self._closed.set()
         self._close_stream()
         self._thread.join(_JOIN_TIMEOUT)
@@ -61,21 +61,21 @@ class EventReader:
             finally:
                 self._close_stream()
             # A stream that breaks at once must not be opened again without a pause.
-            failures = 0 if self._clock.monotonic() - began >= _LASTING else failures + 1
+            failures = 0 if self._clock.monotonic() - began >= _WORKING_AFTER else failures + 1
             if failures == 1 and not self._closed.is_set():
                 self._log.warning("docker events lost", error=problem)
             self._closed.wait(_BACKOFF.delay(failures))
 
     def _read(self, client: Any) -> None:
         self._stream = client.events(filters=self._filters, decode=True)
-        # What happened while no stream was open is unknown: everything is listed again.
+        # Events may have been missed while no stream was open.
         self._notify()
-        with suppress(ReadTimeoutError):  # nothing has happened for long: open another one
+        with suppress(ReadTimeoutError):  # no event for a long time: open another stream
             for _ in self._stream:
                 self._notify()
 
     def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
-            with suppress(OSError, AttributeError):  # the SDK reaches for a socket that may be gone
+            with suppress(OSError, AttributeError):  # the SDK accesses a socket that may be closed
                 stream.close()

@@ -1,6 +1,6 @@
-"""Pulls the image of the workers, in a thread of its own: a pull may take minutes, and nothing else waits for it.
+"""Pulls the image of the workers in its own threads: a pull may take minutes, and must not delay other calls.
 
-Used by the Docker driver. Starts that ask while a pull is under way share the outcome of the next one.
+Used by the Docker driver. Starts that need the image while a pull runs share the outcome of the next pull.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from osrdyne.logs import Logger, get_logger, mask_uri
 
 
 class Images:
-    """The one image of a pool. `engine` has the limit of a pull."""
+    """The image of a pool. `engine`: with the time-out of pulls."""
 
     def __init__(self, engine: Engine, image: str) -> None:
         self._engine = engine
@@ -32,8 +32,8 @@ class Images:
         self._log: Logger = get_logger("drivers.docker")
 
     async def pull(self) -> None:
-        """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`, or
-        `DriverUnavailableError` when the engine fell silent."""
+        """Pull the image, in a pull that begins after this call. Raises `StartFailedError`, or `DriverUnavailableError`
+        if the engine does not answer."""
         begun = self._begun
         async with self._turn:
             if self._finished <= begun:
@@ -44,12 +44,12 @@ class Images:
                 raise type(self._failure)(self._failure.message)
 
     def close(self) -> None:
-        """Give a pull up that is under way, without waiting for it; what the engine has got of it stays there."""
+        """Abandon a running pull without waiting for it; the engine keeps the layers that it has received."""
         self._closed = True
         self._engine.close()
 
     def _pull(self) -> DriverError | None:
-        """Pull, and return what went wrong, for every caller that waits."""
+        """Pull the image, and return the error for all waiting callers."""
         self._log.info("pulling image", image=self._image)
         try:
             problem = self._engine.call(self._follow)
@@ -65,7 +65,7 @@ class Images:
         )
 
     def _follow(self, client: Any) -> str | None:
-        """Read the steps of a pull to the end; a refusal may come after the engine has begun to answer."""
+        """Read the progress of a pull to its end, and return why it failed; an error may come after the first steps."""
         for step in client.pull(self._image, stream=True, decode=True):
             if "error" in step:
                 return mask_uri(str(step["error"])).rstrip(".")

@@ -1,6 +1,6 @@
 """The labels that mark a container as a worker of a pool, and the worker that they describe. Pure.
 
-Used by the Docker driver. The labels are everything that is known about a worker: nothing is kept elsewhere.
+Used by the Docker driver. All data of a worker is in the labels.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _SIGNALS = {137: "SIGKILL", 143: "SIGTERM", 134: "SIGABRT", 139: "SIGSEGV"}
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose containers they are. Two stacks on one engine may have pools of the same id."""
+    """The owner of containers. Two stacks on one engine may have pools of the same id."""
 
     pool: str
     stack: str
 
     def filters(self) -> list[str]:
-        """What the engine is asked to filter by, when it lists containers or events."""
+        """The label filters for listings and events of the engine."""
         return [f"{POOL}={self.pool}", f"{STACK}={self.stack}"]
 
     def owns(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Whether it has our labels and the name that follows from them: a copy has another name."""
+        """Whether a container has labels of this pool and the name that they imply; a copy has another name."""
         marks = labels or {}
         if (marks.get(POOL), marks.get(STACK)) != (self.pool, self.stack) or KEY not in marks:
             return False
@@ -43,9 +43,9 @@ class Identity:
         return slot.isdecimal() and name.removeprefix("/") == self.container_name(Key(marks[KEY]), int(slot))
 
     def container_name(self, key: Key, slot: int) -> str:
-        """The lock of a slot, because the engine has no two containers of one name.
+        """The name of the container of a slot. It is the lock of the slot, because names are unique.
 
-        A name of the engine may have dots but no plus signs, and an encoded key has no dots.
+        The engine allows no plus signs in names, so those of the encoded key become dots, which it does not contain.
         """
         stack = hashlib.sha256(self.stack.encode()).hexdigest()[:8]
         return f"osrdyne-{self.pool}-{stack}-{fit_key(key, _KEY_LIMIT).replace('+', '.')}-{slot}"
@@ -66,7 +66,7 @@ class Identity:
 def read_instance(
     container_id: str, name: str, labels: Mapping[str, str], *, state: InstanceState, exit: Exit | None = None
 ) -> Instance | None:
-    """The worker in a container; None for one whose labels do not say which."""
+    """The instance that the labels of a container describe; None if they are incomplete or malformed."""
     try:
         return Instance(
             instance_id=InstanceId(container_id),
@@ -84,9 +84,9 @@ def read_instance(
 
 
 def read_exit(state: Mapping[str, Any]) -> Exit:
-    """How a container ended, from its `State`. The engine adds 128 to the number of a signal, as a shell does.
+    """How a container ended, from its `State`. The exit code after a signal is 128 plus its number, as in a shell.
 
-    It does not always notice that memory ran out: the kernel's notice and the end of the container race.
+    `OOMKilled` may be missing, because the notice of the kernel races with the end of the container.
     """
     code = int(state.get("ExitCode", 0))
     signal = _SIGNALS.get(code)

@@ -1,4 +1,4 @@
-"""How a container is shaped by the options, and what it means when the engine refuses to start it. Pure."""
+"""The settings of a container from the options, and the errors of starts that the engine refuses. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDIES = (
 
 
 def host_settings(options: DockerOptions) -> dict[str, Any]:
-    """The part of a container that is not in its image, in the words of the SDK."""
+    """The host configuration of a container, as arguments of the SDK."""
     return {
         "network_mode": options.network,
         "extra_hosts": options.extra_hosts or None,
@@ -49,7 +49,7 @@ def host_settings(options: DockerOptions) -> dict[str, Any]:
 
 
 def shape(options: DockerOptions, command: tuple[str, ...], config: Mapping[str, object]) -> dict[str, object]:
-    """Everything that shapes a worker, for the specification hash. How the engine is reached does not."""
+    """All settings that affect a worker, for the specification hash; those of the connection to the engine do not."""
     names = {
         "image", "entrypoint", "environment", "mounts", "network", "extra_hosts", "cpus", "memory", "user", "init",
         "labels", "broker_uri", "log_driver", "log_options",
@@ -58,7 +58,7 @@ def shape(options: DockerOptions, command: tuple[str, ...], config: Mapping[str,
 
 
 def refuse_loopback(options: DockerOptions, amqp_uri: str) -> None:
-    """A worker in a network of its own cannot reach a broker on `localhost`: say so, rather than wait for it."""
+    """Raise `StartFailedError` if the broker is on `localhost`, which a worker in its own network cannot reach."""
     network = options.network or ""
     host = urlsplit(amqp_uri).hostname or "localhost"
     if network != HOST_NETWORK and not network.startswith("container:") and host in _LOOPBACK:
@@ -69,18 +69,18 @@ def refuse_loopback(options: DockerOptions, amqp_uri: str) -> None:
 
 
 def start_error(error: APIError, *, log_lines: tuple[str, ...] = ()) -> DriverError:
-    """The error of a start that the engine refused: with a remedy for what is wrong with the options."""
-    said = explain(error)
-    if error.status_code == 404 and "no such container" in said.lower():
+    """The error of a start that the engine refused, with a remedy if an option is the cause."""
+    reason = explain(error)
+    if error.status_code == 404 and "no such container" in reason.lower():
         return DriverUnavailableError("The container was removed while it was being started.")
-    if "shutting down" in said.lower():
+    if "shutting down" in reason.lower():
         return DriverUnavailableError("The Docker engine is being stopped.")
-    remedy = next((text for pattern, text in _REMEDIES if pattern.search(said)), "")
-    return StartFailedError(f"The container could not be started: {said}. {remedy}".rstrip(), log_lines=log_lines)
+    remedy = next((text for pattern, text in _REMEDIES if pattern.search(reason)), "")
+    return StartFailedError(f"The container could not be started: {reason}. {remedy}".rstrip(), log_lines=log_lines)
 
 
 def explain(error: APIError) -> str:
-    """What the engine said, in one line, without the dot at its end."""
+    """The message of the engine in one line, without the final dot."""
     text = error.explanation or error
     if isinstance(text, bytes):
         text = text.decode("utf-8", errors="replace")

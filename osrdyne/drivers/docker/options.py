@@ -31,11 +31,11 @@ class BrokerUri(StrEnum):
 
 
 class Mount(Model):
-    """A directory of the engine's host, or a named volume, in every worker."""
+    """A directory of the engine's host, or a named volume, that is mounted into every worker."""
 
     source: str = Field(description="An absolute path on the engine's host, or the name of a volume.")
-    target: str = Field(pattern=r"\A/", description="Where workers see it, an absolute path.")
-    read_only: bool = Field(False, description="Workers cannot write to it.")
+    target: str = Field(pattern=r"\A/", description="The absolute path in the container.")
+    read_only: bool = Field(False, description="Whether workers cannot write to it.")
 
 
 def _parse_mount(value: object) -> object:
@@ -55,54 +55,60 @@ class DockerOptions(DriverOptions):
         None, min_length=1, description="Program and arguments; by default `osrdyne-worker` with `worker.app`."
     )
     entrypoint: tuple[str, ...] | None = Field(
-        None, min_length=1, description="Takes the place of the image's entry point; the image's own by default."
+        None, min_length=1, description="Replaces the entry point of the image; by default the image's own."
     )
     environment: Variables = Field(
-        default_factory=dict, description="Further environment variables; everybody sees them in `docker inspect`."
+        default_factory=dict, description="Further environment variables; `docker inspect` shows them."
     )
     mounts: tuple[Annotated[Mount, BeforeValidator(_parse_mount)], ...] = Field(
-        (), description="Directories and volumes, as `SOURCE:/TARGET`, `SOURCE:/TARGET:ro` or with these three names."
+        (),
+        description="Directories and volumes: `SOURCE:/TARGET`, `SOURCE:/TARGET:ro` or `{source, target, read_only}`.",
     )
     network: str | None = Field(
-        None, description="Network of the workers, `host` for that of the host; the engine's default when absent."
+        None, description="Network of the workers, `host` for that of the host; by default the engine's default."
     )
     extra_hosts: PublicTexts = Field(
         default_factory=dict, description="Host names and addresses; `host-gateway` stands for the engine's host."
     )
     cpus: float | None = Field(None, gt=0, description="Processors that a worker may use, such as 1.5.")
     memory: Size | None = Field(
-        None, ge=6 * 2**20, description="Memory of a worker, without swap; one that takes more is killed."
+        None, ge=6 * 2**20, description="Memory of a worker, swap included; a worker that uses more is killed."
     )
     user: str | None = Field(None, min_length=1, description="User of the workers; the image's own by default.")
-    init: bool = Field(True, description="Run a small init as process 1, which passes signals and buries orphans.")
+    init: bool = Field(
+        True, description="Run a small init as process 1, which forwards signals and reaps orphaned processes."
+    )
     labels: PublicTexts = Field(default_factory=dict, description="Further labels of the containers.")
     broker_uri: BrokerUri = Field(
         BrokerUri.FILE,
         description="How a worker gets the AMQP URI: as a `file` in its container, or in the environment (`env`) "
-        "where `docker inspect` shows it.",
+        "which `docker inspect` shows.",
     )
-    log_driver: str = Field("json-file", description="Where workers' output goes; `local` and `journald` work as well.")
+    log_driver: str = Field(
+        "json-file", description="Docker's log driver for the output of workers; `local` and `journald` work, too."
+    )
     log_options: dict[str, str] = Field(
         default={"max-size": "10m", "max-file": "3"}, description="Options of `log_driver`."
     )
     pull: Pull = Field(
-        Pull.MISSING, description="When the image is pulled: `always` before a start, where it is `missing`, `never`."
+        Pull.MISSING, description="When the image is pulled: `always` before a start, if it is `missing`, or `never`."
     )
-    pull_timeout: Duration = Field(600.0, gt=0, description="How long a pull may stand still.")
+    pull_timeout: Duration = Field(600.0, gt=0, description="How long a pull may make no progress.")
     registry_config_file: str | None = Field(
-        None, description="Docker's `config.json` with the credentials of the registry; the daemon's user's by default."
+        None, description="Docker's `config.json` with credentials of registries; by default that of the daemon's user."
     )
     host: str | None = Field(
-        None, description="The engine, unix:///path or tcp://host:port; `DOCKER_HOST` or the local socket by default."
+        None, description="The engine, unix:///path or tcp://host:port; by default `DOCKER_HOST` or the local socket."
     )
     tls_directory: str | None = Field(
-        None, description="ca.pem, cert.pem and key.pem for a tcp:// engine; else as the `docker` command has it."
+        None,
+        description="Directory with ca.pem, cert.pem and key.pem for a tcp:// engine; by default `DOCKER_CERT_PATH`.",
     )
     timeout: Duration = Field(60.0, gt=0, description="Limit for one call of the engine.")
     stack: str | None = Field(
         None,
         min_length=1,
-        description="Tells this stack's containers from others with the same pool id on the same engine; "
+        description="Distinguishes the containers of pools with the same id on one engine; "
         "by default the broker's host, port and virtual host.",
     )
 
@@ -123,8 +129,8 @@ class DockerOptions(DriverOptions):
     def contradiction(self, context: DriverContext) -> str | None:
         if context.uri_in_environment and "broker_uri" in self.model_fields_set and self.broker_uri is BrokerUri.FILE:
             return (
-                "broker_uri: `file` keeps the AMQP URI out of the environment, and worker.environment: reference asks "
-                "for it there; remove one of the two"
+                "broker_uri: `file` keeps the AMQP URI out of the environment, and worker.environment: reference "
+                "requires it there; remove one of the two"
             )
         return None
 

@@ -1,8 +1,8 @@
 """The broker's URI as a file in a worker's container.
 
-It is written into the container before its start, through the engine: so it needs no directory that daemon and engine
-share, works when the daemon runs in a container itself and with an engine elsewhere, and is neither in the environment
-nor in `docker inspect`. The worker removes it once it has read it. Used by the Docker driver.
+The driver writes it through the engine before the container starts. So daemon and engine need no shared directory, the
+daemon may run in a container, the engine may be remote, and the URI is neither in the environment nor in
+`docker inspect`. The worker removes the file once it has read it. Used by the Docker driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_PASSWD_BYTES = 2**20
 
 
 def secret_archive(uri: str, *, owner: int) -> bytes:
-    """A tar archive, for the root directory, of the file that only its owner may read, and remove."""
+    """A tar archive for the root directory with the file, which only its owner may read and remove."""
     content = uri.encode()
     directory = tarfile.TarInfo("run/osrdyne")
     directory.type, directory.mode, directory.uid = tarfile.DIRTYPE, 0o700, owner
@@ -36,8 +36,8 @@ def secret_archive(uri: str, *, owner: int) -> bytes:
 
 
 def owner_of(engine: Engine, container_id: str) -> int:
-    """The user id that the container's process will have: the option's or the image's user, by the container's own
-    list of users where it is a name."""
+    """The user id of the container's process: that of the option or image. A name is looked up in the container's
+    `/etc/passwd`."""
     inspected = engine.call(lambda client: client.inspect_container(container_id))
     user = str(inspected["Config"].get("User") or "0").partition(":")[0]
     if user.isdigit():
@@ -46,7 +46,7 @@ def owner_of(engine: Engine, container_id: str) -> int:
 
 
 def user_id(name: str, passwd: str) -> int:
-    """The id of a user in the text of a passwd file; 0 when it is not there: the engine then refuses the start."""
+    """The id of a user in the text of a passwd file; 0 if the file does not have it, because the start then fails."""
     for line in passwd.splitlines():
         fields = line.split(":")
         if fields[0] == name and len(fields) > 2 and fields[2].isdigit():
@@ -55,7 +55,7 @@ def user_id(name: str, passwd: str) -> int:
 
 
 def _read_passwd(engine: Engine, container_id: str) -> str:
-    """The text of the list of users, also where it is a link, as images made by Nix have it; empty without one."""
+    """The text of `/etc/passwd`, which may be a link (images made by Nix); empty if it does not exist."""
 
     def read(client: Any) -> bytes:
         chunks, entry = client.get_archive(container_id, _PASSWD)

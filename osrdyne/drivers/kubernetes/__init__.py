@@ -1,3 +1,3 @@
-"""The driver that runs each group as a Deployment. `driver` is its face; the other modules are its parts."""
+"""The driver that runs each group as a Deployment. `driver` implements the interface."""
 
 from osrdyne.drivers.kubernetes.driver import KubernetesDriver as KubernetesDriver

@@ -455,8 +455,8 @@ class PooledDriver(Driver):
         if not process.closing:
             for key in suspected:
                 self.deaths.blame(key)
-            # Keys that ran requests or loaded their data at several such ends get a process of their own, because they may
-            # be the cause. A suspect is a more likely cause.
+            # Keys that ran requests or loaded their data at several such ends get a process of their own: they may be
+            # the cause. A suspect is a more likely cause.
             if not suspected:
                 self.deaths.note({one.key for one in living if one.in_flight > 0 or self._loads(one.worker_id)})
         # A worker with an unanswered assignment may have run: list it as exited with the process, too.

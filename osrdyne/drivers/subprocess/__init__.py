@@ -1,3 +1,3 @@
-"""The driver that runs each worker as a process of this host. `driver` is its face; the other modules are its parts."""
+"""The driver that runs each worker as a process of this host. `driver` implements the interface."""
 
 from osrdyne.drivers.subprocess.driver import SubprocessDriver as SubprocessDriver

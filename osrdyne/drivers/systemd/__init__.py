@@ -1,3 +1,3 @@
-"""The driver that runs each worker as a unit of systemd. `driver` is its face; the other modules are its parts."""
+"""The driver that runs each worker as a unit of systemd. `driver` implements the interface."""
 
 from osrdyne.drivers.systemd.driver import SystemdDriver as SystemdDriver
