@@ -1,14 +1,13 @@
-"""RabbitMQ's HTTP API: listings, policies, global parameters, users of workers, and what `doctor` asks.
+"""RabbitMQ's HTTP API: listings, policies, global parameters, users of workers, and queries of `doctor`.
 
-It never changes the pool's queues or bindings: that goes over AMQP, on the channel that holds the leader token. It
-deletes what code in a worker has made under the worker's own name.
+It never changes the pool's queues or bindings: that is done over AMQP, on the channel that holds the leader token. It
+deletes exchanges and queues that code in a worker has declared under the worker's own name.
 
 Every call has a time-out, every answer is validated, and no error, log or repr holds a password.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import ssl
@@ -21,6 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.tasks import off_loop
 from osrdyne.amqp.errors import describe_unreachable
 from osrdyne.amqp.tls import describe_tls_error, ssl_context
 from osrdyne.broker.management.models import (
@@ -54,7 +54,8 @@ from osrdyne.errors import (
 )
 
 MAX_PAGE_SIZE = 500  # RabbitMQ refuses larger pages.
-_MUCH = 2**18  # Bytes of an answer that take a while to read.
+_MAX_NESTING = 32  # Levels of an answer that are read where it is nested too deeply for the JSON parser.
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 
@@ -79,7 +80,7 @@ class ManagementClient:
             auth=(self.user, unquote(uri.password or "guest")),
             timeout=settings.management_timeout,
             verify=ssl_context(settings.effective_tls(), place="broker.tls") if uri.scheme == "https" else False,
-            trust_env=False,  # a proxy of the environment may not reach a local broker
+            trust_env=False,  # ignores proxies of the environment, which may not reach a local broker
             transport=transport,
         )
 
@@ -108,13 +109,13 @@ class ManagementClient:
     async def nodes(self) -> list[NodeStatus]:
         """Memory, disk, file descriptors and alarms of every node; needs the tag `monitoring`.
 
-        A node says little of itself in its first seconds.
+        Most values are None in the first seconds of a node.
         """
         return [read_node(item) for item in _objects(await self._request("GET", "nodes"))]
 
     async def permissions(self, user: str | None = None) -> Permissions | None:
-        """The permissions of a user on the virtual host, by default this one's; None when it has none. Needs the tag
-        `administrator`."""
+        """The permissions of a user on the virtual host, by default of this client's user; None if it has none. Needs
+        the tag `administrator`."""
         answer = await self._find("permissions", self.vhost, user or self.user)
         return None if answer is None else read_permissions(_object(answer))
 
@@ -124,27 +125,23 @@ class ManagementClient:
         return sorted(str(flag.get("name")) for flag in flags if flag.get("state") == "disabled")
 
     async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
-        """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (broker:
-        totals-listing).
+        """All queues whose name begins with `prefix`, with their message totals (broker: totals-listing).
 
-        One page when that holds them all, else everything in one answer: queues that come or go between two pages hide
-        others, and RabbitMQ goes through all of its queues for each page. A queue that is there for the whole time of
-        the call is in the answer.
+        Lists one page if that holds them all, else all queues of the virtual host at once: queues that are declared or
+        deleted between two pages would hide others, and RabbitMQ scans all queues for each page. A queue that exists
+        during the whole call is in the result.
         """
-        # A pool that needed more than one page last time goes straight to the full listing: one request instead of two.
+        # After a result of several pages, the next call starts with the full listing: one request instead of two.
         if prefix not in self._large:
-            # Before the request: the totals may be older than the answer, and are never taken for newer ones.
+            # Before the request, so that the totals never count as newer than they are.
             asked_at = self._clock.monotonic()
             body = _object(await self._list_queues(_page_of(prefix, page_size)))
             if int(body.get("page_count") or 0) <= 1:
                 return _totals_of(body.get("items"), prefix, asked_at)
         asked_at = self._clock.monotonic()
         answer = await self._list_queues({})
-        if len(answer.content) > _MUCH:  # thousands of queues: not on the event loop
-            queues = await asyncio.to_thread(lambda: _totals_of(_json(answer), prefix, asked_at))
-        else:
-            queues = _totals_of(_json(answer), prefix, asked_at)
-        # With some distance to the limit, so that a pool around it does not change its way with each listing.
+        queues = await off_loop(len(answer.content), lambda: _totals_of(_json(answer), prefix, asked_at))
+        # Half of the limit, so that a pool near it does not alternate between both kinds of listing.
         if len(queues) > page_size / 2:
             self._large.add(prefix)
         else:
@@ -156,19 +153,20 @@ class ManagementClient:
         return await self._request("GET", "queues", self.vhost, query={**totals, **page})
 
     async def list_bindings(self, exchange: str) -> list[Binding]:
-        """The bindings of queues to `exchange`; RabbitMQ lists none for one that does not exist."""
+        """The bindings of queues to `exchange`; none if the exchange does not exist."""
         answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
-        return [binding for item in _objects(answer) if (binding := read_binding(item)) is not None]
+        items = await off_loop(len(answer.content), lambda: _objects(answer))
+        return [binding for item in items if (binding := read_binding(item)) is not None]
 
     async def has_binding(self, exchange: str, queue: str, routing_key: str) -> bool:
-        """Whether the queue is bound to the exchange by this routing key, asked of RabbitMQ now."""
+        """Whether the queue is bound to the exchange by this routing key."""
         answer = await self._find("bindings", self.vhost, "e", exchange, "q", queue)
         items = [] if answer is None else _objects(answer)
         return any(item.get("routing_key") == routing_key for item in items)
 
     async def get_queue_arguments(self, name: str) -> Mapping[str, object] | None:
-        """The arguments of a queue; None when there is no such queue. Its price does not depend on how many others
-        there are, unlike that of every listing."""
+        """The arguments of a queue; None if it does not exist. Unlike a listing, the cost does not grow with the number
+        of queues."""
         query = {"disable_stats": "true", "columns": "name,arguments"}
         try:
             answer = _object(await self._request("GET", "queues", self.vhost, name, query=query))
@@ -178,7 +176,7 @@ class ManagementClient:
         return arguments if isinstance(arguments, dict) else {}
 
     async def count_consuming_connections(self, queue: str) -> int | None:
-        """How many connections have a consumer of the queue, some seconds ago; None where RabbitMQ does not say.
+        """How many connections had a consumer of the queue some seconds ago; None if RabbitMQ does not report it.
 
         One connection may have several consumers.
         """
@@ -192,7 +190,7 @@ class ManagementClient:
         return [read_exchange(item) for item in body.get("items") or [] if isinstance(item, dict)]
 
     async def list_source_bindings(self, exchange: str) -> list[ListedBinding]:
-        """All bindings from `exchange`, to queues and to exchanges; none for one that does not exist."""
+        """All bindings from `exchange`, to queues and to exchanges; none if it does not exist."""
         answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
         return [read_any_binding(item) for item in _objects(answer)]
 
@@ -205,8 +203,7 @@ class ManagementClient:
         return None if answer is None else read_policy(_object(answer))
 
     async def put_policy(self, policy: PolicySpec) -> None:
-        """Create or replace a policy; in effect at once (broker: requests-through-a-named-exchange). Needs the tag
-        `policymaker`."""
+        """Create or replace a policy. Needs the tag `policymaker`."""
         await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
 
     async def delete_policy(self, name: str) -> None:
@@ -227,23 +224,23 @@ class ManagementClient:
         await self._request("PUT", "global-parameters", name, body={"name": name, "value": value})
 
     async def list_users(self, prefix: str) -> list[str]:
-        """The users whose name begins with `prefix`. This and all that follows needs the tag `administrator`."""
+        """The users whose name begins with `prefix`. Commands on users and permissions need the tag `administrator`."""
         users = _objects(await self._request("GET", "users", query={"columns": "name"}))
         return sorted(name for user in users if (name := str(user.get("name"))).startswith(prefix))
 
     async def put_user(self, name: str, *, password: str) -> None:
-        """Create a user without tags, or give it another password. It may do nothing yet."""
+        """Create a user without tags and permissions, or change its password."""
         await self._request("PUT", "users", name, body={"password": password, "tags": ""})
 
     async def put_user_limit(self, user: str, limit: str, value: int) -> None:
         await self._request("PUT", "user-limits", user, limit, body={"value": value})
 
     async def put_permissions(self, user: str, permissions: Permissions) -> None:
-        """What the user may do on the virtual host."""
+        """Set the permissions of the user on the virtual host."""
         await self._request("PUT", "permissions", self.vhost, user, body=asdict(permissions))
 
     async def put_topic_permissions(self, user: str, exchange: str, *, write: str, read: str) -> None:
-        """With which routing keys the user may publish to a topic exchange, and bind queues to it."""
+        """Set the routing keys with which the user may publish to a topic exchange, and bind queues to it."""
         body = {"exchange": exchange, "write": write, "read": read}
         await self._request("PUT", "topic-permissions", self.vhost, user, body=body)
 
@@ -283,20 +280,20 @@ class ManagementClient:
                 json=body,
             )
         except httpx.TimeoutException as error:
-            # A change may have been made: all changes of this client can be repeated.
+            # A change may have been made; all changes of this client can be repeated.
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
         except (httpx.ConnectError, ssl.SSLError) as error:
             if (trouble := describe_tls_error(error)) is not None:
                 raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
             trouble = describe_unreachable(error) or str(error)
             raise BrokerUnavailableError(
-                f"RabbitMQ's HTTP API cannot be reached at {self._address}: {trouble}. Is broker.management_uri right, "
-                "and the management plugin on (rabbitmq-plugins enable rabbitmq_management)?"
+                f"RabbitMQ's HTTP API cannot be reached at {self._address}: {trouble}. Check broker.management_uri, "
+                "and that the management plugin is on (rabbitmq-plugins enable rabbitmq_management)."
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise BrokerUnavailableError(
                 f"The connection to RabbitMQ's HTTP API failed ({doing}: {error}); "
-                "if it goes on, check that broker.management_uri is not the AMQP port."
+                "if this continues, check that broker.management_uri is not the AMQP port."
             ) from error
         self._raise_for_status(answer, doing)
         return answer
@@ -305,7 +302,7 @@ class ManagementClient:
         if answer.is_success:
             return
         reason = _reason(answer)
-        # A fault of the server, for example while it starts: worth a retry.
+        # An error of the server, for example while it starts: a retry may succeed.
         if answer.status_code >= 500:
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
         if reason is None:
@@ -336,19 +333,40 @@ def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]
 
 
 def vhost_of(amqp_uri: str) -> str:
-    """The virtual host that an AMQP URI means; none or an empty one is `/`, as in the AMQP client."""
+    """The virtual host of an AMQP URI; `/` if the URI has none or an empty one, as in the AMQP client."""
     return unquote(urlsplit(amqp_uri).path.removeprefix("/")) or "/"
 
 
 def _json(answer: httpx.Response) -> Any:
+    """Parse the body; None if it is not JSON."""
+    text = answer.content.decode("utf-8", "replace")
     try:
-        return json.loads(answer.content.decode("utf-8", "replace"))
+        try:
+            return json.loads(text)
+        except RecursionError:
+            return json.loads(_without_deep_values(text))
     except ValueError:
         return None
 
 
+def _without_deep_values(text: str) -> str:
+    """Replace arrays and objects below `_MAX_NESTING` levels by null: any user of the virtual host may declare a queue
+    with arguments that are nested so deeply (defects: foreign-queues)."""
+    kept, depth, start = [], 0, 0
+    for found in _STRING_OR_BRACKET.finditer(text):
+        if found[0] in "[{":
+            depth += 1
+            if depth == _MAX_NESTING + 1:
+                kept += [text[start : found.start()], "null"]
+        elif found[0] in "]}":
+            if depth == _MAX_NESTING + 1:
+                start = found.end()
+            depth -= 1
+    return "".join([*kept, text[start:]])
+
+
 def _reason(answer: httpx.Response) -> str | None:
-    """RabbitMQ's own words; None when the answer is not one of its JSON objects."""
+    """The reason that RabbitMQ gives; None if the answer is not one of its JSON objects."""
     body = _json(answer)
     return str(body.get("reason") or body.get("error")) if isinstance(body, dict) else None
 

@@ -163,6 +163,24 @@ async def test_listing_survives_odd_queues() -> None:
     ]
 
 
+async def test_arguments_that_are_nested_too_deeply_do_not_break_a_listing() -> None:
+    """defects: foreign-queues. Any user of the virtual host who may declare a queue can do that."""
+    deep = "[" * 20_000 + '"]"' + "]" * 20_000
+    own = {"name": "p-req-a", "arguments": {"k": '["\\{'}}
+    raw = f'{{"items": [{{"name": "x", "arguments": {{"d": {deep}}}}}, {json.dumps(own)}], "page_count": 1}}'
+    queues = await client(lambda _: httpx.Response(200, content=raw)).list_queues("")
+    assert [queue.name for queue in queues] == ["x", "p-req-a"]
+    assert queues[1].arguments == own["arguments"]
+
+
+async def test_answer_that_cannot_be_decoded_is_an_error_of_the_broker() -> None:
+    def handler(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"junk"))
+
+    with pytest.raises(BrokerUnavailableError, match="HTTP API failed"):
+        await client(handler).overview()
+
+
 async def test_a_name_that_is_not_utf8_does_not_break_a_listing() -> None:
     raw = b'{"items": [{"name": "a\xff"}], "filtered_count": 1, "page_count": 1}'
     queues = await client(lambda _: httpx.Response(200, content=raw)).list_queues("")
