@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import Subscription
@@ -24,8 +23,9 @@ from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
+from osrdyne.processors.failures.group_consumers import GroupConsumers
 from osrdyne.processors.replies import Replier
-from osrdyne.protocol.names import Key, QueueName
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
@@ -52,12 +52,11 @@ class RemovalResponder:
         self._clock, self._metrics = context.clock, context.metrics
         self._created = created
         self._tracker = tracker
-        self._layout = layout
+        # Ahead of the workers, which may have consumers until they are drained.
+        self._consumers = GroupConsumers(layout, open_channel, prefetch=PREFETCH, arguments=CONSUME_FIRST)
         self._queue_status = queue_status
         self._replier = replier
-        self._open_channel = open_channel
         self._serving: set[Key] = set()
-        self._consumers: dict[Key, list[tuple[Channel, Consumer]]] = {}
         self._slots = asyncio.Semaphore(MAX_ATTACHED)
         self._log: Logger = get_logger("removals", pool=context.names.pool)
 
@@ -74,8 +73,8 @@ class RemovalResponder:
     async def _follow(self, source: Subscription[Key], group: asyncio.TaskGroup) -> None:
         while True:
             for key in await source.wait():
-                if not self._is_due(key) or self._lacks_queue(key):
-                    await self._detach(key)
+                if not self._is_due(key) or self._consumers.lacks_queue(key):
+                    await self._consumers.detach(key)
                 if self._is_due(key) and key not in self._serving:
                     # Added before the task begins: two changes in a row must not consume the same queues twice.
                     self._serving.add(key)
@@ -86,20 +85,6 @@ class RemovalResponder:
         consumer would prevent that."""
         is_up = self._tracker.status(key) is not None
         return self._created.is_ending(key) and is_up and self._queue_status[key].exists
-
-    def _queues_of(self, key: Key) -> list[QueueName]:
-        return [queue.name for queue in self._layout.existing(key)]
-
-    def _lacks_queue(self, key: Key) -> bool:
-        """Whether the group got a queue for another priority level meanwhile: then all are consumed anew."""
-        attached = self._consumers.get(key)
-        return attached is not None and [consumer.queue for _, consumer in attached] != self._queues_of(key)
-
-    async def _detach(self, key: Key) -> None:
-        """Take no further request; those that were taken are answered."""
-        for channel, consumer in self._consumers.pop(key, []):
-            with suppress(BrokerError):  # a lost connection has ended the consumer anyway
-                await channel.cancel(consumer)
 
     async def _serve(self, key: Key) -> None:
         while self._is_due(key):
@@ -115,20 +100,11 @@ class RemovalResponder:
 
     async def _answer_all(self, key: Key) -> None:
         """Answer requests until the group has ended."""
-        channel = await self._open_channel()
-        try:
-            queues = self._queues_of(key)
-            # Ahead of the workers, which may have consumers here until they are drained.
-            consumers = [await channel.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST) for queue in queues]
-            self._consumers[key] = [(channel, consumer) for consumer in consumers]
-            # The group may have ended, or got a queue, during the awaits above.
-            if not self._is_due(key) or self._lacks_queue(key):
-                await self._detach(key)
+        async with self._consumers.attach(key) as consumers:
+            # The group may have ended, or got a queue, while it was attached.
+            if not self._is_due(key) or self._consumers.lacks_queue(key):
+                await self._consumers.detach(key)
             await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers))
-        finally:
-            # Closing the channel returns the requests that are not answered.
-            self._consumers.pop(key, None)
-            await channel.close()
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> None:
         async for delivery in consumer:

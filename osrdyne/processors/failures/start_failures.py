@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
@@ -21,10 +20,11 @@ from osrdyne.pool.routing.circuits import ActiveCircuits
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
+from osrdyne.processors.failures.group_consumers import GroupConsumers
 from osrdyne.processors.poison.evidence import fingerprint_of
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import ROUTE_HEADER, header_text
-from osrdyne.protocol.names import Key, QueueName
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status, decode_text
 
 REATTACH_DELAY = 1.0
@@ -52,15 +52,14 @@ class StartFailureResponder:
         """`is_removed`: whether the queue of a key is being removed."""
         self._is_removed = is_removed
         self._clock = context.clock
-        self._layout = layout
+        # One request at a time: those behind it stay in the queue, and a requeue counts a single delivery.
+        self._consumers = GroupConsumers(layout, open_channel, prefetch=1)
         self._worker_status = worker_status
         self._queue_status = queue_status
         self._replier = replier
         self._circuits = circuits
-        self._open_channel = open_channel
         self._worker_loop = worker_loop
         self._serving: set[Key] = set()
-        self._consumers: dict[Key, list[tuple[Channel, Consumer]]] = {}
         self._slots = asyncio.Semaphore(MAX_ATTACHED)
         self._waiting_for_slot = 0
         self._log: Logger = get_logger("start_failures", pool=context.names.pool)
@@ -74,7 +73,7 @@ class StartFailureResponder:
             while True:
                 for key in await changes.wait():
                     if not self._is_failed(key):
-                        await self._detach(key)
+                        await self._consumers.detach(key)
                     elif key not in self._serving:
                         # Added before the task begins: two changes in a row must not consume the same queues twice.
                         self._serving.add(key)
@@ -87,25 +86,13 @@ class StartFailureResponder:
         # A worker that still runs consumes the queues: the responder would answer requests that the worker could serve.
         return status.failure is not None and status.is_empty and self._queue_status[key].exists
 
-    def _queues_of(self, key: Key) -> list[QueueName]:
-        return [queue.name for queue in self._layout.existing(key)]
-
     async def _follow_priorities(self) -> None:
         """Attach again when a group gets a queue for another priority level."""
         changes = self._queue_status.feed.subscribe()
         while True:
             for key in await changes.wait():
-                attached = self._consumers.get(key)
-                if attached and [consumer.queue for _, consumer in attached] != self._queues_of(key):
-                    await self._detach(key)
-
-    async def _detach(self, key: Key) -> None:
-        """Take no further request; a request that is being answered is finished."""
-        # Popped first: the end of a turn and a recovery may both detach, and a consumer is cancelled once.
-        for channel, consumer in self._consumers.pop(key, []):
-            with suppress(BrokerError):
-                # A lost connection has ended the consumer anyway.
-                await channel.cancel(consumer)
+                if self._consumers.lacks_queue(key):
+                    await self._consumers.detach(key)
 
     async def _serve(self, key: Key) -> None:
         """Answer the group's requests until it recovers, or until a request may cause the next attempt."""
@@ -141,32 +128,24 @@ class StartFailureResponder:
         while not self._waiting_for_slot:
             await self._clock.sleep(TURN)
         await self._clock.sleep(TURN)
-        await self._detach(key)
+        await self._consumers.detach(key)
 
     async def _answer_until_demand(self, key: Key) -> bool:
-        """Answer requests. True when one arrives after the back-off: it is requeued for the worker to be started."""
-        channel = await self._open_channel()
-        try:
-            queues = self._queues_of(key)
-            # One request at a time: those behind it stay in the queue, and a requeue counts a single delivery.
-            consumers = [await channel.consume(queue, prefetch=1) for queue in queues]
-            self._consumers[key] = [(channel, consumer) for consumer in consumers]
-            # The group may have recovered, or got a queue, during the awaits above.
-            if not self._is_failed(key) or queues != self._queues_of(key):
+        """Answer requests. True when one arrives after the back-off: it returns to its queue for the worker to be
+        started."""
+        async with self._consumers.attach(key) as consumers:
+            # The group may have recovered, or got a queue, while it was attached.
+            if not self._is_failed(key) or self._consumers.lacks_queue(key):
                 return False
             return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
-        finally:
-            # Closing the channel returns the request that causes the next attempt, and all others that are unanswered.
-            self._consumers.pop(key, None)
-            await channel.close()
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> bool:
         """Answer the requests of one queue; True on demand, and then no queue of the group is read any further."""
         async for delivery in consumer:
             failure = self._worker_status[key].failure
             if failure is None or self._clock.monotonic() >= failure.retry_at:
-                await self._detach(key)
-                return True  # unacknowledged: closing the channel returns it to its queue
+                await self._consumers.detach(key)
+                return True  # unacknowledged: it returns to its queue when the channel is closed
             with ErrorBoundary(delivery, self._log) as boundary:
                 await self._answer(key, failure, delivery)
             if boundary.failed:
