@@ -37,7 +37,7 @@ def infer(worker_config: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def _without_columns(config: SqlConfig) -> SqlConfig:
-    """The configuration with nothing that need not be done: columns are read from the data, and nothing is cached."""
+    """The configuration without `columns` and `cache`: columns are read from the data, and nothing is cached."""
     datasets = tuple(
         dataset.model_copy(
             update={

@@ -111,7 +111,7 @@ def _run(session: Any, directory: Path) -> None:
 
 
 class StoppedError(BaseException):
-    """The run was asked to stop. No `except Exception` on the way may take it for a failure of Spark."""
+    """SIGTERM was received. A `BaseException`, so that no `except Exception` handles it as an error of Spark."""
 
 
 def _stop(*_: object) -> None:

@@ -1,10 +1,9 @@
 """Warms up a pooled process: opens small tables and answers queries as keys will, until the first key arrives.
 
-Java loads and compiles a class or a method when it is used, so the first key of a process would wait seconds for it.
-Each round goes through the code of a key from its session to the bytes of the answer: what a round leaves out, the
-first key waits for.
-The work runs in a thread beside the process, which is ready meanwhile: a process that is a spare gets warm, and a
-process that a key waits for loses no time.
+Java loads a class and compiles a method when it is used first, so the first key of a process would wait seconds for it.
+Each round runs the code that a key runs, from its session to the bytes of the answer; the first key waits for the
+classes that no round has used. The rounds run in a thread, and the process is ready meanwhile: a spare process gets
+warm, and a key that waits for the process does not wait for the rounds.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ QUERIES = (
 
 
 class WarmUp:
-    """Runs in a thread of its own until it is done, or until `stop`. A failure is logged and harms nothing.
+    """Runs its rounds in a thread, until `stop` at the latest. A failure is logged; the first key is then slower.
 
     `sessions`: the session factory of a key. `context`: of the process.
     """
 
     def __init__(self, sessions: KeySessions, context: Context) -> None:
         self.rounds = 0
-        """How many are done."""
+        """Rounds that have ended."""
         self._sessions = sessions
         self._context = context
         self._stopped = threading.Event()
@@ -68,7 +67,7 @@ class WarmUp:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the present step, which takes part of a second. Returns at once."""
+        """End after the current step, which takes less than a second. Does not wait."""
         self._stopped.set()
 
     def close(self) -> None:
@@ -91,7 +90,6 @@ class WarmUp:
                 while self.rounds < ROUNDS and self._round(context):
                     self.rounds += 1
         except Exception as error:
-            # The first key is slower, nothing else.
             log.warning("warm-up failed", reason=type(error).__name__)
 
     def _round(self, context: Context) -> bool:

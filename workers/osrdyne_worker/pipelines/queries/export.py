@@ -4,9 +4,9 @@ The files of an export are written into a directory of this attempt, `<directory
 `<name>/_manifest.json` is created, which lists them: an export without a manifest is not finished. The name of an
 export depends on its request, so a redelivered request finds the manifest of its first attempt.
 
-- The worker dies before the manifest is there: RabbitMQ redelivers the request, the next attempt writes its own
-  directory, and removes those of other attempts after its manifest is there.
-- It dies after that, before the reply: the next attempt answers what the manifest says, and runs nothing.
+- The worker dies before it creates the manifest: RabbitMQ redelivers the request, and the next attempt writes its own
+  directory, creates the manifest, and removes the directories of other attempts.
+- It dies after that, before the reply: the next attempt answers with the manifest, and runs nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Exports:
                 "key": self.key,
                 "data_version": call.context.data_version,
             }
-            # After all files are in their places: a reader that finds the manifest finds a whole export.
+            # After all files: an export that has a manifest is complete.
             text = json.dumps(manifest, ensure_ascii=False).encode("utf-8", "replace")
             created = files.create(f"{name}/{MANIFEST}", text, aside=f"{attempt}/{MANIFEST}")
             # Over NFS the manifest that exists may be ours: the kernel repeats a call whose answer was lost.
@@ -118,7 +118,7 @@ class Exports:
                     files.delete(attempt)
             raise
         if not created:
-            # Another attempt was faster: its files are the export.
+            # Another attempt has created the manifest first: its files are the export.
             files.delete(attempt)
             manifest = self._manifest(files, name) or manifest
             return {**manifest, "repeated": True}
@@ -224,15 +224,15 @@ class SizeLimit:
             except Exception as error:  # a file was moved while it was counted, or the store has a fault
                 log.debug("size of an export unknown", reason=type(error).__name__)
                 continue
-            # The end may have come meanwhile.
+            # Spark may have finished meanwhile.
             if size > self._max_bytes and self._group is not None and not self._ended.is_set():
                 self.exceeded_by = size
-                # Again and again: Spark does not cancel a stage that it submits later.
+                # Repeatedly: Spark does not cancel a stage that it submits later.
                 self._context.cancelJobGroup(self._group)
 
 
 def _export_name(call: Call, request: ExportRequest) -> str:
-    """A name that is the same for the same request, and that only its sender can cause a second time."""
+    """A name that a redelivered request has again, and that no request of another sender has unless it has the `id`."""
     identity = ("id", request.id) if request.id is not None else ("request", call.correlation_id, call.reply_to)
     if request.id is None and call.correlation_id is None and call.reply_to is None:
         identity = ("once", secrets.token_hex(16))

@@ -81,7 +81,7 @@ class StoredResults:
     ) -> Page:
         """Run a query for at most `limit` rows and store its result; its first rows.
 
-        `data_version`: of the data that the query reads; stored with the result. `check` is called again and again, and
+        `data_version`: of the data that the query reads; stored with the result. `check` is called repeatedly, and
         may raise. Raises `RequestError` (413, 503) for a result that is too large, and Spark's error.
         """
         estimate = estimated_bytes(query.frame) if limit is None else None
@@ -95,7 +95,7 @@ class StoredResults:
         # One row more than the limit shows that there are more.
         frame = query.frame if limit is None else query.frame.limit(limit + 1)
         facts = {"types": query.types, "limit": limit, "data_version": data_version}
-        with _storage_errors(directory), _held(unfinished):
+        with _storage_errors(directory), _locked(unfinished):
             largest = self._config.max_bytes
             self._write(unfinished, frame, facts, max_bytes=largest, too_large=too_large, check=check)
             # Complete before it has its name: no cursor can lead to a part of a result.
@@ -124,9 +124,9 @@ class StoredResults:
         self._make_room(directory)
         path = self._file(directory, secrets.token_urlsafe(16)).with_suffix(_UNFINISHED)
         frame = query.frame if limit is None else query.frame.limit(limit)
-        with ExitStack() as held:
+        with ExitStack() as locked:
             with _storage_errors(directory):
-                held.enter_context(_held(path))
+                locked.enter_context(_locked(path))
                 rows = self._write(path, frame, None, max_bytes=max_bytes, too_large=too_large, check=check)
             yield path, rows
 
@@ -243,7 +243,7 @@ class StoredResults:
                 with suppress(FileNotFoundError):
                     found = file.stat()
                     # However slow its query is: a result that is being written does not expire.
-                    if self._is_expired(found) and not _is_held(file):
+                    if self._is_expired(found) and not _is_locked(file):
                         file.unlink()
                     else:
                         used += found.st_size
@@ -260,7 +260,7 @@ class StoredResults:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Create a file for this user alone, with a lock that ends with this process at the latest. Remove it at the end,
     unless it was moved."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -273,7 +273,7 @@ def _held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_held(path: Path) -> bool:
+def _is_locked(path: Path) -> bool:
     """Whether a worker is writing this file."""
     try:
         with path.open("r+b") as file:

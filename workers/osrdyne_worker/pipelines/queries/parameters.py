@@ -60,7 +60,7 @@ def cache_key(parameters: Parameters | None) -> object:
     if parameters is None:
         return None
     if isinstance(parameters, Mapping):
-        # `repr` tells values apart that are equal and hash alike: a cached plan has the literal in it.
+        # `repr` differs for values that are equal and have the same hash: a cached plan has the literal in it.
         return tuple(sorted((name, one.kind, repr(one.value)) for name, one in parameters.items()))
     return tuple((one.kind, repr(one.value)) for one in parameters)
 

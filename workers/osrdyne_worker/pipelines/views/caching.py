@@ -1,8 +1,8 @@
 """Puts views with `cache: true` into memory while requests are served from the files.
 
-Used by the SQL pipeline. Spark finds cached data by the plan of a view. A view that were marked for caching at once
-would make the first query wait for its partitions. So another view, whose plan differs by a condition that is always
-true, is cached first; then the view gets this plan, and further queries read memory.
+Used by the SQL pipeline. Spark finds cached data by the plan of a view. If the view itself were cached, queries would
+wait until its partitions are in memory. So another view, whose plan differs by a condition that is always true, is
+cached first; then the view gets this plan, and further queries read memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from osrdyne.logs import get_logger
 log = get_logger(__name__)
 
 START_DELAY = 3.0
-"""Seconds that caching waits for the first request, which has the processors to itself."""
+"""Seconds that caching waits for the first request, which it would slow down."""
 _POOL = "spark.scheduler.pool"
 _GROUP = ("spark.jobGroup.id", "spark.job.interruptOnCancel")
 _PREFIX = "osrdyne_cached_"
@@ -42,7 +42,7 @@ def cache_now(
     session.catalog.cacheTable(f"{_PREFIX}{view}")
     # Spark caches at the first use: this reads all rows now, and no request has to.
     session.table(f"{_PREFIX}{view}").count()
-    # Last: until the data is in memory, queries go on reading the files.
+    # Last: until the data is in memory, queries read the files.
     marked.createOrReplaceTempView(view)
 
 
@@ -135,7 +135,7 @@ class BackgroundCaching:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        # A request that comes first has all processors: caching would only delay its answer.
+        # The first request has all processors: caching would delay its answer.
         self._may_start.wait(START_DELAY)
         for view, frame in self._frames.items():
             if self._closed:

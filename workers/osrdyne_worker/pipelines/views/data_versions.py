@@ -25,9 +25,9 @@ ListRemote = Callable[[str], Iterable[ListedFile]]
 SUCCESS = "_SUCCESS"
 """Written last by Spark and Hadoop."""
 UNFINISHED = ("_temporary", ".spark-staging")
-"""Directories in which Spark and Hadoop collect files of a write that has not ended."""
+"""Directories in which Spark and Hadoop collect the files of a write until it ends."""
 ABANDONED_AFTER = 3600.0
-"""Seconds without a change after which such a directory is the rest of a write that has failed."""
+"""Seconds without a change after which such a directory counts as left by a failed write."""
 SETTLED_AFTER = 60.0
 """Seconds without a change after which a directory that has lost its `_SUCCESS` or its files counts as complete."""
 TRANSACTIONAL = frozenset({"delta", "iceberg", "table"}) | LIVE
@@ -67,7 +67,7 @@ class DataFiles:
         return int(max((one.newest for one in self.tables.values()), default=0.0) * 1000) if self.complete else None
 
     def being_written(self, former: DataFiles | None = None, *, now: float | None = None) -> str | None:
-        """The view whose files are being written, and how this shows; None if there is none.
+        """The view whose files are being written, and the sign of it; None if no view has one.
 
         `former`: the files of the data that is in use; `now`: seconds since the epoch.
         """
@@ -170,7 +170,7 @@ def _summary(entries: Iterable[_Entry], *, transactional: bool, now: float | Non
             return None
         marker = next((part for part in entry.parts if part.startswith(UNFINISHED)), None)
         if marker is not None:
-            # Not part of the data: a write that goes on changes it with every file.
+            # Not part of the data: a running write changes it with every file.
             unfinished[marker] = max(entry.changed, unfinished.get(marker, 0.0))
             continue
         newest = max(newest, entry.changed)

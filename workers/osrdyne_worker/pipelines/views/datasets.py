@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
-from osrdyne.protocol.key_patterns import KeyPattern as KeyPattern
+from osrdyne.protocol.key_patterns import KeyPattern
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -29,7 +29,7 @@ TELEMETRY = "telemetry"
 LAST_VALUES = "last-values"
 """Format of the database of the last-value reader: its rows are those of its last transaction before a query."""
 LIVE = frozenset({TELEMETRY, LAST_VALUES})
-"""Formats whose views show the data as it is when a query arrives."""
+"""Formats whose views show the data of the moment at which a query arrives."""
 _UNSAFE_IN_PATH = re.compile(r"[\x00-\x1f\x7f/\\*?\[\]{}^~:]")
 
 
@@ -54,26 +54,29 @@ class TableSpec(_Model):
         description="How the data is stored; `table`: a table of Spark's catalog, named by `path`; `telemetry`: the "
         "directory of a table of telemetry; `last-values`: the database of `osrdyne last-value`.",
     )
-    path: str = Field(min_length=1, description="Where it is; `{name}` is replaced by that part of the key.")
+    path: str = Field(min_length=1, description="Location of the data; `{name}` stands for that part of the key.")
     columns: str | None = Field(
         None, description="Schema as DDL (`id bigint, name string`); read from the data if not given."
     )
     options: dict[str, str | bool | int] = Field(default_factory=dict, description="Options of Spark's reader.")
     filters: dict[str, str] = Field(
-        default_factory=dict, description="Column to value, as `tenant: '{tenant}'`: only rows equal to it are seen."
+        default_factory=dict,
+        description="Column to value, such as `tenant: '{tenant}'`: the view has only rows equal to it.",
     )
     keys: str | None = Field(
         None,
-        description="Keys of devices whose rows are seen, as `{site}/%`: `%` at the end is any further text. For "
-        "telemetry and last values.",
+        description="Keys of devices whose rows are in the view, such as `{site}/%`; `%` at the end matches any text. "
+        "For telemetry and last values.",
     )
-    pool: str | None = Field(None, description="The pool whose last values are seen. For last values.")
+    pool: str | None = Field(None, description="The pool of the devices. For last values.")
     store: Literal["sqlite", "postgresql"] = Field(
         "sqlite",
         description="For last values. `sqlite`: `path` is the file of the database; `postgresql`: `path` is a file "
         "that contains the URI of the database.",
     )
-    cache: bool = Field(False, description="Load it into memory before the first request.")
+    cache: bool = Field(
+        False, description="Load the view into memory: with `filters` before the first request, otherwise after it."
+    )
     key_columns: tuple[str, ...] = Field(
         (), description="Columns by which `/lookup` finds rows; a request gives a value for each of them."
     )
@@ -211,48 +214,50 @@ class ExportConfig(_Model):
 class SqlConfig(_Model):
     """The `app` configuration of the SQL pipeline."""
 
-    datasets: tuple[DatasetSpec, ...] = Field(default=(), description="Tried in order; the first that matches counts.")
-    base_directory: str | None = Field(
-        None, description="Local data must lie in it, symbolic links followed; relative paths start here."
+    datasets: tuple[DatasetSpec, ...] = Field(
+        default=(), description="Tried in order; the first whose `key` matches counts."
     )
-    row_limit: int = Field(10_000, ge=1, description="Rows of an answer when the request does not say.")
-    max_row_limit: int = Field(100_000, ge=1, description="The most that a request may ask for.")
+    base_directory: str | None = Field(
+        None, description="Local data must be inside it, symbolic links resolved; relative paths start here."
+    )
+    row_limit: int = Field(10_000, ge=1, description="Rows of an answer if the request has no `limit`.")
+    max_row_limit: int = Field(100_000, ge=1, description="The largest `limit` and `page_size` of a request.")
     paging: PagingConfig = Field(default=PagingConfig(), description="Results that callers read page by page.")
     export: ExportConfig = Field(default=ExportConfig(), description="Results that are written to files.")
     lookup_row_limit: int = Field(100, ge=1, le=10_000, description="Rows of an answer of `/lookup`.")
     max_query_length: int = Field(100_000, ge=1, description="Characters of a query; protects the parsers.")
     max_query_nesting: int = Field(30, ge=1, le=30, description="Brackets within brackets; protects the parsers.")
     max_plan_nodes: int = Field(
-        2_000, ge=10, le=100_000, description="Operators of a plan, each common table where it is used."
+        2_000, ge=10, le=100_000, description="Operators of a plan; a common table counts wherever it is used."
     )
     max_expression_nodes: int = Field(
-        20_000, ge=10, le=1_000_000, description="Nodes of a plan and of its expressions, as the text has them."
+        20_000, ge=10, le=1_000_000, description="Nodes of a plan and its expressions as written."
     )
     max_columns: int = Field(2_000, ge=10, le=100_000, description="Columns of any part of a query.")
     max_constant_bytes: int = Field(
-        16 * 2**20, ge=1024, le=2**30, description="Size of a value that a function makes, as `repeat` or `sequence`."
+        16 * 2**20, ge=1024, le=2**30, description="Size of a value that a function such as `repeat` produces."
     )
     max_constant_work: int = Field(
-        100_000_000, ge=1000, le=10**12, description="Steps to evaluate one expression once, as `levenshtein`."
+        100_000_000, ge=1000, le=10**12, description="Steps to evaluate an expression such as `levenshtein` once."
     )
-    max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions that `range` may be given.")
+    max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions of `range`.")
     max_grouping_sets: int = Field(
         1_024,
         ge=1,
         le=65_536,
-        description="Grouping sets of CUBE, ROLLUP and GROUPING SETS; 2 to the power of n for CUBE.",
+        description="Grouping sets of CUBE, ROLLUP and GROUPING SETS; CUBE of n columns has 2^n.",
     )
     max_window_ratio: int = Field(
-        2_000, ge=1, le=100_000, description="Length of a `window` divided by its slide: a row is in so many."
+        2_000, ge=1, le=100_000, description="Length of a `window` divided by its slide: windows of a row."
     )
     max_recursion_level: int = Field(
         1_000, ge=1, le=100_000, description="MAX RECURSION LEVEL of a recursive common table."
     )
     remembered_plan_bytes: int = Field(
-        32 * 2**20, ge=0, le=2**30, description="Memory for the plans of queries that may be asked again; 0: none."
+        32 * 2**20, ge=0, le=2**30, description="Memory for the plans of remembered queries; 0: none."
     )
     retry_missing_interval: float = Field(
-        10.0, ge=0, description="Seconds until data that was missing is looked for again, by the next request."
+        10.0, ge=0, description="Seconds until a request looks up missing data again."
     )
 
     coalesce: bool = Field(
@@ -314,14 +319,14 @@ def parse_config(values: Any) -> SqlConfig:
         return SqlConfig.model_validate(dict(values))
     except ValidationError as error:
         problems = "; ".join(
-            f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {_said(problem)}".replace(".:", ":")
-            for problem in _causes(error.errors())
+            f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {_reason(problem)}".replace(".:", ":")
+            for problem in _without_consequences(error.errors())
         )
         raise ConfigurationError(f"The configuration of the SQL pipeline is invalid: {problems}.") from None
 
 
-def _causes(problems: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Without those of a list that is only too short because an entry of it is wrong."""
+def _without_consequences(problems: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The problems, without lists that are too short only because one of their entries is invalid."""
     paths = [problem["loc"] for problem in problems]
     return [
         problem
@@ -331,17 +336,17 @@ def _causes(problems: list[ErrorDetails]) -> list[ErrorDetails]:
     ]
 
 
-def _said(problem: ErrorDetails) -> str:
-    """What is wrong; for an unknown setting with the one that was probably meant."""
+def _reason(problem: ErrorDetails) -> str:
+    """The text of a problem; for an unknown setting with the name that was probably meant."""
     if problem["type"] != "extra_forbidden":
         return problem["msg"]
     *_, name = problem["loc"]
-    near = difflib.get_close_matches(str(name), _settings_beside(problem["loc"]), n=1)
+    near = difflib.get_close_matches(str(name), _sibling_settings(problem["loc"]), n=1)
     return f"unknown setting (did you mean {near[0]}?)" if near else "unknown setting"
 
 
-def _settings_beside(path: tuple[int | str, ...]) -> list[str]:
-    """The names of the settings that may stand where that of `path` does."""
+def _sibling_settings(path: tuple[int | str, ...]) -> list[str]:
+    """The names of the settings that may be in the place of `path`."""
     match [step for step in path if isinstance(step, str)]:
         case ["datasets", _]:
             model: type[BaseModel] = DatasetSpec

@@ -31,7 +31,6 @@ from pyspark.sql.types import (
 )
 
 from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
-from osrdyne.logs import get_logger
 from osrdyne_worker.app.errors import DataChangedError, RequestError
 from osrdyne_worker.pipelines.queries.key_values import KEY_TYPES, is_key_type
 from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
@@ -63,8 +62,6 @@ from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, l
 from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
 from osrdyne_worker.spark.files.parquet_schema import parquet_schema
-
-log = get_logger(__name__)
 
 PARALLEL_VIEWS = 4
 _DECLARABLE = (BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
@@ -179,12 +176,12 @@ def _open_all(session: Any, tables: Sequence[ResolvedTable], *, mark: str, share
         except Exception as error:
             raise _translated(table, error) from error
 
-    # Most of the time goes to the driver: it lists files and reads one of them for the schema.
+    # In parallel: the driver spends most of the time on listing files, and reading one of them for the schema.
     try:
         with ThreadPoolExecutor(min(PARALLEL_VIEWS, len(tables)), thread_name_prefix="views") as executor:
             return tuple(executor.map(open_table, tables))
     except BaseException:
-        # All threads have ended. Each reload has a mark of its own: no later one would find this data.
+        # All threads have ended. Each reload has a mark of its own, so no later one would use this data.
         if not shared:
             with suppress(Exception):  # the JVM may have ended
                 drop_cached(session, cached)
@@ -317,7 +314,7 @@ def _deferred(
 def _known_schema(
     session: Any, table: ResolvedTable, listed: TableFiles, schemas: RememberedSchemas | None
 ) -> StructType | None:
-    """The schema that the table will have; None if only Spark can tell."""
+    """The schema that the table will have; None if only Spark can infer it."""
     spec = table.spec
     if spec.columns is not None:
         # The names of directories may add columns.
@@ -339,7 +336,7 @@ def _declared_schema(columns: str) -> StructType | None:
     """The schema of `columns`; None if it is invalid, or if not every format can read its types."""
     try:
         schema = DataType.fromDDL(columns)
-    except Exception:  # Spark says at the start what is wrong with it
+    except Exception:  # Spark reports the error when the view is opened
         return None
     fields = schema.fields if isinstance(schema, StructType) else []
     plain = fields and all(isinstance(field.dataType, _DECLARABLE) for field in fields)
@@ -409,14 +406,14 @@ def listing_of(table: ResolvedTable) -> Listing:
 
 
 def _committed_rows(session: Any, table: ResolvedTable) -> Any:
-    """The rows of a table of telemetry with the keys of the dataset. A table without commits has no rows."""
+    """The rows of a table of telemetry that have the keys of the dataset. A table without commits has no rows."""
     assert table.keys is not None
     frame = committed_frame(session, table.path, listing_of(table).files, columns=EVENT_COLUMNS)
     return frame.where(_has_key(table.keys))
 
 
 def positions_of(table: ResolvedTable) -> dict[int, int]:
-    """What the last-value reader has read: it changes in each transaction that changes values. Raises
+    """The positions of the last-value reader, which change in each transaction that changes values. Raises
     `DataProblemError`."""
     with _last_value_problems():
         return _last_values(table).positions()
@@ -546,6 +543,6 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             can_change=True,
         )
     if failure.is_query:
-        # Not a problem of the data: the start of the worker fails with it.
+        # Not a problem of the data: the start of the worker fails.
         return ConfigurationError(f"The configuration of the view {view} is invalid: {failure.message}")
     return error

@@ -64,7 +64,7 @@ class RememberedSchemas:
         unfinished = file.with_name(f".{file.name}.{os.getpid()}.{id(schema):x}")
         with suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Not each time: to list so many files takes longer than to write one.
+            # Seldom: listing so many files takes longer than writing one.
             if random.randrange(max(1, MAX_SCHEMAS // 100)) == 0:
                 self._make_room()
             unfinished.write_text(json.dumps({"files": files, "schema": schema}), encoding="utf-8")
