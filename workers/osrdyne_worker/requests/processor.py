@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from osrdyne_worker.app.streams import ArrowStream
 
 MAX_WAITING_FOR_DATA = 100
-"""Requests that wait for a reload without keeping further ones from coming."""
+"""Requests that may wait for a reload without counting towards the prefetch."""
 
 MAX_ROUTE = 200
 """Characters of a route's name in a report."""
@@ -80,7 +80,7 @@ log = get_logger("worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answering:
-    """How requests are answered: to which addresses, by what, and after which outcomes they are tried again instead."""
+    """The collaborators that end a request: allowed reply addresses, the sender of replies, and the retries."""
 
     addresses: ReplyAddresses
     replies: ReplySender
@@ -90,9 +90,9 @@ class Answering:
 class Processor:
     """Processes requests, at most `concurrency` at once.
 
-    A request goes through the methods below in this order: `accept`, `_process`, `_work`, `_check`, `_count_events`,
-    `_wait_for_data`, `_run_in_slot` (a suspect: `_run_alone`), `_run_handler`, `_settle`, `_answer`, `_report`.
-    `_interrupt` stops it at any step.
+    The methods are in the order in which a request passes them: `accept`, `_process`, `_work`, `_check`,
+    `_count_events`, `_wait_for_data`, `_run_in_slot` (a suspect: `_run_alone`), `_run_handler`, `_settle`, `_answer`,
+    `_report`. `_interrupt` stops a request at any step.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Processor:
         loading: DataLoading | None = None,
         rate: EventRate | None = None,
     ) -> None:
-        """`on_alone` is called when `runs_alone` changes. `loading` reloads the data; None: it never changes.
-        `suspect_gate`: of the process, if others share it. `rate`: of the events that it serves; None: no limit."""
+        """`on_alone` is called when `runs_alone` changes. `loading` reloads the data; None: the data never changes.
+        `suspect_gate`: that of the process, if several workers share it. `rate`: limit of events; None: no limit."""
         self.data = DataVersions(context, loading, runtime)
         self._runtime = runtime
         self._settings = runtime.settings
@@ -153,7 +153,7 @@ class Processor:
         self._evidence = DeathEvidence()
         self._reply_to_logged = False
         self.intakes = 0
-        """How many queues are consumed now."""
+        """The number of queues that are consumed now."""
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, InFlight] = {}
         self._accepted = 0
@@ -172,17 +172,17 @@ class Processor:
 
     @property
     def free_slots(self) -> int:
-        """How many requests could begin to run now."""
+        """The number of further requests that could run now."""
         return self._slots.free
 
     @property
     def largest_batch(self) -> int:
-        """The requests of its largest batch; 1 without batch handlers."""
+        """The largest `max_size` of the batch handlers; 1 without any."""
         return self._dispatcher.largest_batch
 
     @property
     def runs_alone(self) -> bool:
-        """Whether a suspect runs, or is about to: the worker must not take other requests meanwhile."""
+        """Whether a suspect runs alone, or is about to: the worker must take no other requests meanwhile."""
         return self._alone is not None
 
     async def until_idle(self) -> None:
@@ -201,14 +201,13 @@ class Processor:
         held: HeldRequest | None = None,
         probe: str | None = None,
     ) -> None:
-        """Take a delivery over; `priority` 0 is the highest. `probe`: the id of the probe for which it was taken.
-
-        Never raises, whatever the delivery contains.
+        """Start to process a delivery. `priority`: 0 is the highest. `probe`: the id of the probe for which it was
+        taken. Never raises, whatever the delivery contains.
         """
         # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
         request = delivery.to_request(now_ms=now_ms(self._clock))
         if not self._retries.of_managed_pool:
-            # No ingress has removed what the client wrote.
+            # No ingress has removed the header, so a client may have written it.
             request = replace(request, headers=without_identity(request.headers))
         self._accepted += 1
         job = InFlight(
@@ -227,17 +226,16 @@ class Processor:
         if level is not None:
             # Before the task runs: from now on no lower level may get a slot ahead of this request.
             level.arrived()
-        if request.wants_progress:  # other clients take the first reply for the last one
+        if request.wants_progress:  # any other client would take progress for the final reply
             job.call.attach(partial(self._progress.send, job))
         self._jobs[self._accepted] = job
         self._idle.clear()
-        # A task for each request: `accept` never waits, so that a slow request keeps no intake from reading the next
-        # one.
+        # A task for each request: `accept` never waits, so a slow request does not delay the consumer of its queue.
         job.task = self._runtime.spawn(self._process(job, self._accepted))
         self._reporter.received()
 
     async def _process(self, job: InFlight, number: int) -> None:
-        """Process one request until it is settled and its handler has ended."""
+        """Process a request until it is settled and its handler has ended."""
         # An interruption before this line sets only the flag: cancelling a task that has not begun would skip its
         # clean-up.
         job.started = True
@@ -250,7 +248,7 @@ class Processor:
             if claimed := job.claim():
                 await self._settle(job, result)
         except BrokerError as error:
-            # Not settled: RabbitMQ still has the request and delivers it again. Nothing may answer it from here.
+            # Not settled: RabbitMQ delivers the request again, so this worker must not answer it.
             self._drop(job, error)
         except Exception:
             log.exception("request could not be processed")
@@ -260,24 +258,22 @@ class Processor:
         finally:
             job.disarm()
             if job.settling is not None:
-                # The entry stays until the interruption has settled the request: `until_idle` must not return before
-                # that.
+                # `until_idle` must not return before the interruption has settled the request.
                 await asyncio.wait({job.settling})
             if not job.is_reported:
-                # Every `received` is balanced by one `completed` or `dropped`, or the worker would report that it is
-                # never idle.
+                # Every `received` needs one `completed` or `dropped`: otherwise the worker would never report idle.
                 self._reporter.dropped()
             del self._jobs[number]
             if job.data is not None:
-                # After the handler has ended: nothing reads the former data any more once its last request is here.
+                # After the handler has ended: the release of the last request unloads former data.
                 self.data.release(job.data)
-            # Last of all: a lower level that waits for this queue checks it again from here.
+            # Last: a lower level that waits for this queue checks the queue again from here.
             job.leave()
             if not self._jobs:
                 self._idle.set()
 
     async def _work(self, job: InFlight) -> Result:
-        """The result of a request: of the check, of its handler, or of an interruption."""
+        """Return the result of a request: of its checks, its handler or an interruption."""
         try:
             early = self._check(job) or await self._count_events(job)
             if early is None and not job.is_suspect:
@@ -291,55 +287,54 @@ class Processor:
             if job.interruption is None or task is None or task.uncancel() > 0:
                 raise
         if job.interruption is not None:
-            # The handler may have returned in the same moment. The interruption wins: it may have settled the request
-            # already.
+            # Also if the handler has returned at the same moment: the interruption may have settled the request.
             return result_of(job.interruption)
         return self._with_data_version(job, result)
 
     # -- checks, before the request waits for a slot -------------------------------------------------------------------
 
     def _check(self, job: InFlight) -> Result | None:
-        """The result of a request that must not run; None if it may. Arms the timer of its deadline."""
+        """Return the result of a request that must not run; None if it may. Arms the timer of its deadline."""
         request = job.request
         # Before the other checks: their answers, `expired` for example, would go to an address that is not allowed.
         reason = self._addresses.refuse(request.reply_to)
-        # A request that is requeued or lost gets no answer from here. One that its caller has cancelled would get one.
+        # A request that is requeued or lost gets no answer here; one that its caller has cancelled would get one.
         if reason is not None and job.interruption not in {Interruption.REQUEUED, Interruption.LOST}:
             self._log_reply_to(request, reason)
             return Outcome.REPLY_TO_REFUSED
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
-        # In a direct pool a client writes these headers itself, so that they prove no earlier attempt.
+        # In a direct pool a client may write these headers, so they prove no earlier attempt.
         retried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
-        # Taken even if the request ends for another reason: a cancel counts once, and never for a later request.
+        # Removed even if the request ends for another reason: a cancel must not hit a later request.
         was_cancelled = self._cancellations.take(request.correlation_id, request.reply_to, tried_before=retried)
         result = early_result(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
         # Set before the text is checked: a suspect with a refused text is dead-lettered instead of answered.
         job.is_suspect = is_suspect(request)
         if result is None:
             result = self._check_text(job)
-        # Armed while the request still waits for its slot: it must be answered `expired` at its deadline, not later.
+        # Before the wait for a slot: the request must be answered `expired` at its deadline, not later.
         if result is None and left is not None:
             self._arm(job, left)
         return result
 
     def _log_reply_to(self, request: Request, reason: str) -> None:
-        """Log a refused reply address once: the worker serves one key, and the controller counts such requests."""
+        """Log the first refused reply address only: the controller counts all such requests from the reports."""
         if not self._reply_to_logged:
             self._reply_to_logged = True
             address = header_text(request.reply_to or "", limit=MAX_ROUTE)
             log.warning("request dropped, reply address not allowed", reason=reason, reply_to=address)
 
     def _check_text(self, job: InFlight) -> Result | None:
-        """The result of a request whose text is refused. A suspect is kept for inspection; others are answered."""
+        """Return the result of a request whose text is refused; None if it is not."""
         seconds = self.refused_texts.seconds_left(job.request)
         if not seconds or (REPLAY_HEADER in job.request.headers and not job.is_suspect):
-            return None  # an operator has replayed it
+            return None  # an operator has replayed it from the poison inventory
         log.warning("request refused, its text has ended workers", path=shown_path(job.request.path))
-        # A suspect has ended a worker before: dead-lettering keeps it for inspection, and the controller answers it.
+        # A suspect has ended a worker before: the controller answers the dead letter and stores it for inspection.
         return Outcome.DEAD_LETTERED if job.is_suspect else refusal(job.request, seconds)
 
     async def _count_events(self, job: InFlight) -> Result | None:
-        """Count what the request takes from the budget of events; its result if that is too much."""
+        """Count the events of the request; return its result if they exceed the limit for one request."""
         try:
             job.events = await self.budget.count(job.request)
         except RequestError as error:
@@ -347,16 +342,15 @@ class Processor:
         return None
 
     async def _wait_for_data(self, job: InFlight) -> Result | None:
-        """Wait until the data is of the version that the request needs; its result if there is no such data.
+        """Wait until the data has the version that the request needs; return its result if that fails.
 
-        The worker may die during the reload: the request is unacknowledged and is delivered again, and the reports name
-        it as running. Requests that need no later version go on.
+        If the worker dies during the reload, RabbitMQ delivers the request again, and the reports name it as running.
         """
         try:
             required = required_data_version(job.request.headers)
         except InvalidMessageError as error:
-            refusal = RequestError(error.message, 400, "invalid_data_version", {"header": DATA_VERSION_HEADER})
-            return error_response(refusal, path=job.request.path)
+            invalid = RequestError(error.message, 400, "invalid_data_version", {"header": DATA_VERSION_HEADER})
+            return error_response(invalid, path=job.request.path)
         if self.data.has(required):
             return None
         try:
@@ -371,7 +365,7 @@ class Processor:
 
     def _let_others_pass(self, job: InFlight) -> None:
         """Let requests that need no later version run while this one waits for the reload."""
-        # Bounded: each one lets a further request come, and those that wait must fit into the memory of the worker.
+        # Bounded: for each of them RabbitMQ delivers a further request, and the waiting ones must fit into memory.
         if not job.is_suspect and sum(other.waits_for_data for other in self._jobs.values()) < MAX_WAITING_FOR_DATA:
             job.set_aside()
         job.waits_for_data = True
@@ -379,17 +373,16 @@ class Processor:
     # -- the slot, for one request or for several that run together ----------------------------------------------------
 
     async def _run_in_slot(self, job: InFlight) -> Result:
-        """Wait for a slot, by priority, and run the handler in it."""
+        """Wait for a slot, in the order of priorities, and run the handler in it."""
         batch = self._dispatcher.batch_options(job.request.path)
         job.classify(in_batch=batch is not None)
         if batch is not None:
             return await self._run_together(job, partial(self._batches.run, job, batch))
         if self._coalesces(job):
             return await self._run_together(job, partial(self._coalescing.run, job))
-        # Cancelled while it waits here, the request has no slot to return; `acquire` passes on a slot granted
-        # meanwhile.
+        # If the request is cancelled while it waits, `acquire` passes on a slot that was granted meanwhile.
         await self._slots.acquire(job.priority, events=job.events)
-        # Set without an await after the grant, so that an interruption never leaves a slot that belongs to no request.
+        # No await between the grant and this line: an interruption there would leak the slot.
         job.has_slot = True
         job.begin()
         try:
@@ -399,25 +392,25 @@ class Processor:
             self._free_slot(job)
 
     def _coalesces(self, job: InFlight) -> bool:
-        """Whether identical requests share one run of the handler: as the handler says, else as the route says."""
+        """Whether the request shares a run with identical requests: by its handler's option, else by its route's."""
         if read_wanted_credit(job.request.headers) is not None:
             return False  # each client of a stream has its own credit
-        said = self._dispatcher.coalesces(job.call)
-        if said is not None:
-            return said
-        # In a direct pool a client writes this header itself.
+        by_handler = self._dispatcher.coalesces(job.call)
+        if by_handler is not None:
+            return by_handler
+        # In a direct pool a client may write this header.
         return self._retries.of_managed_pool and job.request.headers.get(COALESCE_HEADER) is True
 
     async def _run_together(self, job: InFlight, run: Callable[[], Awaitable[Response]]) -> Result:
-        """Run the request together with others, in one slot for all of them."""
+        """Run the request in a batch or a shared run, which has one slot for all of its requests."""
         try:
             if await self._is_abandoned(job):
-                # Before it joins the others: an abandoned request would take a place from one whose caller still waits.
+                # Before it joins: an abandoned request would take a place in the batch from another request.
                 return Outcome.ABANDONED
             try:
                 return await run()
             except DataChangedError as error:
-                # Each of the requests comes here; they share the reload, and run together again.
+                # Each request of the batch or run gets this error; they share one reload, and run together again.
                 job.in_handler = False
                 refused = await self._reload_changed(job, error)
                 if refused is not None:
@@ -432,14 +425,14 @@ class Processor:
             job.in_handler = False
 
     def _begin_together(self, job: InFlight, group_id: str, size: int) -> None:
-        """The batch of the request, or the run that it shares, has its slot."""
+        """Mark the request as running: its batch, or the run that it shares, has its slot."""
         job.begin()
-        # Here and not with the slot: only now it is known which requests run.
+        # Not when the slot is acquired: which requests run is known only now.
         self.budget.take(job.events)
-        job.events = 0  # it may run again, when data has changed
+        job.events = 0  # taken once, although the request may run again on changed data
         job.phase = Phase.RUNNING
         job.in_handler = True
-        # All requests of a batch share one Spark job group: the handler answers them together.
+        # One Spark job group for all of them: a cancel of the batch or run must find its jobs.
         job.group_id, job.batch_size = group_id, size
         self._use_data(job)
         left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
@@ -455,58 +448,53 @@ class Processor:
     async def _run_alone(self, job: InFlight) -> Result:
         """Run a suspect after all other requests, and with no other request in this worker.
 
-        RabbitMQ has the report that the suspect is here before others may run: if the worker dies now, the controller
-        does not count the death as unexplained. It has the report that the suspect runs alone before the suspect
-        runs. After a death in between, the request remains a suspect; RabbitMQ's delivery limit counts in any case.
+        Two reports make the death of the worker explainable. RabbitMQ has the first one, that the suspect is here,
+        before other requests may run; and the second one, that the suspect runs alone, before the suspect runs. After a
+        death in between, the request remains a suspect. RabbitMQ's delivery limit applies in any case.
         """
         await self._reporter.confirm_running()
-        # From here others may go first, also those that arrive later; the prefetch lets one more request come in its
-        # place.
+        # From here other requests run first, also those that arrive later; RabbitMQ may deliver one in its place.
         job.set_aside()
         if job.request.delivery_count >= 2:
-            # The controller needs this time to notice the death of the last worker and to send the text that it
-            # refuses.
+            # In this time the controller notices the death of the last worker, and sends the text that it refuses.
             await self._clock.sleep(VERDICT_TIME)
-        # All slots: nothing else may run beside the suspect, or its death would prove nothing about it.
+        # All slots: if other requests ran beside the suspect, the death of the worker would prove nothing.
         await self._slots.acquire_all(SUSPECT_PRIORITY, patience=PATIENCE, events=job.events)
         try:
             job.phase = Phase.RUNNING
-            # Set before the callback: it makes the intakes stop, so that no further request enters the worker.
+            # Before the callback, which stops the intakes: no further request may enter the worker.
             self._alone = job
             self._on_alone()
             await self._until_alone()
             async with self._suspect_gate.one_at_a_time():
                 return await self._run_suspect(job)
         finally:
-            job.in_handler = False
             self._alone = None
-            # Cleared before the slots are released: the next request that ends the worker is not this one.
-            self._evidence.alone = ""
             # Before the intakes consume again, so that the first request that arrives finds its slot free.
             self._slots.release(all_slots=True)
             self._on_alone()
-            # The suspect is not the cause of what happens from now on.
+            # This report no longer names the suspect: it is not the cause of a death from now on.
             self._reporter.report(Event.BUSY, in_flight=self._reporter.in_flight)
 
     async def _until_alone(self) -> None:
-        """Wait until other requests that were set aside are requeued, and no queue is consumed."""
+        """Wait until no queue is consumed and all other requests have left the worker; `ALONE_TIMEOUT` at most."""
         until = self._clock.monotonic() + ALONE_TIMEOUT
-        # Polled, with a limit: a request whose handler never ends must not hold the suspect back without end.
+        # With a limit, because a handler that never ends keeps its request in the worker.
         while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
             await self._clock.sleep(0.01)
 
     async def _run_suspect(self, job: InFlight) -> Result:
-        refused = self._check_text(job)  # the controller may have refused its text meanwhile
+        refused = self._check_text(job)  # again: the controller may have refused its text meanwhile
         if refused is not None:
             return refused
-        # Not earlier: a worker that dies before this line must not be taken as proof against the suspect.
+        # Not earlier: a death of the worker before this line must not count as proof against the suspect.
         self._evidence.alone = text_fingerprint(job.request.path, job.request.body)
         try:
-            # Here and not before: the reload that it needs may be what ended the earlier worker.
+            # Alone as well: the reload that the suspect needs may have ended the earlier worker.
             early = await self._wait_for_data(job)
             return await self._run_handler(job) if early is None else early
         finally:
-            # Before the gate opens: the suspect of another worker of this process runs next.
+            # Before the gate opens: then the suspect of another worker of this process runs.
             job.in_handler = False
             self._evidence.alone = ""
 
@@ -516,10 +504,10 @@ class Processor:
         try:
             job.phase = Phase.RUNNING
             job.in_handler = True
-            # Computed anew: the request may have waited for its slot, and the handler gets only what is left.
+            # Computed again: the request may have waited for its slot since `_check`.
             left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
             self._arm(job, time_to_work(left, self._settings))
-            # As late as possible: the caller may have gone while the request waited.
+            # As late as possible: the caller may have disconnected while the request waited.
             if await self._is_abandoned(job):
                 return Outcome.ABANDONED
             if job.request.redelivered:  # it may have ended an earlier worker
@@ -535,20 +523,17 @@ class Processor:
             return self._session_lost(job, error)
 
     async def _is_abandoned(self, job: InFlight) -> bool:
-        """Whether the caller is gone, as far as RabbitMQ knows: only for direct reply-to, and if so configured."""
-        reply_to = job.request.reply_to
-        if not self._settings.skip_abandoned or reply_to is None or not reply_to.startswith(DIRECT_REPLY_TO):
-            return False
-        # A passive declare of the address; a mandatory reply would not tell (broker: replies-are-never-mandatory).
-        return await job.broker.caller_is_gone(reply_to)
+        """Whether the request must not run because its caller has disconnected (`skip_abandoned`)."""
+        return self._settings.skip_abandoned and await self._is_gone(job)
 
     async def _dispatch(self, job: InFlight) -> Result:
-        """Run the handler, and send the parts of a streamed answer; the final reply. Raises as `Dispatcher.run`."""
+        """Run the handler, send the parts of a streamed answer, and return the final reply. Raises as
+        `Dispatcher.run`."""
         result = await self._dispatcher.run(job.call, group_id=job.group_id)
         return result if isinstance(result, Response) else await self._send_stream(job, result)
 
     async def _run_again(self, job: InFlight, changed: DataChangedError) -> Result:
-        """Reload the data and run the handler once more. The request is unacknowledged all the while."""
+        """Reload the data and run the handler once more."""
         refused = await self._reload_changed(job, changed)
         if refused is not None:
             return refused
@@ -559,17 +544,17 @@ class Processor:
             return error_response(error, path=job.request.path)
 
     async def _reload_changed(self, job: InFlight, changed: DataChangedError) -> Result | None:
-        """Reload data that has changed below a handler; the result of the request if that fails."""
+        """Reload data that has changed below a handler; return the result of the request if that fails."""
         log.warning("data changed, reloading", path=shown_path(job.request.path), reason=changed.message)
         try:
-            # Not if another request has had the data reloaded since this one began.
+            # No second reload if another request has already caused one since this request began.
             await self.data.reload(unless=job.data)
         except RequestError as error:
             return error_response(error, path=job.request.path)
         except Exception as error:
             return await self._reload_failed(job, error)
         job.data_reloaded = True
-        # The jobs of the first run have ended, and tasks of ended groups are taken for strays.
+        # Another job group: the first one has ended, and running tasks of an ended group count as strays.
         job.group_id = f"{job.group_id}-again"
         return None
 
@@ -580,17 +565,17 @@ class Processor:
             return self._session_lost(job, lost)
 
     def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
-        # Recorded before the exit is requested: the last report has to name the requests that ran when the session
-        # ended.
+        """Make the worker exit, because no request can run in it; return the request to its queue as failed."""
+        # Before the exit is requested: the last report names the requests that ran when the session was lost.
         self._evidence.lost_session.append(job.fingerprint)
         if self._alone is job:
             self._evidence.lost_session_alone = self._evidence.alone
-        # No request can run here any more. The controller starts another worker, which builds a new session.
+        # The controller starts another worker, which builds a new session.
         self._runtime.request_exit(Unrecoverable(error.message))
         return Outcome.REJECTED
 
     def _use_data(self, job: InFlight) -> None:
-        """Use the current data for the handler that begins: it is not older than what the request waited for."""
+        """Use the current data for the handler that begins. It is not older than the version that the request needs."""
         job.data, former = self.data.use(), job.data
         job.call.context = job.data.context
         if former is not None:
@@ -600,7 +585,7 @@ class Processor:
         if not isinstance(result, Response) or job.data is None:
             return result
         headers = dict(result.headers)
-        # A handler that answers with rows of an earlier time names their version; None: it is unknown.
+        # A handler that answers with stored rows sets their version itself, None if it is unknown.
         version = headers.pop(DATA_VERSION_HEADER, job.data.version)
         if version is not None:
             headers[DATA_VERSION_HEADER] = version
@@ -611,12 +596,13 @@ class Processor:
     # -- streamed answers ----------------------------------------------------------------------------------------------
 
     async def _send_stream(self, job: InFlight, parts: ArrowStream) -> Result:
-        """Send the parts of a streamed answer; its final reply. Raises as `Dispatcher.run` does, and `BrokerError`."""
+        """Send the parts of a streamed answer and return its final reply. Raises as `Dispatcher.run`, and
+        `BrokerError`."""
         call, group_id = job.call, job.group_id
         try:
             response = await self.streams.send(job, lambda: self._dispatcher.next_part(parts, call, group_id=group_id))
         except PublishRefusedError as error:
-            # As for a final reply whose queue is full: the delivery counts, so that this ends at the delivery limit.
+            # As in `_answer`: a failed delivery, so that the delivery limit ends the request.
             log.warning("part of a stream refused by its queue", path=job.request.path, reason=str(error))
             return Outcome.REJECTED
         finally:
@@ -629,11 +615,11 @@ class Processor:
     def _pause(self, job: InFlight) -> bool:
         """Give the slot of a stream without credit back; False if it keeps its slot."""
         paused = sum(other.paused for other in self._jobs.values())
-        # A suspect has no slot of its own: it holds all of them, and must go on to run alone.
+        # A suspect holds all slots, and keeps them so that it runs alone.
         if not job.has_slot or paused >= MAX_PAUSED:
             return False
         job.paused = True
-        # The prefetch lets one more request come, which gets this slot.
+        # RabbitMQ may deliver one more request, which gets this slot.
         job.set_aside()
         self._free_slot(job)
         return True
@@ -641,34 +627,37 @@ class Processor:
     async def _resume(self, job: InFlight) -> None:
         """Wait for a slot again."""
         await self._slots.acquire_again(job.priority)
-        # Without an await after the grant, as in `_run_in_slot`.
+        # No await between the grant and this line, as in `_run_in_slot`.
         job.has_slot, job.paused = True, False
         job.begin()
 
     async def _is_gone(self, job: InFlight) -> bool:
-        """Whether the client of a stream is gone, as far as RabbitMQ knows; only for direct reply-to."""
+        """Whether the caller of a request with direct reply-to has disconnected; False if RabbitMQ does not answer."""
         reply_to = job.request.reply_to or ""
+        # A passive declare of the address: RabbitMQ 3.10 returns mandatory replies that it has delivered (broker:
+        # replies-are-never-mandatory).
         return reply_to.startswith(DIRECT_REPLY_TO) and await job.broker.caller_is_gone(reply_to)
 
     # -- the outcome ---------------------------------------------------------------------------------------------------
 
     async def _settle(self, job: InFlight, result: Result) -> None:
-        """Reply and acknowledge, or return the request to RabbitMQ. For the task that has claimed the request."""
-        # Returns after the confirm of the reply or of the copy. Until then the request stays unacknowledged.
+        """Reply and acknowledge, or return the request to RabbitMQ. Only the task that has claimed the request calls
+        this."""
+        # `_answer` returns after the confirm of the reply or of the copy. Until then the request is unacknowledged.
         outcome = await self._answer(job, result) if isinstance(result, Response) else result
         match outcome:
             case Outcome.ANSWERED:
-                # Crash before: the request is delivered again, and its caller gets two answers. After: it is gone,
-                # answered.
+                # Crash before: the request is delivered again, and its caller gets two answers. After: it is answered.
                 await job.ack()
                 assert isinstance(result, Response)
                 self._completed(job, str(result.status), code=result.code)
             case Outcome.RETRIED:
-                # Crash before: the copy waits and the request is delivered again, a duplicate. After: the copy alone.
+                # Crash before: the copy and the request, which is delivered again, are duplicates. After: the copy
+                # alone remains.
                 await job.ack()
                 self._report(job, RETRIED)
             case Outcome.ABANDONED:
-                # No caller is left to answer: a crash before it only repeats the check.
+                # Crash before: the request is delivered again and checked again.
                 await job.ack()
                 self._completed(job, "abandoned")
             case Outcome.REPLY_TO_REFUSED:
@@ -680,35 +669,33 @@ class Processor:
                 # count-failures-by-reject).
                 await job.nack()
             case Outcome.REJECTED:
-                # The delivery counts, so that a request that always fails here ends as poison and not in a circle.
+                # The delivery counts as failed, so that the delivery limit ends a request that fails each time.
                 await job.reject()
             case Outcome.DEAD_LETTERED:
-                # One step of RabbitMQ: at no moment is the request neither in this queue nor among the dead letters.
+                # RabbitMQ moves the request in one step: at no time is it in neither queue.
                 await job.reject(requeue=False)
             case Outcome.LOST:
-                # Its channel is closed: a frame on it would close the whole connection (broker: channel-ends).
+                # A frame on its closed channel would close the whole connection (broker: channel-ends).
                 pass
 
     async def _answer(self, job: InFlight, response: Response) -> Outcome:
         """Publish the retry of a failed request, or its reply. Returns when RabbitMQ has confirmed it."""
-        if job.progress:  # the answer must be the last reply
+        if job.progress:  # the final reply must come last
             await asyncio.wait(job.progress)
-        # Decided here, after the handler: only now is the status code known that the route's terms name.
+        # After the handler, because the retry terms of the route depend on the code of the response.
         retry = self._retries.plan(job.request, response, now_ms=now_ms(self._clock))
         if retry is not None:
-            # Before the publish: a cancel that arrives meanwhile is meant for the next attempt, and is remembered for
-            # it.
+            # Before the publish: a cancel that arrives from now on is remembered for the next attempt.
             job.will_be_retried = True
             if await self._retries.send(job.broker, job.delivery, job.request, retry):
                 return Outcome.RETRIED
             job.will_be_retried = False
         try:
-            # Over the connection that delivered the request, or one opened beside it: once the former is lost, the
-            # request is delivered again anyway.
+            # Over the connection that delivered the request, or one opened beside it: if that is lost, RabbitMQ
+            # delivers the request again anyway.
             await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
         except PublishRefusedError as error:
-            # The reply queue is full. Run again, its reply may fit; the delivery limit ends a request whose caller
-            # never reads.
+            # The reply queue is full. The next run may find room; the delivery limit ends the request otherwise.
             log.warning("reply refused by its queue", path=job.request.path, reason=str(error))
             return Outcome.REJECTED
         return Outcome.ANSWERED
@@ -720,23 +707,24 @@ class Processor:
             self._drop(job, error)
 
     def _drop(self, job: InFlight, error: BrokerError) -> None:
-        """Give up a request whose connection failed. RabbitMQ requeues it once it notices that: make it notice soon."""
+        """Give up a request whose connection has failed, and close what is left of that connection: RabbitMQ requeues
+        the request when its channel closes."""
         log.warning("request dropped, RabbitMQ delivers it again", path=job.request.path, reason=error.message)
-        # The channel is still open although a part of the connection failed: RabbitMQ requeues nothing until it closes.
+        # The channel may still be open, for example if only the connection for replies has failed.
         if not job.delivery.channel.is_closed:
             job.broker.fail()
 
     def _completed(self, job: InFlight, status: str, *, code: int | None = None) -> None:
-        # A cancel that comes after the answer must not be remembered: it would hit a later request of the same name.
+        # So that a cancel that arrives after the answer is not remembered: it would hit a later request.
         self._cancellations.completed(job.request.correlation_id, job.request.reply_to)
         self._report(job, status, code=code)
 
     def _report(self, job: InFlight, status: str, *, code: int | None = None) -> None:
-        # Set first: whatever fails below, the count of requests in flight must not be lowered twice.
+        # First: if the report fails, the count of requests in flight must not be lowered twice.
         job.is_reported = True
         completion = Completion(
             status,
-            # Other paths are arbitrary text of callers, who could make reports many and long.
+            # Other paths are arbitrary text of callers: each would need a report of its own, of any length.
             job.request.path if self._dispatcher.knows(job.request.path) else "",
             job.request.redelivered,
             route=self._route_of(job.request),
@@ -745,36 +733,36 @@ class Processor:
             probe=job.probe,
         )
         duration = self._clock.monotonic() - job.received_at
-        # Only the circuits of managed pools count requests by their id.
+        # Only circuits count requests by their fingerprints, and only managed pools have them.
         request = job.fingerprint if self._retries.of_managed_pool else None
         self._reporter.completed(completion, duration_ms=int(duration * 1000), request=request)
 
     def _route_of(self, request: Request) -> str | None:
-        """The route that the ingress has written; None in a direct pool, where callers write the header."""
+        """The route that the ingress has written; None in a direct pool, where a client may write the header."""
         route = decode_text(request.headers.get(ROUTE_HEADER)) if self._retries.of_managed_pool else None
         return None if route is None else header_text(route, limit=MAX_ROUTE)
 
     # -- interruptions -------------------------------------------------------------------------------------------------
 
     def cancel(self, correlation_id: str | None, reply_to: str | None, *, keep_for: float = 0.0) -> None:
-        """Cancel a request for its caller. One that has not arrived yet is answered `cancelled` when it does; it may
-        wait for another attempt for `keep_for` seconds."""
+        """Cancel a request for its caller. One that is not here is answered `cancelled` when it arrives. `keep_for`:
+        seconds for which it may wait for another attempt."""
         for job in self._jobs.values():
             if job.settling is not None and job.settling.done():
-                continue  # only its handler still runs; a later request may have the same correlation id
+                continue  # it is settled, and only its handler still runs: the cancel may be for a later request
             if job.interruption in {Interruption.REQUEUED, Interruption.LOST}:
                 continue  # it is returning to its queue: the cancel is for its next delivery
             if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
                 self._interrupt(job, Interruption.CANCELLED)
                 if not job.will_be_retried:
                     return
-        # Not here, or here and about to wait for its next attempt: the cancel may have overtaken the request.
+        # The cancel has overtaken the request, or the request is about to leave for its next attempt.
         self._cancellations.remember(correlation_id, reply_to, keep_for=keep_for)
 
     def requeue(self, *, channel: Channel | None = None, also_running: bool = False) -> None:
         """Requeue the requests that wait, or all of them; with `channel`, only those that arrived through it."""
         for job in list(self._jobs.values()):
-            # A channel that is being closed returns only its own requests; those of other queues stay.
+            # Of one queue: the requests of other queues stay.
             if channel is not None and job.delivery.channel is not channel:
                 continue
             if also_running or job.phase is Phase.WAITING:
@@ -784,38 +772,36 @@ class Processor:
         """Stop the work on the requests of a closed channel: RabbitMQ has requeued them."""
         for job in list(self._jobs.values()):
             if job.delivery.channel is channel:
-                # Never settled from here: another worker may have the request by now, and its answer is the one that
-                # counts.
+                # Not answered here: another worker may have the request by now, and will answer it.
                 self._interrupt(job, Interruption.LOST)
 
     def _arm(self, job: InFlight, seconds: float) -> None:
         """Set the deadline of a request to `seconds` from now."""
         job.disarm()
-        # The handler sees the same limit as the timer, so that it can stop by itself before it is interrupted.
+        # The handler reads the same limit (`Call.deadline`), so that it can stop by itself.
         job.call.set_timeout(seconds)
         job.timer = self._loop.call_later(seconds, self._expire, job)
 
     def _expire(self, job: InFlight) -> None:
         if not self._interrupt(job, Interruption.EXPIRED):
-            self._watch_stuck(job)  # its channel was lost before; its handler must end as well
+            self._watch_stuck(job)  # it was lost before; its handler must end now as well
 
     def _interrupt(self, job: InFlight, reason: Interruption) -> bool:
-        """Stop the work on a request, and settle it now: its handler may run on for a while, or never end."""
+        """Stop the work on a request and settle it now; False if it is already settled or interrupted."""
         if not job.interrupt(reason):
             return False
-        # A lost request keeps its timer: its deadline is then also the limit for its handler to end.
+        # A lost request keeps the timer of its deadline, at which its handler must end.
         if reason is not Interruption.LOST:
             self._watch_stuck(job)
         if job.in_handler:
-            # In a task of its own: the answer must not wait for a handler that may run on for minutes.
+            # In another task: the answer must not wait for a handler that may run on for minutes, or never end.
             job.settling = self._runtime.spawn(self._settle_interrupted(job, reason))
-            # Frees the slot, so that the next request need not wait for a handler that runs on.
             self._abandon(job)
         return True
 
     async def _settle_interrupted(self, job: InFlight, reason: Interruption) -> None:
         if not job.claim():
-            return  # its handler ended at once, and `_process` settles it
+            return  # its handler has ended, and `_process` settles it
         try:
             await self._settle(job, result_of(reason))
         except BrokerError as error:
@@ -825,13 +811,13 @@ class Processor:
             await self._reject(job)
 
     def _abandon(self, job: InFlight) -> None:
-        """Free the slot of an interrupted handler while it runs on, if its application allows that."""
+        """Free the slot of an interrupted handler that runs on, if the handler is `abandonable`."""
         if job.has_slot and self._may_abandon(job):
             self._free_slot(job)
 
     def _may_abandon(self, job: InFlight) -> bool:
-        """Whether the slot of an interrupted request is free while its handler runs on; counts it then."""
-        # Handlers that run on without a slot still hold a thread; the pool of threads has `max_abandoned` spare ones.
+        """Whether an interrupted handler may run on without a slot; marks its request as abandoned if so."""
+        # Each such handler holds a thread, and the pool of threads has `max_abandoned` of them.
         abandoned = sum(other.is_abandoned and other.in_handler for other in self._jobs.values())
         if self._dispatcher.may_abandon(job.request.path) and abandoned < self._settings.max_abandoned:
             job.is_abandoned = True
@@ -839,29 +825,29 @@ class Processor:
 
     def _watch_stuck(self, job: InFlight) -> None:
         job.disarm()
-        # The same timer slot as the deadline: an interrupted request has no deadline any more.
+        # Replaces the timer of the deadline, which an interrupted request does not need.
         job.timer = self._loop.call_later(self._settings.stuck_grace, self._stuck, job)
 
     def _stuck(self, job: InFlight) -> None:
-        """Exit because a handler runs on after its cancel. Its request is settled already."""
+        """Make the worker exit if the handler of an interrupted request still runs."""
         if job.interruption is None or not job.in_handler:
             return
         log.error("handler does not end", path=job.request.path, reason=str(job.interruption))
-        # Further handlers may be stuck because of the first one; of a batch, any other request may be the cause.
+        # Only the first one, because it may block the others; and no batch, where any request may be the cause.
         if not self._evidence.stuck and job.batch_size <= 1:
-            # Named in the last report: the controller refuses the text once it has ended a second worker this way.
+            # In the last report: the controller refuses the text once it has ended a second worker this way.
             self._evidence.stuck = text_fingerprint(job.request.path, job.request.body)
         reason = f"The handler of {job.request.path!r} did not end when it was cancelled."
-        # A thread cannot be ended from outside in Python: only the end of the process frees what it holds.
+        # Python cannot end a thread from outside: only the end of the process frees its resources.
         self._runtime.request_exit(Unrecoverable(reason))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, settled or not, or ran when the session was lost."""
-        # A reload is work for the requests that wait for it: it may end the worker as a handler may.
+        # With those that wait for a reload, which may end the worker as a handler may.
         running = [job.fingerprint for job in self._jobs.values() if job.in_handler or job.waits_for_data]
-        # Bounded: the report must stay small however many requests run. Lost sessions come first, as the likely cause.
+        # Bounded, to keep reports small. Those of the lost session come first, as the likely cause.
         return [*self._evidence.lost_session, *running][:MAX_NAMED_REQUESTS]
 
     def _evidence_fields(self) -> Mapping[str, object]:
