@@ -343,6 +343,16 @@ async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(b
     assert bench.statuses() == ["cancelled"]
 
 
+async def test_reason_to_exit_repeats_little_of_a_long_path(bench: Bench) -> None:
+    dispatcher = bench.processor._dispatcher
+    dispatcher._default = dispatcher._targets["/deaf"]
+    await bench.take("/" + "nowhere" * 10_000)
+    await bench.running.wait()
+    bench.processor.cancel("c", REPLIES)
+    await until(lambda: bool(bench.exits))
+    assert len(str(bench.exits[0])) < 400
+
+
 async def test_headers_that_amqp_cannot_carry_are_an_error(bench: Bench) -> None:
     publish = bench.broker_connection.replies.publish
 

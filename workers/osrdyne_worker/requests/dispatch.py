@@ -112,7 +112,7 @@ class Dispatcher:
             said = coalesce(call)
             return None if said is None else bool(said)
         except Exception as error:  # of the application; the request itself is not the cause
-            log.warning("coalesce function of a handler failed", path=call.path, reason=describe(error))
+            log.warning("coalesce function of a handler failed", path=shown_path(call.path), reason=describe(error))
             return False
 
     @property
@@ -178,7 +178,7 @@ class Dispatcher:
         try:
             await self._in_thread(stream.close, call, group_id)
         except Exception as error:
-            log.warning("stream not closed properly", path=call.path, reason=describe(error))
+            log.warning("stream not closed properly", path=shown_path(call.path), reason=describe(error))
 
     async def run_batch(self, calls: list[Call], *, group_id: str) -> list[Response | None]:
         """Run the batch handler of the calls, which have the same path and context; the reply of each.
@@ -313,7 +313,7 @@ class Dispatcher:
                 closing = loop.run_in_executor(self._threads, self._work, lambda: discard(unused), call, group_id)
                 await asyncio.wait({closing})
                 if isinstance(error := closing.result(), BaseException):
-                    log.warning("unused answer not closed properly", path=call.path, reason=describe(error))
+                    log.warning("unused answer not closed properly", path=shown_path(call.path), reason=describe(error))
             raise
         if isinstance(result, BaseException):
             raise result
@@ -400,7 +400,7 @@ class Dispatcher:
     async def _failure(self, error: Exception, call: Call) -> Response:
         await self._check_alive(error, call)
         # The traceback goes to the log alone: a caller sees it only where the operator has set `debug`.
-        log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
+        log.error("handler failed", path=shown_path(call.path), correlation_id=call.correlation_id, exc_info=error)
         refusal = await self._refusal(error) or RequestError(describe(error), code=500, error_code="internal_error")
         if self._debug:
             refusal.details["traceback"] = traceback.format_exception(error)

@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 MAX_WAITING_FOR_DATA = 100
 """Requests that may wait for a reload without counting towards the prefetch."""
 
-MAX_ROUTE = 200
-"""Characters of a route's name in a report."""
+MAX_TEXT = 200
+"""Characters of a client's text in a report or a log event."""
 
 log = get_logger("worker")
 
@@ -321,7 +321,7 @@ class Processor:
         """Log the first refused reply address only: the controller counts all such requests from the reports."""
         if not self._reply_to_logged:
             self._reply_to_logged = True
-            address = header_text(request.reply_to or "", limit=MAX_ROUTE)
+            address = header_text(request.reply_to or "", limit=MAX_TEXT)
             log.warning("request dropped, reply address not allowed", reason=reason, reply_to=address)
 
     def _check_text(self, job: InFlight) -> Result | None:
@@ -603,7 +603,7 @@ class Processor:
             response = await self.streams.send(job, lambda: self._dispatcher.next_part(parts, call, group_id=group_id))
         except PublishRefusedError as error:
             # As in `_answer`: a failed delivery, so that the delivery limit ends the request.
-            log.warning("part of a stream refused by its queue", path=job.request.path, reason=str(error))
+            log.warning("part of a stream refused by its queue", path=shown_path(job.request.path), reason=str(error))
             return Outcome.REJECTED
         finally:
             await self._dispatcher.close_stream(parts, call, group_id=group_id)
@@ -696,7 +696,7 @@ class Processor:
             await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
         except PublishRefusedError as error:
             # The reply queue is full. The next run may find room; the delivery limit ends the request otherwise.
-            log.warning("reply refused by its queue", path=job.request.path, reason=str(error))
+            log.warning("reply refused by its queue", path=shown_path(job.request.path), reason=str(error))
             return Outcome.REJECTED
         return Outcome.ANSWERED
 
@@ -709,7 +709,9 @@ class Processor:
     def _drop(self, job: InFlight, error: BrokerError) -> None:
         """Give up a request whose connection has failed, and close what is left of that connection: RabbitMQ requeues
         the request when its channel closes."""
-        log.warning("request dropped, RabbitMQ delivers it again", path=job.request.path, reason=error.message)
+        log.warning(
+            "request dropped, RabbitMQ delivers it again", path=shown_path(job.request.path), reason=error.message
+        )
         # The channel may still be open, for example if only the connection for replies has failed.
         if not job.delivery.channel.is_closed:
             job.broker.fail()
@@ -740,7 +742,7 @@ class Processor:
     def _route_of(self, request: Request) -> str | None:
         """The route that the ingress has written; None in a direct pool, where a client may write the header."""
         route = decode_text(request.headers.get(ROUTE_HEADER)) if self._retries.of_managed_pool else None
-        return None if route is None else header_text(route, limit=MAX_ROUTE)
+        return None if route is None else header_text(route, limit=MAX_TEXT)
 
     # -- interruptions -------------------------------------------------------------------------------------------------
 
@@ -832,12 +834,13 @@ class Processor:
         """Make the worker exit if the handler of an interrupted request still runs."""
         if job.interruption is None or not job.in_handler:
             return
-        log.error("handler does not end", path=job.request.path, reason=str(job.interruption))
+        path = shown_path(job.request.path)
+        log.error("handler does not end", path=path, reason=str(job.interruption))
         # Only the first one, because it may block the others; and no batch, where any request may be the cause.
         if not self._evidence.stuck and job.batch_size <= 1:
             # In the last report: the controller refuses the text once it has ended a second worker this way.
             self._evidence.stuck = text_fingerprint(job.request.path, job.request.body)
-        reason = f"The handler of {job.request.path!r} did not end when it was cancelled."
+        reason = f"The handler of {path!r} did not end when it was cancelled."
         # Python cannot end a thread from outside: only the end of the process frees its resources.
         self._runtime.request_exit(Unrecoverable(reason))
 

@@ -14,9 +14,9 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError, OsrdyneError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.messages import Request, Response, header_text
+from osrdyne.protocol.messages import Request, Response
 from osrdyne_worker.app.call import Answer
-from osrdyne_worker.app.codec import answer_to_response, error_response
+from osrdyne_worker.app.codec import answer_to_response, error_response, shown_path
 from osrdyne_worker.app.errors import CallCancelledError, RequestError, answer_too_large
 from osrdyne_worker.requests.inflight import InFlight
 
@@ -46,7 +46,7 @@ class ReplySender:
         try:
             await self._publish(channel, request.reply_to, message)
         except (TypeError, ValueError, MessageTooLargeError) as error:  # invalid headers set by a handler
-            log.error("reply has invalid headers", path=header_text(request.path), reason=str(error))
+            log.error("reply has invalid headers", path=shown_path(request.path), reason=str(error))
             message = self._message(request, unsendable(error, request, response))
             await self._publish(channel, request.reply_to, message)
 

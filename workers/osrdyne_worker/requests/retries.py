@@ -19,7 +19,6 @@ from osrdyne.protocol.messages import (
     HOPS_HEADER,
     Request,
     Response,
-    header_text,
 )
 from osrdyne.protocol.names import priority_of
 from osrdyne.protocol.retries import (
@@ -33,6 +32,7 @@ from osrdyne.protocol.retries import (
     read_terms,
 )
 from osrdyne.protocol.statuses import Status, decode_text
+from osrdyne_worker.app.codec import shown_path
 from osrdyne_worker.runtime.connection import BrokerConnection
 
 MAX_WARNED = 100
@@ -147,7 +147,7 @@ class Retries:
                 raise
             log.error(
                 "retry could not be published, request answered",
-                path=header_text(request.path, limit=200),
+                path=shown_path(request.path),
                 delay_ms=retry.delay_ms,
                 reason=str(error),
             )
