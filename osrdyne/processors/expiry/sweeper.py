@@ -28,12 +28,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
-from osrdyne.broker.management.listings import RequestQueueListing
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.broker.session import LeaderSession
 from osrdyne.errors import BrokerError, OsrdyneError, QueueNotSweptError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import RequestQueues, TermContext
+from osrdyne.pool.ports import QueueListings
 from osrdyne.pool.routing.deadlines import ForwardedDeadlines
 from osrdyne.pool.routing.routes import ActiveRoutes
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
@@ -68,8 +68,8 @@ class ExpirySweeper:
         *,
         queues: RequestQueues,
         tracker: PoolStateTracker,
-        listing: RequestQueueListing,
-        routing: ActiveRoutes,
+        listings: QueueListings,
+        routes: ActiveRoutes,
         publish_order: PublishOrder,
         session: LeaderSession,
         limit_of: Callable[[Key], int],
@@ -79,8 +79,8 @@ class ExpirySweeper:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._layout, self._queue_status, self._queue_commands = queues.layout, queues.status, queues.commands
         self._tracker = tracker
-        self._listing = listing
-        self._routing = routing
+        self._listings = listings
+        self._routes = routes
         self._publish_order = publish_order
         self._session = session
         self._limit_of = limit_of
@@ -129,7 +129,7 @@ class ExpirySweeper:
         """Sweep every queue that may need it according to a listing, one after the other."""
         # Both before the listing: what the ingress notes meanwhile is newer than the answer and must stay.
         listed_at, known = self._clock.monotonic(), self.deadlines.queues()
-        ready = await self._listing.list_ready()
+        ready = await self._listings.list_ready()
         self.deadlines.forget(known - ready.keys())  # a queue may have been declared since
         self._note_listed(ready, listed_at)
         for queue_id, waiting in ready.items():
@@ -192,7 +192,7 @@ class ExpirySweeper:
         """Whether the queue may hold a request that neither the ingress has noted nor the latest sweep has seen."""
         swept_at = self._swept_at.get(queue_id, self._listed_at)
         is_long_ago = self._clock.monotonic() > swept_at + SWEEP_AGAIN * self._interval
-        return self._routing.may_have_returned(queue_id, -math.inf if is_long_ago else swept_at)
+        return self._routes.may_have_returned(queue_id, -math.inf if is_long_ago else swept_at)
 
     async def _try_to_sweep(self, queue_id: QueueId) -> None:
         key, priority = queue_id

@@ -109,10 +109,10 @@ def name_of(request: Request) -> RequestName | None:
 class GroupsOfKeys:
     """The groups that requests with the key of a client may be in."""
 
-    def __init__(self, tracker: PoolStateTracker, routing: ActiveRoutes, splitting: ActiveSplitter) -> None:
+    def __init__(self, tracker: PoolStateTracker, routes: ActiveRoutes, splitter: ActiveSplitter) -> None:
         self._tracker = tracker
-        self._routing = routing
-        self._splitting = splitting
+        self._routes = routes
+        self._splitter = splitter
 
     def all(self, key: Key) -> set[Key]:
         """The group of the key, those that the splitter makes of it, and those that a route names for any key."""
@@ -124,13 +124,13 @@ class GroupsOfKeys:
         return own or set(self._named())
 
     def _split(self, key: Key) -> list[Key]:
-        splitter = self._splitting.splitter
+        splitter = self._splitter.splitter
         prefix = None if splitter is None else splitter.prefix_of(key)
         known = [] if prefix is None else self._tracker.keys()
         return [one for one in known if prefix is not None and one.startswith(prefix)]
 
     def _named(self) -> Collection[Key]:
-        table = self._routing.table
+        table = self._routes.table
         return () if table is None else table.manifest.named_keys
 
 
@@ -142,8 +142,8 @@ class CancelProcessor:
         context: TermContext,
         *,
         tracker: PoolStateTracker,
-        routing: ActiveRoutes,
-        splitting: ActiveSplitter,
+        routes: ActiveRoutes,
+        splitter: ActiveSplitter,
         kept: KeptCancels,
         publisher: Publisher,
         forgeries: Forgeries,
@@ -153,9 +153,9 @@ class CancelProcessor:
         self._names, self._metrics = context.names, context.metrics
         self._on_cancel = on_cancel
         self._tracker = tracker
-        self._routing = routing
-        self._splitting = splitting
-        self._groups = GroupsOfKeys(tracker, routing, splitting)
+        self._routes = routes
+        self._splitter = splitter
+        self._groups = GroupsOfKeys(tracker, routes, splitter)
         self._kept = kept
         self._publisher = publisher
         self._forgeries = forgeries
@@ -189,7 +189,7 @@ class CancelProcessor:
             self._count_invalid()
             self._log.debug("cancel ignored", error=str(error))
             return
-        name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait
+        name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routes.longest_wait
         # Kept before it is sent: a worker that reports in between gets it by `repeat_to`.
         self._kept.keep(name, key, seconds=keep_for)
         self._on_cancel(name, key)
@@ -219,7 +219,7 @@ class CancelProcessor:
 
     def _concerning(self, group: Key) -> Callable[[Key], bool]:
         """A function that returns whether a request with a key may be in this group."""
-        splitter, table = self._splitting.splitter, self._routing.table
+        splitter, table = self._splitter.splitter, self._routes.table
         is_named = table is not None and group in table.manifest.named_keys
 
         def concerns(key: Key) -> bool:

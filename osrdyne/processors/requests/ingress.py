@@ -97,7 +97,7 @@ class IngressRouter:
     ) -> None:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._skew_ms = int(context.settings.requests.max_clock_skew * 1000)
-        self._routing, self._splitting = rules.routes, rules.splitter
+        self._routes, self._splitter = rules.routes, rules.splitter
         self._policies, self._circuits, self._checks = rules.policies, rules.circuits, rules.checks
         self._forgeries, self._verifier, self._user = provenance.forgeries, provenance.verifier, provenance.user
         self._tracker = tracker
@@ -154,7 +154,7 @@ class IngressRouter:
         return Orphan(delivery, arrival, at, refusal)
 
     def _split(self, arrival: Arrival) -> Arrival:
-        splitter = self._splitting.splitter
+        splitter = self._splitter.splitter
         if splitter is None:
             return arrival
         split = splitter.split(arrival)
@@ -165,7 +165,7 @@ class IngressRouter:
 
     def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
         """The deliveries by the routes; for a request that was accepted before, the one that it had."""
-        arrival, request, limits = orphan.arrival, orphan.request, self._routing.ttl_limits
+        arrival, request, limits = orphan.arrival, orphan.request, self._routes.ttl_limits
         refusal = orphan.refusal or self._refuse(arrival)
         # A request that expired between two leaders is routed first: the earlier one may have answered no-route, and
         # it gets the same answer again.
@@ -180,10 +180,10 @@ class IngressRouter:
             return refusal or self._refuse_activation(request, before) or [before]
         # A new request of this name: the cancel that is still kept was meant for the one before it.
         self._cancels.forget(request)
-        routed = accept(arrival, self._routing.table, limits=limits)
+        routed = accept(arrival, self._routes.table, limits=limits)
         if self._policies.has_any:
             routed = [limit_age(arrival, one, self._policies.of) for one in routed]
-        if self._routing.table is not None and arrival.sample.exceeded:
+        if self._routes.table is not None and arrival.sample.exceeded:
             self._note_work_limit(arrival)
         # Before `refusal`: a request that expired between two leaders may have been answered `no-route` by the earlier.
         if not routed:
@@ -239,7 +239,7 @@ class IngressRouter:
     async def prepare(self, routed: RoutedRequest) -> None:
         """Make sure that the exchange of its priority level exists, and wait until a pause of its group is sent to the
         workers. Raises `BrokerConflictError`."""
-        await self._routing.require_level(routed.priority)
+        await self._routes.require_level(routed.priority)
         # Before the publish: a worker that is not paused yet would take the request.
         await self._circuits.settled(routed.key)
 
