@@ -372,9 +372,7 @@ def wire_workers(
         context,
         state,
         driver=driver,
-        make_spec=spec_factory(
-            state.profiles, state.layout, credentials, state.poison_texts, state.paused, state.rates
-        ),
+        make_spec=spec_factory(state, credentials),
         credentials=credentials,
         queue_commands=queues.commands,
         control=control,

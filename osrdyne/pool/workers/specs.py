@@ -12,12 +12,9 @@ from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
 from osrdyne.drivers.pooled.driver import PooledDriver, worker_hash
 from osrdyne.drivers.pooled.placement import ProcessSettings
-from osrdyne.pool.context import TermContext
+from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.ports import WorkerCredentials
-from osrdyne.pool.state.groups.paused_groups import PausedGroups
-from osrdyne.pool.state.groups.profiles import GroupProfiles, WorkerShape
-from osrdyne.pool.state.workers.crashes import PoisonTexts
-from osrdyne.pool.state.workers.rates import GroupRates
+from osrdyne.pool.state.groups.profiles import WorkerShape
 from osrdyne.pool.workers.actions import SpecFactory
 from osrdyne.pool.workers.autoscaler import ScalingRules
 from osrdyne.protocol.control import Generation
@@ -57,24 +54,17 @@ def worker_shape(driver: Driver, pool: Settings) -> WorkerShape:
     return shape
 
 
-def spec_factory(
-    profiles: GroupProfiles,
-    layout: QueueLayout,
-    credentials: WorkerCredentials,
-    poison: PoisonTexts,
-    paused: PausedGroups,
-    rates: GroupRates,
-) -> SpecFactory:
+def spec_factory(state: TermState, credentials: WorkerCredentials) -> SpecFactory:
     """Return a factory for worker specifications, each with credentials of its own."""
 
     async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
         # Read once: the profiles may change during the calls below, and the hash must be that of these settings.
-        group = profiles.of(key)
+        group = state.profiles.of(key)
         environment = replace(
-            worker_environment(group.settings, key, layout),
-            poison=poison.of_key(key),
-            paused=paused.is_paused(key),
-            rate=rates.of(key),
+            worker_environment(group.settings, key, state.layout),
+            poison=state.poison_texts.of_key(key),
+            paused=state.paused.is_paused(key),
+            rate=state.rates.of(key),
         )
         uri = await credentials.uri_for(key, environment.worker_id)
         return WorkerSpec(
