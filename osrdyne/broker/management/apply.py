@@ -1,4 +1,4 @@
-"""Puts a pool's topology and policies on the broker. Called by the leader at take-over; doing it again is harmless."""
+"""Declares a pool's topology and puts its policies. Called by the leader at takeover; repeating it is harmless."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from osrdyne.errors import BrokerConflictError
 async def declare_topology(channel: Channel, topology: Topology) -> None:
     """Declare everything in order.
 
-    Raises `BrokerConflictError` when something of the same name exists with other arguments; the channel is closed
-    then, and nothing that existed has been changed.
+    Raises `BrokerConflictError` if an object of the same name exists with other arguments. That object stays as it is,
+    and the channel is closed.
     """
     for item in topology.declarations:
         await _declare(channel, item)
@@ -42,7 +42,7 @@ async def _declare(channel: Channel, item: Declaration) -> None:
 
 
 def _conflict(kind: str, name: str, error: BrokerConflictError) -> BrokerConflictError:
-    """RabbitMQ's text names the argument and both values; only its code has been relied on."""
+    """Add the remedy to the error, with the argument and both values of RabbitMQ's text if it has them."""
     difference = error.message.partition("PRECONDITION_FAILED - ")[2] or error.message
     remedy = "drain and delete it" if kind == "queue" else "delete it"
     return BrokerConflictError(
@@ -52,10 +52,10 @@ def _conflict(kind: str, name: str, error: BrokerConflictError) -> BrokerConflic
 
 
 async def apply_policies(management: ManagementClient, *policies: PolicySpec) -> list[PolicySpec]:
-    """Put policies in place that are missing or different; the ones that were changed."""
+    """Put policies that are missing or different; return these."""
     changed = []
     for policy in policies:
-        # Only if it differs: RabbitMQ would apply a policy that is put again to all of its queues.
+        # Only if it differs: RabbitMQ applies a policy that is put again to all of its queues.
         if await management.get_policy(policy.name) != policy:
             await management.put_policy(policy)
             changed.append(policy)

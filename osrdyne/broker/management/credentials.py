@@ -1,10 +1,9 @@
-"""The AMQP credentials that workers are given: one user for all of them, or one for each (`broker.scoped_credentials`).
+"""The AMQP credentials of workers: one user for all of them, or one for each (`broker.scoped_credentials`).
 
-A worker's own user may consume its requests, own its control queue, report and reply, and nothing else. It is made
-before the worker starts and removed when the worker has ended, which closes whatever connection of it is left at once
-(broker: user-per-worker) and gives back what a dead connection held. RabbitMQ and the driver know everything there is
-to know: the
-password is kept nowhere, a new leader finds users and workers as they are (decision 0010). Built by the term.
+A worker's own user may consume its requests, declare its control queue, report and reply, and nothing else. It is
+created before the worker starts and deleted when the worker has ended. The deletion closes remaining connections of the
+user at once (broker: user-per-worker), so that requests of a dead connection return to their queue. The daemon stores
+nothing: passwords are not kept, and a new leader reads users from RabbitMQ and workers from the driver (decision 0010).
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, encode_k
 from osrdyne.protocol.uri import with_user
 
 RETRY = Backoff(initial=1.0, maximum=30.0)
-# Of one worker's user: it needs one connection, perhaps another for direct replies, and as many again while RabbitMQ
-# has not noticed their loss.
+# For the user of one worker: it needs one connection, another one for direct replies, and as many again while RabbitMQ
+# has not noticed the loss of these.
 LIMITS = {"max-connections": 4, "max-channels": 64}
-# What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`).
+# The end of the id of a replica, after the id of its start (`protocol.names.replica_id`).
 _REPLICA = r"\.[a-z0-9][a-z0-9-]{0,251}"
 
 
@@ -49,10 +48,10 @@ class SharedCredentials:
         return self._uri
 
     def release(self, worker_id: WorkerId) -> None:
-        """Nothing is the worker's own."""
+        """Do nothing: no worker has a user of its own."""
 
     async def tidy(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing, as `release`."""
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -61,9 +60,9 @@ class SharedCredentials:
 class ScopedCredentials:
     """A RabbitMQ user for each worker of one pool.
 
-    `uri` says where workers find the broker. `alive` tells the ids of the workers that exist. A user that was made for
-    a start is kept for `start_timeout` seconds, whatever `alive` says: that start may still be under way.
-    `workers_of_start`: how many workers may share a user, where a platform makes several of one start.
+    `uri`: the address of RabbitMQ for workers. `alive` returns the ids of the workers that exist. A new user is kept
+    for `start_timeout` seconds even without a worker, because its start may still be in progress. `workers_of_start`:
+    how many workers share a user, if the platform makes several of one start.
     """
 
     def __init__(
@@ -95,9 +94,10 @@ class ScopedCredentials:
         self._log: Logger = get_logger("credentials")
 
     async def uri_for(self, key: Key, worker_id: WorkerId) -> str:
-        """Make the worker's user. A crash or an error in between leaves a user that is of no use and soon removed.
+        """Create the worker's user and return its URI. A crash or error leaves a user without use, which `tidy`
+        deletes.
 
-        Raises `BrokerError`, one that is not `retryable` when this controller may not make users.
+        Raises `BrokerError`; it is not `retryable` if this controller may not create users.
         """
         return await self._make_user(
             worker_id,
@@ -112,8 +112,8 @@ class ScopedCredentials:
         )
 
     async def uri_for_process(self, worker_id: WorkerId) -> str:
-        """Make the user of a pooled process: it reports and reads its control queue, and nothing else. Its workers have
-        users of their own. As `uri_for`."""
+        """Create the user of a pooled process, as `uri_for`. It may report and read its control queue, and nothing
+        else: the workers of the process have users of their own."""
         return await self._make_user(
             worker_id,
             topics=_exactly(own=re.escape(self._names.control_worker_routing_key(worker_id))),
@@ -121,35 +121,34 @@ class ScopedCredentials:
         )
 
     async def _make_user(self, worker_id: WorkerId, *, topics: str, permissions: Permissions) -> str:
-        # Before the user exists: a `tidy` at the same time would find it without a worker and delete it.
+        # Before the user exists: a concurrent `tidy` would delete a user without a worker.
         self._kept_until[worker_id] = self._clock.monotonic() + self._start_timeout
         user, password = f"{self._prefix}{worker_id}", secrets.token_urlsafe(32)
         try:
             await self._management.put_user(user, password=password)
             for limit, value in LIMITS.items():
-                # Limits and topics before the permissions: until the last call the user may do nothing at all.
+                # Limits and topics before the permissions: until the last call the user may do nothing.
                 await self._management.put_user_limit(user, limit, value * self._workers_of_start)
             await self._management.put_topic_permissions(
                 user,
                 self._names.control_exchange,
-                # A worker only listens on the control exchange: a message from it would be taken for one of the leader.
+                # No write: other workers would take a message of this worker for one of the leader.
                 write="^$",
                 read=topics,
             )
             await self._management.put_permissions(user, permissions)
         except BaseException:
-            self.release(worker_id)
-            # What was made so far is left to `tidy`, which also finds users of a leader that was killed here.
+            self.release(worker_id)  # `tidy` deletes the user, as after a leader that was killed here
             raise
         return with_user(self._uri, user, password)
 
     def release(self, worker_id: WorkerId) -> None:
-        """The worker has ended, or never began: its user goes soon."""
+        """Have `run` delete the user of a worker that has ended or was not started."""
         self._kept_until.pop(worker_id, None)
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Remove unused users whenever a worker has ended, and every `interval` seconds; never returns."""
+        """Delete unused users when a worker has ended, and every `interval` seconds; never returns."""
         failures = 0
         while True:
             try:
@@ -161,7 +160,7 @@ class ScopedCredentials:
             await (self._clock.sleep(RETRY.delay(failures)) if failures else self._wakeup.wait(self._interval))
 
     async def tidy(self) -> None:
-        """Remove the users of this pool whose worker does not exist."""
+        """Delete the users of this pool whose worker does not exist."""
         # Listed before `alive` is read: a worker that starts in between is in `alive`, or its user is not listed.
         users = await self._management.list_users(self._prefix)
         now, alive = self._clock.monotonic(), self._alive()
@@ -169,17 +168,17 @@ class ScopedCredentials:
         for user in users:
             worker_id = WorkerId(user.removeprefix(self._prefix))
             if worker_id not in alive and worker_id not in self._kept_until:
-                # Closes the connections of the user as well: a worker that lives on unseen loses its right to reply.
+                # This also closes the connections of a worker that still runs although no driver lists it.
                 await self._management.delete_user(user)
                 self._log.info("worker credentials removed", worker_id=worker_id)
-                # After the user: before, its worker could declare them again.
+                # After the user, whose worker could otherwise declare them again.
                 await self._remove_objects_of(worker_id)
 
     async def _remove_objects_of(self, worker_id: WorkerId) -> None:
-        """Delete what the removed user has left under the name of its control queue.
+        """Delete queues and exchanges of a deleted user that have the name of its control queue.
 
-        A worker's own control queue is exclusive and goes with its connection. The same permission allows a queue that
-        stays, or an exchange, of that name: code in a worker may have made one.
+        A worker's own control queue is exclusive and is deleted with its connection. The same permission allows code in
+        the worker to declare a durable queue or an exchange of that name.
         """
         name = self._names.control_queue(worker_id)
 
@@ -190,15 +189,15 @@ class ScopedCredentials:
             for exchange in filter(is_its_own, await self._management.list_exchanges()):
                 await self._management.delete_exchange(exchange)
             for queue in await self._management.list_queues(name):
-                # The listing is by prefix, and the name of one worker may be the beginning of another's.
+                # The listing is by prefix, and the name of one worker may be the beginning of that of another.
                 if is_its_own(queue.name):
                     await self._management.delete_queue(queue.name)
-        except BrokerError as error:  # RabbitMQ refuses an exclusive queue whose connection is just being closed
+        except BrokerError as error:  # such as an exclusive queue whose connection is just being closed
             self._log.warning("objects of a removed user not deleted", worker_id=worker_id, error=str(error))
 
 
 def user_prefix(pool: str, vhost: str) -> str:
-    """How the users of a pool begin. Users belong to a whole cluster, so that the virtual host is part of it."""
+    """The prefix of the names of a pool's users, with the virtual host, because users belong to the whole cluster."""
     return f"osrdyne-{pool}-{encode_key(Key(vhost))}-"
 
 
@@ -210,9 +209,9 @@ def worker_permissions(
     has_retries: bool = False,
     replicas: bool = False,
 ) -> Permissions:
-    """What a worker of these request queues needs: declaring a queue needs configure, binding it write on
-    the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue.
-    `has_retries`: it sends failed requests to wait. `replicas`: several workers share the user."""
+    """The permissions of a worker of these request queues. Declaring the control queue needs configure on it, binding
+    it needs write on it and read on the exchange, and a reply needs write on `amq.default`, which routes to every
+    queue. `has_retries`: it publishes failed requests to wait queues. `replicas`: several workers share the user."""
     control = _own(names.control_queue(worker_id), replicas=replicas)
     retries = [names.retry_exchange] if has_retries else []
     return Permissions(
@@ -223,12 +222,12 @@ def worker_permissions(
 
 
 def client_permissions(names: PoolNames) -> Permissions:
-    """What a client needs: it publishes requests, and what belongs to them. Direct reply-to needs no permission."""
+    """The permissions of a client: to publish requests, cancels, inquiries and credit. Direct reply-to needs none."""
     return Permissions(configure="^$", write=f"^{re.escape(names.pool)}-(req|cancel|progress|credit)-xchg$", read="^$")
 
 
 def process_permissions(names: PoolNames, worker_id: WorkerId) -> Permissions:
-    """What a pooled process needs: its control queue, and the exchange that takes its reports."""
+    """The permissions of a pooled process: its control queue, and the exchange for its reports."""
     control = _own(names.control_queue(worker_id), replicas=False)
     return Permissions(
         configure=_exactly(own=control),
@@ -238,21 +237,19 @@ def process_permissions(names: PoolNames, worker_id: WorkerId) -> Permissions:
 
 
 def control_topics(names: PoolNames, key: Key, worker_id: WorkerId, *, replicas: bool = False) -> str:
-    """The routing keys of control messages that the worker may listen to: those to its group and to itself."""
+    """The pattern of the routing keys of control messages that the worker may receive: to its group and to itself."""
     own = _own(names.control_worker_routing_key(worker_id), replicas=replicas)
     return _exactly(names.control_group_routing_key(key), own=own)
 
 
 def _own(name: str, *, replicas: bool) -> str:
-    """The pattern of one name of a worker. Where several workers share a user, each adds a name of its own."""
+    """The pattern of one name of a worker. If several workers share a user, each has its own suffix."""
     return f"{re.escape(name)}{_REPLICA if replicas else ''}"
 
 
 def _exactly(*texts: str, own: str) -> str:
-    """A regular expression that matches these texts, the names of the worker's own, and nothing else.
-
-    RabbitMQ's names hold no line feed.
-    """
+    """A regular expression that matches these texts, the pattern `own`, and nothing else. `$` is safe: names in
+    RabbitMQ contain no line feed."""
     return f"^({'|'.join([*map(re.escape, texts), own])})$"
 
 
@@ -260,9 +257,9 @@ REMEDY = "Set broker.scoped_credentials: true, or name a user with fewer rights 
 
 
 async def administrator_of_workers(settings: BrokerSettings, *, clock: Clock) -> str | None:
-    """The user in the URI that every worker is given, if that user is an administrator of RabbitMQ.
+    """The user in the URI of all workers, if it is an administrator of RabbitMQ.
 
-    RabbitMQ is asked as that very user, so that the daemon's own user needs no rights for it. Raises `BrokerError`.
+    The query is made as that user, so that the daemon's own user needs no permission. Raises `BrokerError`.
     """
     parts = urlsplit(settings.effective_worker_uri())
     user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
@@ -270,7 +267,7 @@ async def administrator_of_workers(settings: BrokerSettings, *, clock: Clock) ->
     async with ManagementClient(settings.model_copy(update={"management_uri": address}), clock=clock) as management:
         try:
             whoami = await management.whoami()
-        except BrokerAccessError:  # a user without tags may not use the HTTP API at all
+        except BrokerAccessError:  # a user without tags may not use the HTTP API
             return None
     return user if whoami.may_make_users else None
 

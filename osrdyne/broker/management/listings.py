@@ -1,5 +1,5 @@
-"""Listings of a pool's request queues through the management API. Source: broker: totals-listing, lifecycle: "Takeover
-and restart", idle-needs-a-fresh-total."""
+"""Listings of a pool's request queues through the HTTP API. Source: broker: totals-listing, lifecycle: "Takeover and
+restart", idle-needs-a-fresh-total."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
-    """The queues of a group as listed; `ready` and `messages` (None: unknown) may be seconds old. `ready_by_level`:
-    by priority, None is the default level. `whole`: every known queue of the group is listed. `sampled_after`:
-    monotonic time; the figures are no older."""
+    """The queues of a group in a listing. `ready` and `messages` (None: unknown) may be some seconds old, but are not
+    older than `sampled_after` (monotonic). `ready_by_level`: by priority, None is the default level. `whole`: every
+    known queue of the group is listed."""
 
     key: Key
     bound: bool
@@ -31,7 +31,7 @@ class ListedQueue:
 
 @dataclass(frozen=True, slots=True)
 class MessageTotal:
-    """All messages of a running queue, in a sample taken after `sampled_after` (monotonic)."""
+    """All messages of a running queue or group, in a sample taken after `sampled_after` (monotonic)."""
 
     messages: int
     sampled_after: float
@@ -86,7 +86,7 @@ class RequestQueueListing:
         return self._names.key_of_level_queue(queue.name, arguments) if key is None else (key, None)
 
     async def list_request_queues(self) -> list[ListedQueue]:
-        """Every group that has a queue, with whether all that it uses are bound by its key."""
+        """Every group that has a queue; `bound` if all queues of used levels are bound by its key."""
         groups = await self._list()
         exchanges = {queue.exchange for queues in groups.values() for queue, _ in queues if queue.used}
         bound = {
@@ -97,10 +97,10 @@ class RequestQueueListing:
         return [
             ListedQueue(
                 key,
-                # Also false where a queue that the group has is not listed.
+                # Known queues that are not listed count as well: without one of them the group is not bound.
                 bound=all(
                     (queue.exchange, queue.name, str(key)) in bound
-                    for queue in {*self._existing(key), *(queue for queue, _ in queues)}
+                    for queue in {*self._layout.existing(key), *(queue for queue, _ in queues)}
                     if queue.used
                 ),
                 ready=sum(totals.ready or 0 for _, totals in queues),
@@ -115,8 +115,8 @@ class RequestQueueListing:
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages by key: ready, unacknowledged, and on their way to a dead letter queue.
 
-        Queues that are not running report zero whatever they hold, so their groups are left out, as are groups with a
-        known queue that is not listed.
+        Groups with a queue that is not running are left out, because such a queue reports zero, and so are groups with
+        a known queue that is not listed.
         """
         return {
             key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
@@ -126,14 +126,10 @@ class RequestQueueListing:
 
     def _is_whole(self, key: Key, queues: Sequence[tuple[GroupQueue, QueueTotals]]) -> bool:
         listed = {queue.priority for queue, _ in queues}
-        return listed.issuperset(queue.priority for queue in self._existing(key))
-
-    def _existing(self, key: Key) -> list[GroupQueue]:
-        """The queues of a group that exist as far as this term knows."""
-        return [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        return listed.issuperset(queue.priority for queue in self._layout.existing(key))
 
     async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
-        """The same for each queue of a priority level, by key and priority."""
+        """Messages of each running queue of a priority level, by key and priority."""
         return {
             (key, queue.priority): MessageTotal(totals.messages, totals.sampled_after)
             for key, queues in (await self._list()).items()
@@ -166,8 +162,7 @@ def _sum(queues: Iterable[QueueTotals]) -> int | None:
     messages = 0
     for queue in queues:
         if not queue.is_running or queue.messages is None:
-            # One unknown part makes the sum unknown: taken as zero it could prove a queue empty that is not (broker:
-            # totals-listing).
+            # Counted as zero, an unknown part could prove a queue empty that is not (broker: totals-listing).
             return None
         messages += queue.messages
     return messages

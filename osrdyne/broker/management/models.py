@@ -1,6 +1,6 @@
-"""Frozen values of RabbitMQ's HTTP API, and how they are read from its JSON. Pure.
+"""Frozen values of RabbitMQ's HTTP API, and functions that parse them from its JSON. Pure.
 
-Readers trust nothing: a foreign queue, with arguments of any type, must not break a listing (defects:
+The functions accept any JSON: a foreign queue, with arguments of any type, must not break a listing (defects:
 foreign-queues).
 """
 
@@ -15,14 +15,14 @@ from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.protocol.names import QueueName
 
-# Seconds by which the totals of a listing may be older than the question: 9.8 s was the worst seen (broker:
+# Seconds by which the totals of a listing may be older than the request; the oldest in measurements was 9.8 s (broker:
 # totals-listing).
 TOTALS_MAX_AGE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """A queue in a listing. Counts are None where RabbitMQ gave none: that is no evidence of anything.
+    """A queue in a listing. Counts are None if RabbitMQ reports none, and prove nothing then.
 
     `messages` also counts dead letters and delayed messages that are neither ready nor unacknowledged.
     """
@@ -57,7 +57,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class ListedExchange:
-    """An exchange as RabbitMQ has it."""
+    """An exchange in RabbitMQ."""
 
     name: str
     kind: str
@@ -68,7 +68,7 @@ class ListedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ListedBinding:
-    """A binding as RabbitMQ has it; `destination` is an exchange if `to_exchange`."""
+    """A binding in RabbitMQ; `destination` is an exchange if `to_exchange`."""
 
     source: str
     destination: str
@@ -79,7 +79,7 @@ class ListedBinding:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`clock_offset`: the broker's clock minus ours in seconds, to about one second; None when it did not say."""
+    """`clock_offset`: RabbitMQ's clock minus this host's in seconds, to about one second; None if unknown."""
 
     version: BrokerVersion
     cluster_name: str
@@ -115,7 +115,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node of the cluster. Sizes in bytes; None where it did not say."""
+    """One node of the cluster. Sizes in bytes; None if the node does not report them."""
 
     name: str
     running: bool
@@ -130,7 +130,7 @@ class NodeStatus:
 
 
 def read_consuming_connections(item: Mapping[str, object]) -> int | None:
-    """How many connections consume a queue; None where RabbitMQ keeps no statistics, or names no connection."""
+    """How many connections consume a queue; None if RabbitMQ keeps no statistics, or names no connection."""
     consumers = item.get("consumer_details")
     if not isinstance(consumers, list):
         return None
@@ -139,7 +139,7 @@ def read_consuming_connections(item: Mapping[str, object]) -> int | None:
 
 
 def read_totals(item: object, *, asked_at: float) -> QueueTotals | None:
-    """A queue of a listing; None for something that has no name."""
+    """Parse a queue of a listing; None for an item without a name."""
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):
         return None
     policy = item.get("policy")
@@ -164,7 +164,7 @@ def _are_online(members: object, online: object) -> bool:
 
 
 def read_binding(item: Mapping[str, Any]) -> Binding | None:
-    """A binding of a listing; None for one of an exchange."""
+    """Parse a binding of a listing; None for a binding to an exchange."""
     if item.get("destination_type") != "queue":
         return None
     return Binding(
@@ -241,7 +241,7 @@ def read_policy(item: Mapping[str, Any]) -> PolicySpec:
 
 
 def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else {}  # RabbitMQ writes an empty table as [] here and there
+    return value if isinstance(value, dict) else {}  # RabbitMQ writes some empty tables as []
 
 
 def _count(value: object) -> int | None:
@@ -253,5 +253,5 @@ def _clock_offset(date: str | None, now: float) -> float | None:
         server_time = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
-    # The header is cut to whole seconds: half a second is its middle.
+    # The header has whole seconds: half a second is the mean of what was cut off.
     return server_time + 0.5 - now
