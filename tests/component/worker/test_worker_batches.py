@@ -468,7 +468,7 @@ def test_invalid_options_of_a_batch_are_refused(options: dict[str, Any]) -> None
 def test_time_of_a_batch_is_text_or_seconds(wait: str | float) -> None:
     app = App()
     app.batch_handler("/p", max_wait=wait)(lambda calls: [])
-    batch = app.routes()["/p"].batch
+    batch = app.registered_handlers()["/p"].batch
     assert batch is not None
     assert batch.max_wait == 0.02
 
@@ -479,4 +479,4 @@ def test_requests_of_a_batch_must_be_a_list() -> None:
     app = App()
     app.batch_handler("/p")(handler)
     with pytest.raises(ConfigurationError, match=r"list\[Request\]"):
-        app.routes()
+        app.registered_handlers()

@@ -36,7 +36,7 @@ def decode(request_type: Any, body: bytes) -> Any:
 
     handler.__annotations__["request"] = request_type
     app.handler("/p")(handler)
-    decoder = decoder_for(app.routes()["/p"])
+    decoder = decoder_for(app.registered_handlers()["/p"])
     assert decoder is not None
     return decoder(body)
 
@@ -159,7 +159,7 @@ def test_handler_with_other_parameters_is_refused(handler: Any) -> None:
     app = App()
     app.handler("/p")(handler)
     with pytest.raises(ConfigurationError, match=r"must take \(call\) or \(call, request\)"):
-        app.routes()
+        app.registered_handlers()
 
 
 def test_request_type_that_cannot_be_found_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_request_type_that_cannot_be_found_is_refused() -> None:
     def handler(call: Call, request: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
-        app.routes()
+        app.registered_handlers()
 
 
 @pytest.mark.parametrize("annotation", ["json.Missing", "not an expression"])
@@ -181,7 +181,7 @@ def test_request_type_whose_annotation_fails_is_refused(annotation: str) -> None
     handler.__annotations__["request"] = annotation
     app.handler("/p")(handler)
     with pytest.raises(ConfigurationError, match=r"handler .* of '/p' cannot be found"):
-        app.routes()
+        app.registered_handlers()
 
 
 def test_request_type_with_an_undefined_field_is_refused() -> None:
@@ -199,7 +199,7 @@ def test_batch_handler_may_take_a_list_without_an_element_type() -> None:
 
     handler.__annotations__["requests"] = typing.List  # noqa: UP006
     app.batch_handler("/p")(handler)
-    assert app.routes()["/p"].request_type is Any
+    assert app.registered_handlers()["/p"].request_type is Any
 
 
 def test_request_type_that_pydantic_does_not_know_is_refused() -> None:

@@ -1,6 +1,6 @@
 """The application: hooks and handlers that the author of a worker registers. No I/O, no broker, no Spark.
 
-The runtime reads an `App` once at start (`App.routes`) and calls its functions.
+The runtime reads an `App` once at start (`App.registered_handlers`) and calls its functions.
 
     app = App()
 
@@ -187,11 +187,11 @@ class PoolableSessions(SessionFactory, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """A registered handler. `takes_request`: it takes the decoded body as second argument. `row_limit`: the maximum
-    number of rows of its answers; `stream_limit`: of its streamed answers, None without a limit. `batch`: it takes
-    lists of calls and requests, and returns a list of answers. `coalesce`: whether one call answers identical requests,
-    or a function that says it for a call; None: as the route of the request says."""
+class RegisteredHandler:
+    """A handler with its path and options. `takes_request`: it takes the decoded body as second argument. `row_limit`:
+    the maximum number of rows of its answers; `stream_limit`: of its streamed answers, None without a limit. `batch`:
+    it takes lists of calls and requests, and returns a list of answers. `coalesce`: whether one call answers identical
+    requests, or a function of the call that decides it; None: the route of the request decides."""
 
     path: str
     function: AnyFunction
@@ -250,7 +250,7 @@ class App:
         self._default: AnyFunction | None = None
         self._handlers: dict[str, AnyFunction] = {}
         self._options: dict[str, dict[str, Any]] = {}
-        """The further fields of a `Route`, by path."""
+        """The options of each handler, by path: fields of its `RegisteredHandler`."""
 
     def with_sessions(self, sessions: SessionFactory) -> App:
         """The same hooks and handlers with another session factory."""
@@ -390,14 +390,15 @@ class App:
     def newest_version_hook(self) -> AnyFunction | None:
         return self._newest_version
 
-    def routes(self) -> Mapping[str, Route]:
+    def registered_handlers(self) -> Mapping[str, RegisteredHandler]:
         """The handlers by path. Raises `ConfigurationError` for an invalid signature."""
         return MappingProxyType(
-            {path: _route(path, function, **self._options[path]) for path, function in self._handlers.items()}
+            {path: _registered(path, function, **self._options[path]) for path, function in self._handlers.items()}
         )
 
-    def default_route(self) -> Route | None:
-        return None if self._default is None else _route("*", self._default)
+    def registered_default_handler(self) -> RegisteredHandler | None:
+        """The handler of all other paths. Raises `ConfigurationError` for an invalid signature."""
+        return None if self._default is None else _registered("*", self._default)
 
 
 def _batch_wait(path: str, given: float | str) -> float:
@@ -416,7 +417,7 @@ def is_poolable(sessions: SessionFactory) -> TypeGuard[PoolableSessions]:
     return all(callable(getattr(sessions, name, None)) for name in ("build_shared", "for_key", "heap"))
 
 
-def _route(path: str, function: AnyFunction, **options: Any) -> Route:
+def _registered(path: str, function: AnyFunction, **options: Any) -> RegisteredHandler:
     name = getattr(function, "__qualname__", repr(function))
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
@@ -429,7 +430,7 @@ def _route(path: str, function: AnyFunction, **options: Any) -> Route:
     request_type = _request_type(function, parameters[1].name, where=where) if takes_request else None
     if takes_request and options.get("batch") is not None:
         request_type = _element_type(request_type, where=where)
-    return Route(
+    return RegisteredHandler(
         path=path,
         function=function,
         is_async=inspect.iscoroutinefunction(function),

@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Response, header_text
 from osrdyne.protocol.statuses import Status
-from osrdyne_worker.app.app import Route
+from osrdyne_worker.app.app import RegisteredHandler
 from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.errors import RequestError
 
@@ -29,25 +29,25 @@ PATH_LIMIT = 200
 """Characters of a path that are repeated in an answer."""
 
 
-def decoder_for(route: Route) -> Decoder | None:
-    """The decoder for the bodies of `route`; None if its handler takes no body.
+def decoder_for(handler: RegisteredHandler) -> Decoder | None:
+    """The decoder for the request bodies of a handler; None if the handler takes no body.
 
     Raises `ConfigurationError` if pydantic cannot validate the type.
     """
-    if not route.takes_request:
+    if not handler.takes_request:
         return None
-    if route.request_type is bytes:
+    if handler.request_type is bytes:
         return _unchanged
-    if route.request_type is str:
+    if handler.request_type is str:
         return _decode_text
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(route.request_type)
+        adapter: TypeAdapter[Any] = TypeAdapter(handler.request_type)
         # Raises for a type with an undefined name, which pydantic otherwise reports at the first request.
         adapter.core_schema["type"]
     except Exception as error:  # of pydantic, or of an annotation of the application
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigurationError(
-            f"The request type of the handler of {route.path!r} cannot be validated: {reason}"
+            f"The request type of the handler of {handler.path!r} cannot be validated: {reason}"
         ) from error
     return lambda body: _decode_json(adapter, body)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
-from osrdyne_worker.app.app import App, BatchOptions, Route, SessionFactory
+from osrdyne_worker.app.app import App, BatchOptions, RegisteredHandler, SessionFactory
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import (
     Decoder,
@@ -63,7 +63,9 @@ class HandlerExitError(OsrdyneError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    route: Route
+    """A handler, and the decoder of its request bodies; None if the handler takes no body."""
+
+    handler: RegisteredHandler
     decode: Decoder | None
 
 
@@ -78,9 +80,9 @@ class Dispatcher:
         self, app: App, *, threads: ThreadPoolExecutor, side_threads: ThreadPoolExecutor, debug: bool = False
     ) -> None:
         self._targets: Mapping[str, Target] = {
-            path: Target(route, decoder_for(route)) for path, route in app.routes().items()
+            path: Target(handler, decoder_for(handler)) for path, handler in app.registered_handlers().items()
         }
-        default = app.default_route()
+        default = app.registered_default_handler()
         self._default = None if default is None else Target(default, decoder_for(default))
         self._sessions: SessionFactory | None = app.sessions
         # Handlers and questions never share threads: a health check behind stuck handlers would make the worker look
@@ -95,17 +97,17 @@ class Dispatcher:
     def may_abandon(self, path: str) -> bool:
         """Whether the next request may run while a cancelled call of this handler runs on."""
         target = self._targets.get(path, self._default)
-        return target is not None and target.route.abandonable
+        return target is not None and target.handler.abandonable
 
     def batch_options(self, path: str) -> BatchOptions | None:
         """How requests with this path are collected; None if each runs by itself."""
         target = self._targets.get(path)
-        return None if target is None else target.route.batch
+        return None if target is None else target.handler.batch
 
     def coalesces(self, call: Call) -> bool | None:
         """Whether one call of its handler answers requests identical to this one; None: its route decides."""
         target = self._targets.get(call.path, self._default)
-        coalesce = None if target is None else target.route.coalesce
+        coalesce = None if target is None else target.handler.coalesce
         if not callable(coalesce):
             return coalesce
         try:
@@ -118,7 +120,7 @@ class Dispatcher:
     @property
     def largest_batch(self) -> int:
         """The largest `max_size` of the batch handlers; 1 without any."""
-        sizes = [target.route.batch.max_size for target in self._targets.values() if target.route.batch is not None]
+        sizes = [target.handler.batch.max_size for target in self._targets.values() if target.handler.batch is not None]
         return max(sizes, default=1)
 
     async def run(self, call: Call, *, group_id: str) -> Response | ArrowStream:
@@ -127,7 +129,7 @@ class Dispatcher:
         Raises only `SessionLostError`, `DataChangedError` and `CancelledError`.
         """
         target = self._targets.get(call.path, self._default)
-        if target is not None and target.route.batch is not None:
+        if target is not None and target.handler.batch is not None:
             [response] = await self.run_batch([call], group_id=group_id)
             return response or error_response(_LEFT_OUT, path=call.path)
         self._attach_session(call)
@@ -135,21 +137,21 @@ class Dispatcher:
             if target is None:
                 # Raised inside the `try`, so that an unknown path is answered like any error of the request.
                 raise self._unknown_path(call.path)
-            route = target.route
-            if not route.is_async:
+            handler = target.handler
+            if not handler.is_async:
                 return await self._in_thread(
-                    lambda: self._respond_or_stream(route, call, route.function(*_arguments(target, call))),
+                    lambda: self._respond_or_stream(handler, call, handler.function(*_arguments(target, call))),
                     call,
                     group_id,
                     discard=_close_unused,
                 )
             # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
-            result = await route.function(*_arguments(target, call))
+            result = await handler.function(*_arguments(target, call))
             if not may_hold_rows(result):
                 return answer_to_response(result)
             # A job of Spark collects the rows, or an iterator reads files: neither may block the event loop.
             return await self._in_thread(
-                lambda: self._respond_or_stream(route, call, result), call, group_id, discard=_close_unused
+                lambda: self._respond_or_stream(handler, call, result), call, group_id, discard=_close_unused
             )
         except DataChangedError:
             raise
@@ -243,16 +245,16 @@ class Dispatcher:
         self, target: Target, part: list[tuple[Call, Any]], group_id: str
     ) -> list[Response | Exception]:
         """One call of a batch handler. Raises what it raises."""
-        route, calls = target.route, [call for call, _ in part]
+        handler, calls = target.handler, [call for call, _ in part]
         arguments = (calls,) if target.decode is None else (calls, [request for _, request in part])
-        if not route.is_async:
+        if not handler.is_async:
             return await self._in_thread(
-                lambda: self._respond_all(route, calls, route.function(*arguments)), calls[0], group_id
+                lambda: self._respond_all(handler, calls, handler.function(*arguments)), calls[0], group_id
             )
-        results = await route.function(*arguments)
-        return await self._in_thread(lambda: self._respond_all(route, calls, results), calls[0], group_id)
+        results = await handler.function(*arguments)
+        return await self._in_thread(lambda: self._respond_all(handler, calls, results), calls[0], group_id)
 
-    def _respond_all(self, route: Route, calls: list[Call], results: Any) -> list[Response | Exception]:
+    def _respond_all(self, handler: RegisteredHandler, calls: list[Call], results: Any) -> list[Response | Exception]:
         if not isinstance(results, list | tuple) or len(results) != len(calls):
             what = f"{len(results)} answers" if isinstance(results, list | tuple) else type(results).__name__
             raise InvalidBatchError(
@@ -264,7 +266,7 @@ class Dispatcher:
         responses: list[Response | Exception] = []
         for call, result in zip(calls, results, strict=True):
             try:
-                responses.append(result if isinstance(result, Exception) else self._respond(route, call, result))
+                responses.append(result if isinstance(result, Exception) else self._respond(handler, call, result))
             except Exception as error:  # the answer of this call alone
                 responses.append(error)
         return responses
@@ -279,20 +281,22 @@ class Dispatcher:
             # Attached and not created: a request that never asks for its Spark session costs none.
             call.attach_session(partial(self._sessions.request_session, call.context.session))
 
-    def _respond(self, route: Route, call: Call, result: Any) -> Response:
+    def _respond(self, handler: RegisteredHandler, call: Call, result: Any) -> Response:
         collect = None if self._sessions is None else self._sessions.rows
-        return answer_to_response(answer_with_rows(result, limit=route.row_limit, accept=call.accept, collect=collect))
+        return answer_to_response(
+            answer_with_rows(result, limit=handler.row_limit, accept=call.accept, collect=collect)
+        )
 
-    def _respond_or_stream(self, route: Route, call: Call, result: Any) -> Response | ArrowStream:
+    def _respond_or_stream(self, handler: RegisteredHandler, call: Call, result: Any) -> Response | ArrowStream:
         if call.stream_bytes is None:
-            return self._respond(route, call, result)
+            return self._respond(handler, call, result)
         stream, result = stream_of(
             result,
-            limit=route.stream_limit,
+            limit=handler.stream_limit,
             max_bytes=call.stream_bytes,
             open_batches=getattr(self._sessions, "batches", None),
         )
-        return self._respond(route, call, result) if stream is None else stream
+        return self._respond(handler, call, result) if stream is None else stream
 
     async def _in_thread(
         self, answer: Callable[[], T], call: Call, group_id: str, *, discard: Callable[[T], None] | None = None

@@ -14,7 +14,7 @@ from osrdyne_worker import Call, Context
 from osrdyne_worker.pipelines.sql import app
 from osrdyne_worker.pipelines.views.datasets import parse_config
 
-coalesces = app.routes()["/sql"].coalesce
+coalesces = app.registered_handlers()["/sql"].coalesce
 PLAIN = {"query": "select brand, sum(current) as n from t group by brand", "limit": 10}
 
 
