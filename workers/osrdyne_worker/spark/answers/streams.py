@@ -228,15 +228,22 @@ class SpooledPartitions:
         while True:
             try:
                 connection, _ = self._server.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                # Unless closed: such as too many open files. Tasks whose connections are not accepted would wait.
+                if not self._closed:
+                    self._fail(error)
+                return
             threading.Thread(target=self._store, args=(connection,), name="stream-partition", daemon=True).start()
 
     def _store(self, connection: socket.socket) -> None:
         """Store what one task sends."""
         with connection, connection.makefile("rb", 1024 * 1024) as rows:
-            # Without a name: the kernel removes it when this process ends, even if it is killed.
-            file = tempfile.TemporaryFile(dir=self._directory, prefix="osrdyne-")  # noqa: SIM115 — kept open
+            try:
+                # Without a name: the kernel removes it when this process ends, even if it is killed.
+                file = tempfile.TemporaryFile(dir=self._directory, prefix="osrdyne-")  # noqa: SIM115 — kept open
+            except OSError as error:
+                self._fail(error)
+                return
             try:
                 index = self._copy(rows, file)
             except Exception as error:
