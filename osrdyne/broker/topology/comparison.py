@@ -1,8 +1,8 @@
-"""Compares what a daemon declares with what RabbitMQ has: exchanges, the controller's queues, bindings and the policy.
+"""Compares the declarations of a daemon with RabbitMQ: exchanges, the controller's queues, bindings and the policy.
 
-The leader compares every few seconds and repairs (`pool.topology_watch`); `osrdyne doctor` compares and reports.
-Request queues and their bindings are not part of it: `pool.resync` and returned requests look after them. The HTTP API
-is asked for single objects, whose price does not grow with the number of request queues. Nothing here changes anything.
+The leader compares every few seconds and repairs (`pool.queues.topology_watch`); `osrdyne doctor` compares and reports.
+Request queues and their bindings are not compared here, but by `pool.queues.resync` and when a request returns. The
+queries are for single objects, whose cost does not grow with the number of request queues. Changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from osrdyne.protocol.names import Key, PoolNames
 
 
 class ObjectKind(StrEnum):
-    """What deviates; also the label `object` of `osrdyne_topology_repairs_total`."""
+    """The kind of an object; also the label `object` of `osrdyne_topology_repairs_total`."""
 
     EXCHANGE = "exchange"
     QUEUE = "queue"
@@ -41,7 +41,8 @@ class ObjectKind(StrEnum):
 
 
 class Problem(StrEnum):
-    """How an object deviates. Only a conflict needs a person: what has the name cannot be changed, or comes first."""
+    """How an object deviates. Only an operator can resolve a conflict: an object of the same name with other arguments,
+    or a policy with precedence."""
 
     MISSING = "missing"
     CHANGED = "changed"
@@ -50,7 +51,7 @@ class Problem(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One object that is not as the daemon declares it. `repair`: what to declare or to put; None for a conflict."""
+    """One object that differs from its declaration. `repair`: the object to declare or put; None for a conflict."""
 
     kind: ObjectKind
     name: str
@@ -64,8 +65,8 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """All that must be there. `requests_sample`: a name that every request queue of the pool stands for.
-    `key_policy_prefix`: with it begin the policies of single keys, which come and go with their queues."""
+    """The expected objects. `requests_sample`: the name of a request queue, as a sample for all. `key_policy_prefix`:
+    the beginning of the names of policies of single keys, which are put and deleted with their queues."""
 
     topology: Topology
     policy: PolicySpec
@@ -76,15 +77,15 @@ class Expected:
 def expected_topology(
     names: PoolNames, *, managed: bool, priorities: Iterable[int] = (), delays_ms: Iterable[int] = ()
 ) -> Topology:
-    """Everything that a daemon declares besides request queues; `priorities` and `delays_ms` are those in use."""
+    """All declarations of a daemon besides request queues, for the used priorities and delays."""
     base = pool_topology(names.pool)
     if not managed:
         return base
-    classes, delays = sorted(priorities), sorted(delays_ms)
+    levels, delays = sorted(priorities), sorted(delays_ms)
     parts = (
         base,
-        QueueLayout(names, managed=True).exchanges_for(classes),
-        retry_exchanges(names, classes),
+        QueueLayout(names, managed=True).exchanges_for(levels),
+        retry_exchanges(names, levels),
         retry_queues(names, delays),
         retry_bindings(names, delays),
     )
@@ -96,7 +97,7 @@ def expected_objects(names: PoolNames, topology: Topology, policy: PolicySpec) -
 
 
 async def compare(management: ManagementClient, expected: Expected, *, pool: str) -> list[Deviation]:
-    """Every deviation, in the order in which it is repaired. Raises `BrokerError` when the HTTP API does not answer."""
+    """All deviations, in the order of repair. Raises `BrokerError` if the HTTP API does not answer."""
     topology = expected.topology
     exchanges = {found.name: found for found in await management.find_exchanges(f"{pool}-")}
     queues = {str(queue.name): await management.get_queue_arguments(queue.name) for queue in topology.queues}
@@ -167,7 +168,7 @@ def _compare_policies(expected: Expected, policies: Sequence[PolicySpec]) -> lis
     if found is None:
         deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.MISSING, "is missing", ours))
     elif found != ours:
-        detail = "has other values than the settings ask for"
+        detail = "differs from the settings"
         deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.CHANGED, detail, ours))
     deviations += [
         Deviation(
@@ -186,7 +187,7 @@ def _compare_policies(expected: Expected, policies: Sequence[PolicySpec]) -> lis
 
 
 def _applies(policy: PolicySpec, queue: str) -> bool:
-    """Whether RabbitMQ applies the policy to the queue; a pattern that only Erlang understands counts as no."""
+    """Whether RabbitMQ applies the policy to the queue; False for a pattern that only Erlang can compile."""
     if policy.apply_to not in {"all", "queues", "quorum_queues"}:
         return False
     try:

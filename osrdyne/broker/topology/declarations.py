@@ -1,10 +1,10 @@
-"""Everything a pool has on the broker besides its request queues, as data in the order it is declared.
+"""The exchanges, queues and bindings of a pool besides its request queues, as data in the order of their declaration.
 
-The orphan queue comes before the requests exchange: from its first moment on, what that exchange cannot route has a
-place to go. The alternate exchange is an argument and not a policy: RabbitMQ applies one policy to an exchange, so an
-operator's own could push ours aside, and then confirmed requests would vanish.
+The orphan queue is declared before the requests exchange, which therefore never has requests that it cannot route. The
+alternate exchange is an argument and not a policy: RabbitMQ applies one policy to an exchange, so a policy of an
+operator could replace it, and RabbitMQ would confirm and drop requests.
 
-All queues are quorum queues: a classic one is unavailable while its node is down, and the pool with it.
+All queues are quorum queues: a classic queue, and with it the pool, is unavailable while its node is down.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
 from osrdyne.protocol.progress import INQUIRY_TTL_MS
 
-# A delivery limit that is never reached: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (broker:
-# count-failures-by-reject).
+# A delivery limit that is never reached: by default RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10
+# (broker: count-failures-by-reject).
 NEVER = 1_000_000
 _BOUNDED_LENGTH = 10_000
 _CANCEL_TTL_MS = 60_000
-# Bounds of the audit queue that hold without its policy, which sets narrower ones (`policies.audit_policy`).
-MAX_AUDIT_MESSAGES = 60_000  # A prefetch can cover them: RabbitMQ reads it as 16 bits.
+# Limits of the audit queue without its policy, which sets lower ones (`policies.audit_policy`).
+MAX_AUDIT_MESSAGES = 60_000  # Below the largest prefetch, which has 16 bits.
 MAX_AUDIT_BYTES = 64 * 2**20
-MAX_AUDIT_AGE_MS = 49 * 86_400_000  # RabbitMQ refuses a time of 2**32 ms.
+MAX_AUDIT_AGE_MS = 49 * 86_400_000  # RabbitMQ refuses 2**32 ms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class QueueBinding:
-    """A binding of a queue to an exchange; the routing key means nothing to a fanout exchange."""
+    """A binding of a queue to an exchange; a fanout exchange ignores the routing key."""
 
     queue: QueueName
     exchange: str
@@ -55,7 +55,7 @@ class QueueBinding:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeBinding:
-    """What `source` takes goes on to `destination`, where the arguments match its headers."""
+    """A binding that routes messages of `source` to the exchange `destination` if the arguments match their headers."""
 
     destination: str
     source: str
@@ -92,8 +92,8 @@ def pool_topology(pool: str) -> Topology:
             *_fanout(
                 names.orphan_exchange,
                 names.orphan_queue,
-                # A request whose time runs out while it waits for a controller is answered, so it is kept until
-                # `P-dl` has it; that needs the overflow rule, although the queue has no length limit (broker:
+                # A request that expires while it waits for a controller is answered, so it stays until `P-dl` has
+                # confirmed it. That needs this overflow, although the queue has no length limit (broker:
                 # at-least-once-dead-lettering).
                 _quorum(single_consumer=True)
                 | {
@@ -132,7 +132,7 @@ def pool_topology(pool: str) -> Topology:
 
 
 def request_queue_arguments(key: Key) -> dict[str, object]:
-    """Arguments of a request queue: what may change later is in the pool's policy instead."""
+    """Arguments of a request queue. Values that may change later are in the pool's policy."""
     return {"x-queue-type": "quorum", KEY_ARGUMENT: key}
 
 
@@ -141,11 +141,11 @@ def _fanout(exchange: str, queue: QueueName, arguments: Mapping[str, object]) ->
 
 
 def _quorum(*, single_consumer: bool = False) -> dict[str, object]:
-    # No limit in effect: messages of the controller's queues return at each hard take-over, and none may be dropped.
+    # Without an effective delivery limit: messages of the controller's queues return at each hard takeover.
     arguments: dict[str, object] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
     return arguments | ({"x-single-active-consumer": True} if single_consumer else {})
 
 
 def _bounded() -> dict[str, object]:
-    """The newest messages only: losing an old one costs little, a queue that grows without end costs the broker."""
+    """Keep the newest messages only: these messages may be lost, and the queue must not grow without limit."""
     return {"x-max-length": _BOUNDED_LENGTH, "x-overflow": "drop-head"}

@@ -3,8 +3,9 @@ for each priority level in a managed pool. Source: docs/reference/protocol/names
 docs/reference/routes/priorities.md.
 
 The queue of a level that no route uses any more, for example after its pool has become a direct one, stays until it is
-proven empty: workers serve it, and no request is routed to it. There is one layout for each term. The priority levels
-select the used ones (`use`) and retire unused ones (`stop_serving`); `RequestQueueCommands` records which queues exist.
+proven empty: workers serve it, and no request is routed to it. There is one layout for each term.
+`pool.routing.priorities` selects the used levels (`use`) and retires unused ones (`stop_serving`);
+`RequestQueueCommands` records which queues exist.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, QueueName
 class GroupQueue:
     """One queue of a group, and the exchange that routes requests to it; `priority` None is the default level.
 
-    `used`: requests may be routed to it. Otherwise it only stays until it is empty.
+    `used`: requests may be routed to it. Otherwise it stays only until it is empty.
     """
 
     name: QueueName
@@ -39,7 +40,7 @@ class QueueLayout:
         self._used = frozenset(priorities)
         self._levels: defaultdict[Key, set[int]] = defaultdict(set)
         self._bases: set[Key] = set()
-        self._let_go: set[tuple[Key, int]] = set()
+        self._not_served: set[tuple[Key, int]] = set()
 
     @property
     def used(self) -> frozenset[int]:
@@ -52,8 +53,7 @@ class QueueLayout:
         return self.exchanges_for(self._used)
 
     def exchanges_for(self, priorities: Iterable[int]) -> Topology:
-        """The exchanges of these levels and the default level. A request that they cannot route becomes an orphan
-        again."""
+        """The exchanges of these levels and the default level. A request that they cannot route becomes an orphan."""
         if not self.managed:
             return Topology(())
         arguments = {"alternate-exchange": self.names.orphan_exchange}
@@ -63,8 +63,8 @@ class QueueLayout:
     def use(self, priorities: Iterable[int]) -> None:
         """Use these levels in every group. Queues of other levels stay with the groups that have them."""
         self._used = frozenset(priorities)
-        # A level that is used again is consumed again: its requests must not wait for workers that were sent away.
-        self._let_go = {(key, priority) for key, priority in self._let_go if priority not in self._used}
+        # Workers consume the queues of a level that is used again.
+        self._not_served = {(key, priority) for key, priority in self._not_served if priority not in self._used}
 
     def queues(self, key: Key, *, listed: Iterable[int | None] = ()) -> tuple[GroupQueue, ...]:
         """The queues of a group, the most urgent first and the default level last. `listed`: levels whose queues exist
@@ -81,7 +81,7 @@ class QueueLayout:
 
     def served(self, key: Key) -> list[QueueName]:
         """The queues that the workers of a group consume, the most urgent first."""
-        return [queue.name for queue in self.queues(key) if (key, queue.priority) not in self._let_go]
+        return [queue.name for queue in self.queues(key) if (key, queue.priority) not in self._not_served]
 
     def has_levels(self, key: Key) -> bool:
         """Whether the group has more than the queue of a direct pool."""
@@ -93,17 +93,17 @@ class QueueLayout:
 
     def stop_serving(self, key: Key, priority: int) -> None:
         """Have workers stop consuming the empty queue of an unused level."""
-        self._let_go.add((key, priority))
+        self._not_served.add((key, priority))
 
     def serve_again(self, key: Key, priority: int) -> bool:
         """Have workers consume the queue again, because it was not empty. Returns False if they never stopped."""
-        was_let_go = (key, priority) in self._let_go
-        self._let_go.discard((key, priority))
-        return was_let_go
+        was_stopped = (key, priority) in self._not_served
+        self._not_served.discard((key, priority))
+        return was_stopped
 
     def possible(self, key: Key) -> tuple[QueueName, ...]:
-        """Every queue that the group could ever have, because a worker may outlive a change of the routes."""
-        # Permissions are given once, at the start of a worker: it must be able to read levels that come later.
+        """Every queue that the group may ever have."""
+        # For the permissions of a worker, which are set once at its start and must cover levels that come later.
         priorities = PRIORITIES if self.managed else sorted(self._levels.get(key, ()))
         return tuple(self.names.request_queue(key, priority) for priority in (*priorities, None))
 
@@ -115,13 +115,13 @@ class QueueLayout:
             self._levels[key].add(priority)
 
     def is_new(self, key: Key, priority: int | None) -> bool:
-        """Whether this queue of the group is not known to exist. A group may have queues of levels and no base
-        queue: that one is declared last, and a leader may be killed before."""
+        """Whether this queue of the group is not known to exist. A group may have queues of levels and no base queue:
+        the base queue is declared last, and a leader may be killed before."""
         return key not in self._bases if priority is None else priority not in self._levels.get(key, set())
 
     def existing(self, key: Key) -> list[GroupQueue]:
         """The queues of a group that are known to exist, the most urgent first. A level that has just come into use may
-        have none yet."""
+        have no queue yet."""
         return [queue for queue in self.queues(key) if not self.is_new(key, queue.priority)]
 
     def note_missing(self, key: Key, priority: int | None) -> None:
@@ -137,7 +137,7 @@ class QueueLayout:
             self._bases.discard(key)
             self._levels.pop(key, None)
             return
-        self._let_go.discard((key, priority))
+        self._not_served.discard((key, priority))
         self._levels[key].discard(priority)
         if not self._levels[key]:
             del self._levels[key]

@@ -1,7 +1,7 @@
-"""The queue policy of a pool, those of single keys with another delivery limit, and that of the audit, as data.
+"""The policies of a pool as data: of its request queues, of single keys with another delivery limit, and of the audit.
 
-A policy and not arguments, because its values may change while the queues live on (a changed TTL counts for new
-messages only: broker: expiry-at-the-head).
+Policies and not arguments, because their values may change while the queues exist. A changed TTL applies to new
+messages only (broker: one-policy).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.protocol.names import Key, PoolNames
 
-KEY_PRIORITY = 101  # Of the policy of a single key, which replaces that of the pool on its queues.
-PRIORITY = 100  # Only one policy applies to a queue: an operator's catch-all, commonly at 0, must not replace ours.
+# RabbitMQ applies the policy with the highest priority to a queue, and no other.
+PRIORITY = 100  # Above an operator's policy for all queues, which commonly has priority 0.
+KEY_PRIORITY = 101  # The policy of a single key replaces that of the pool.
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy as the HTTP API knows it; `pattern` is a regular expression of names."""
+    """A policy; `pattern` is a regular expression for names."""
 
     name: str
     pattern: str
@@ -40,18 +41,17 @@ class PolicySpec:
 def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: float | None = None) -> PolicySpec:
     """The policy of the pool's request queues; it matches no other queue.
 
-    `longest_ttl` in seconds is above `requests.ttl` where routes of a managed pool let requests wait for longer.
-    Dead letters are kept until `P-dl` has them (at-least-once), which needs `reject-publish` (broker:
-    at-least-once-dead-lettering).
+    `longest_ttl`: the longest time-to-live of the routes of a managed pool, in seconds. Dead letters stay until `P-dl`
+    has confirmed them (at-least-once), which needs `reject-publish` (broker: at-least-once-dead-lettering).
     """
     names = PoolNames(settings.pool.id)
     requests = settings.requests
     definition: dict[str, object] = {
         "dead-letter-exchange": names.dead_letter_exchange,
         "dead-letter-strategy": "at-least-once",
-        # Not `drop-head`: a full queue must refuse the newest request, whose publisher gets a negative confirm.
+        # Not `drop-head`: a full queue must refuse the newest request, so that its publisher gets a negative confirm.
         "overflow": "reject-publish",
-        # A changed TTL acts on new messages only; therefore it is set before routes with a longer one are used.
+        # A changed TTL applies to new messages only, so it is set before routes with a longer one are used.
         "message-ttl": _milliseconds(max(requests.ttl, longest_ttl or 0.0)),
         "delivery-limit": requests.delivery_limit,
     }
@@ -67,7 +67,7 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
 
 
 def audit_policy(settings: Settings) -> PolicySpec:
-    """The policy of the audit queue. RabbitMQ applies the smaller of its values and those of the queue's arguments."""
+    """The policy of the audit queue. RabbitMQ applies the lower one of its values and the queue's arguments."""
     names = PoolNames(settings.pool.id)
     return PolicySpec(
         name=names.audit_policy,

@@ -1,8 +1,8 @@
-"""The streams of the log of telemetry, as data: what to declare, and where what exists contradicts the settings. Pure.
+"""The streams of the log of telemetry as data: declarations, and conflicts of existing streams with the settings. Pure.
 
 The number of partitions and the retention are fixed when a log is declared: with another number, a key would be in two
-partitions, and readers know their position by partition. So the leader goes on with the log that exists, and reports
-the difference; the messages of devices do not wait for a person. Source: docs/reference/telemetry/log.md.
+partitions, and readers store their position by partition. So the leader uses the existing log and reports the
+difference, and telemetry is written meanwhile. Source: docs/reference/telemetry/log.md.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Arguments = Mapping[str, object]
 @dataclass(frozen=True, slots=True)
 class LogPlan:
     """The desired streams of a log. `partitions`: how many are written; 0 if the pool has no log, or if a queue that is
-    not a stream has the name of one. `streams`: existing ones as they are, missing ones as they are declared.
-    `conflicts`: sentences for the operator, each with its remedy."""
+    not a stream has the name of one. `streams`: existing ones with their arguments, missing ones with those of the
+    settings. `conflicts`: sentences for the operator, each with its remedy."""
 
     partitions: int = 0
     streams: tuple[Queue, ...] = ()
@@ -48,13 +48,13 @@ def stream_arguments(settings: TelemetrySettings, *, partitions: int) -> dict[st
 
 
 def streams_of(names: PoolNames, listed: Iterable[QueueTotals]) -> dict[int, Arguments]:
-    """The arguments of the existing streams, by partition; those of other types of queues too."""
+    """The arguments of the queues with the name of a stream, of any type, by partition."""
     partitions = ((names.partition_of_log_stream(queue.name), queue) for queue in listed)
     return {partition: queue.arguments for partition, queue in partitions if partition is not None}
 
 
 def plan_log(names: PoolNames, settings: TelemetrySettings, found: Mapping[int, Arguments]) -> LogPlan:
-    """The log by the settings and by the queues that exist, by partition."""
+    """Plan the log from the settings and the arguments of existing queues by partition."""
     if settings.name is None:
         return LogPlan()
     foreign = [names.log_stream(one) for one in sorted(found) if found[one].get("x-queue-type") != "stream"]
@@ -77,7 +77,8 @@ def plan_log(names: PoolNames, settings: TelemetrySettings, found: Mapping[int, 
 
 
 def _written_partitions(found: Mapping[int, Arguments], *, default: int) -> int:
-    """The number that most existing streams name: a stream may have been deleted, or declared by another program."""
+    """The number of partitions in the arguments of most existing streams: one may have been deleted, or declared by
+    another program."""
     named = Counter(
         number
         for arguments in found.values()

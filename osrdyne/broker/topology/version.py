@@ -1,5 +1,5 @@
-"""RabbitMQ's version, and what osrdyne does differently because of it. Source: broker: at-least-once-dead-lettering,
-consumers-differ-by-version, reattached-consumers."""
+"""RabbitMQ's version, and the differences between versions that matter to osrdyne. Source: broker:
+at-least-once-dead-lettering, consumers-differ-by-version, reattached-consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerVersion:
-    """Ordered as versions are. What comes after the three numbers (`-rc.1`, `+build`) is left out."""
+    """Ordered as versions are, without what follows the three numbers (`-rc.1`, `+build`)."""
 
     major: int
     minor: int
@@ -20,7 +20,7 @@ class BrokerVersion:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "3.10.8"; what cannot be read is 0.0.0, which no check calls supported."""
+        """Parse a version such as "3.10.8"; 0.0.0, which is not supported, for any other text."""
         match = _VERSION.match(text)
         return cls(*(int(part or 0) for part in match.groups())) if match else cls(0, 0, 0)
 
@@ -29,17 +29,17 @@ class BrokerVersion:
 
     @property
     def is_supported(self) -> bool:
-        """3.10 is the first whose quorum queues have a TTL and dead-letter at least once."""
+        """From 3.10 on: the first version whose quorum queues have a TTL and dead-letter at least once."""
         return (self.major, self.minor) >= (3, 10)
 
     @property
     def is_tested(self) -> bool:
-        """Up to 4.3; a later one may work."""
+        """Up to 4.3; later versions may work."""
         return self.is_supported and (self.major, self.minor) <= (4, 3)
 
     @property
     def has_consumer_timeout_policy(self) -> bool:
-        """Whether a policy can set the limit for an unacknowledged delivery; before, it is the node's alone."""
+        """Whether a policy can set the consumer timeout; before, only the configuration of the node can."""
         return (self.major, self.minor) >= (3, 12)
 
     @property
@@ -49,13 +49,13 @@ class BrokerVersion:
 
     @property
     def counts_nack(self) -> bool:
-        """Whether a message given back by `basic.nack` counts towards the delivery limit."""
+        """Whether a return by `basic.nack` counts towards the delivery limit."""
         return (self.major, self.minor) < (4, 3)
 
     @property
     def reattaches_consumers(self) -> bool:
-        """Whether a consumer whose queue was deleted may be attached to the next queue of that name, without a word to
-        its client (broker: reattached-consumers)."""
+        """Whether RabbitMQ may attach a consumer whose queue was deleted to the next queue of that name, without a
+        notice to its client (broker: reattached-consumers)."""
         return self.major < 4
 
     @property
