@@ -1,7 +1,7 @@
-"""The calls of the Kubernetes API server that the driver needs, with its errors as ours. The only file that sends any.
+"""The calls of the Kubernetes API server that the driver needs, with errors translated. No other module sends any.
 
-It rests on lightkube for kubeconfig, credentials, TLS, watches and decoding. Two calls go below lightkube's client,
-which does not offer them: a deletion of one very object (by its uid), and the log of a container's previous run.
+It uses lightkube for kubeconfig, credentials, TLS, watches and decoding. Two calls bypass lightkube's client, which
+lacks them: the deletion of an object with a given uid, and the log of the previous run of a container.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from osrdyne.logs import mask_uri
 
 R = TypeVar("R", bound=NamespacedResource)
 
-# The API server ends a watch after so long; one that says nothing for longer has a dead connection.
+# Seconds after which the API server ends a watch. If nothing arrives for longer, the connection is dead.
 WATCH_SECONDS = 240
 _WATCH_SLACK = 30.0
 _PAGE = 500
@@ -44,7 +44,7 @@ _REMEDIES = {
 class KubernetesError(DriverUnavailableError):
     """The API server refused or failed a call.
 
-    `code` is the HTTP status, 0 when there was no answer. `is_final`: the same call will be refused again.
+    `code`: the HTTP status; 0 without an answer. `is_final`: the same call would be refused again.
     """
 
     def __init__(self, message: str, *, code: int = 0, reason: str = "") -> None:
@@ -58,7 +58,7 @@ class KubernetesError(DriverUnavailableError):
 
 
 def resource_kind(api_version: str, kind: str, plural: str) -> type[GenericNamespacedResource]:
-    """A kind that lightkube does not know by itself, or knows in another version."""
+    """A kind that lightkube does not have, or has in another version."""
     group, _, version = api_version.rpartition("/")
     return create_namespaced_resource(group, version, kind, plural)
 
@@ -73,7 +73,7 @@ class KubernetesApi:
         self._server = ""
 
     async def _connected(self) -> Any:
-        """The client. It reads kubeconfig and certificates, so it is made in a thread."""
+        """The client. It is created in a thread, because it reads kubeconfig and certificates."""
         async with self._opening:
             if self._client is None:
                 self._client = await asyncio.to_thread(self._open)
@@ -86,10 +86,13 @@ class KubernetesApi:
             self._server = config.cluster.server
             return GenericAsyncClient(limits, config, namespace=self._options.namespace)
         except (ConfigError, OSError, KeyError, ValueError, AssertionError) as error:
-            raise KubernetesError(f"The access to Kubernetes cannot be set up: {error}.", reason="Config") from error
+            raise KubernetesError(
+                f"The access to Kubernetes cannot be set up: {error}. Check driver.options.kubeconfig and context.",
+                reason="Config",
+            ) from error
 
     async def namespace(self) -> str:
-        """The namespace of the workers. Raises `KubernetesError` when the access cannot be set up."""
+        """The namespace of the workers. Raises `KubernetesError` if the access cannot be set up."""
         return str((await self._connected()).namespace)
 
     @property
@@ -105,7 +108,7 @@ class KubernetesApi:
     # --- objects
 
     async def apply(self, kind: type[R], manifest: dict[str, Any], *, manager: str, force: bool = False) -> R:
-        """Server-side apply. Without `force`, a field that another manager has set otherwise is a conflict (409)."""
+        """Server-side apply. Without `force`, a different value of another manager is a conflict (409)."""
         params = {"fieldManager": manager, "force": "true" if force else "false"}
         headers = {"Content-Type": PatchType.APPLY.value}
         name = manifest["metadata"]["name"]
@@ -114,14 +117,14 @@ class KubernetesApi:
         try:
             applied: R = await self._send("patch", request)
         except KubernetesError as error:
-            if error.code == 403:  # without `create`, the API server does not say what is missing
+            if error.code == 403:  # the API server does not name a missing `create`
                 message = f"{error.message} Applying needs create and patch on {api_info(kind).plural}."
                 raise KubernetesError(message, code=403, reason=error.reason) from error
             raise
         return applied
 
     async def list(self, kind: type[R], selector: str) -> tuple[list[R], str]:
-        """All objects that the labels select, and the version of that state."""
+        """All objects that the label selector matches, and the resource version of the list."""
         client = await self._connected()
         request = client.prepare_request("list", kind, params={"labelSelector": selector, "limit": str(_PAGE)})
         found: list[R] = []
@@ -143,7 +146,7 @@ class KubernetesApi:
         cascade: CascadeType = CascadeType.BACKGROUND,
         grace: int | None = None,
     ) -> None:
-        """Delete an object, with `uid` that very one. What is gone, or was replaced meanwhile, is not an error."""
+        """Delete an object; with `uid` only if it has this uid. No-op if it is gone, or was replaced meanwhile."""
         request = (await self._connected()).prepare_request("delete", kind, name=name)
         request.data = {"propagationPolicy": cascade.value}
         if uid is not None:
@@ -157,9 +160,9 @@ class KubernetesApi:
                 raise
 
     async def watch(self, kind: type[R], selector: str, version: str) -> AsyncGenerator[tuple[str, R], None]:
-        """Changes since `version`, until the API server ends the watch, or the reader closes this.
+        """Yields changes since the resource version, until the API server ends the watch.
 
-        Raises `KubernetesError` with code 410 when that version is no longer known."""
+        Raises `KubernetesError` with code 410 if the API server no longer has that version."""
         client = await self._connected()
         params = {"labelSelector": selector, "timeoutSeconds": str(WATCH_SECONDS), "resourceVersion": version}
         request = client.prepare_request("list", kind, watch=True, params=params)
@@ -177,7 +180,7 @@ class KubernetesApi:
             raise self._translate(error) from error
 
     async def logs(self, pod: str, *, container: str, lines: int, previous: bool) -> tuple[str, ...]:
-        """The last lines of a container, or of its previous run; none when there is nothing to be read."""
+        """The last lines of a container, or of its previous run; none if they cannot be read."""
         params = {"container": container, "tailLines": str(lines), "previous": "true" if previous else "false"}
         request = (await self._connected()).prepare_request("get", PodLog, name=pod, params=params)
         try:
@@ -188,27 +191,27 @@ class KubernetesApi:
             raise
         return tuple(mask_uri(line) for line in answer.content.decode(errors="replace").splitlines())
 
-    # --- what the server is
+    # --- the API server itself
 
     async def get_json(self, path: str) -> Any:
-        """A document of the API server that belongs to no namespace, such as a list of versions."""
+        """A document of the API server outside of namespaces, such as a list of versions."""
         return msgspec.json.decode((await self._send_raw(BasicRequest("GET", path))).content)
 
     async def may(self, *, verb: str, group: str, resource: str, subresource: str = "") -> bool:
         """Whether this client has a right in its namespace."""
-        asked = {"namespace": await self.namespace(), "verb": verb, "group": group, "resource": resource}
+        right = {"namespace": await self.namespace(), "verb": verb, "group": group, "resource": resource}
         if subresource:
-            asked["subresource"] = subresource
+            right["subresource"] = subresource
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
+            "spec": {"resourceAttributes": right},
         }
         request = BasicRequest("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", data=review)
         answer = msgspec.json.decode((await self._send_raw(request)).content)
         return bool(answer["status"].get("allowed"))
 
-    # --- parts
+    # --- internals
 
     async def _send(self, method: str, request: BasicRequest) -> Any:
         client = await self._connected()
@@ -227,10 +230,10 @@ class KubernetesApi:
         return answer
 
     def _translate(self, error: BaseException) -> KubernetesError:
-        """What went wrong, in our words. An API server's answers name objects and fields, never a secret's value."""
+        """Translate an error. Messages of the API server name objects and fields, never the value of a secret."""
         if isinstance(error, ApiError):
-            code, said = error.status.code or 0, (error.status.message or "no reason given").rstrip(".")
-            message = " ".join(filter(None, (f"Kubernetes refused: {said}.", _REMEDIES.get(code))))
+            code, reason = error.status.code or 0, (error.status.message or "no reason given").rstrip(".")
+            message = " ".join(filter(None, (f"Kubernetes refused: {reason}.", _REMEDIES.get(code))))
             return KubernetesError(message, code=code, reason=error.status.reason or "")
         if isinstance(error, httpx2.HTTPStatusError):
             code = error.response.status_code
@@ -239,12 +242,12 @@ class KubernetesApi:
         return KubernetesError(f"The API server at {self.server} does not answer: {what}.")
 
 
-# What lightkube and what is below it raise; a `KeyError` for an answer without a content type.
+# The errors of lightkube and of its HTTP client; `KeyError` for an answer without a content type.
 _FOREIGN = (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, TimeoutError, OSError, KeyError, ConfigError)
 
 
 def load_config(options: KubernetesOptions) -> SingleConfig:
-    """The access that the options name, else the pod's own, else that of `$KUBECONFIG` and its default."""
+    """The kubeconfig of the options, else the pod's service account, else `$KUBECONFIG` or its default file."""
     try:
         found = KubeConfig.from_env() if options.kubeconfig is None else KubeConfig.from_file(Path(options.kubeconfig))
         config = found.get(options.context)

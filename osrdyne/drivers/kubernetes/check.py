@@ -1,6 +1,6 @@
-"""What `doctor` finds out about a Kubernetes cluster: is it there, may we do what we must, is KEDA there.
+"""The checks of the Kubernetes driver for `doctor`: whether the API server answers, the rights, KEDA.
 
-`RIGHTS` is every right the driver uses; the Role of the Helm chart grants exactly these, and a test compares the two.
+`RIGHTS` are all rights that the driver uses; the Role of the Helm chart grants exactly these, and a test compares both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from osrdyne.drivers.kubernetes.scaling import has_keda
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """One right in the namespace of the workers; a `/` in `resource` separates a subresource."""
+    """One right in the namespace of the workers. `resource` may have a subresource after a `/`."""
 
     group: str
     resource: str
@@ -36,7 +36,7 @@ RIGHTS = (
     *_rights("", "pods/log", "get"),
     *_rights("", "secrets", "create", "patch"),
 )
-# A process of pooled workers is a pod of the driver's own.
+# Processes of pooled workers are pods without a Deployment.
 PROCESS_RIGHTS = _rights("", "pods", "create", "patch")
 SCALING_RIGHTS = {
     Scaling.NONE: (),
@@ -49,7 +49,7 @@ SCALING_RIGHTS = {
 
 
 async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverContext) -> list[Finding]:
-    """The findings; raises nothing."""
+    """Run the checks. Never raises."""
     try:
         findings = [await _check_server(api), await _check_rights(api, options, context)]
         if options.autoscaling.mode is Scaling.KEDA:
@@ -65,7 +65,7 @@ async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverC
 async def _check_server(api: KubernetesApi) -> Finding:
     version = await api.get_json("version")
     namespace = await api.namespace()
-    message = f"Kubernetes {version['gitVersion']} at {api.server}; workers live in the namespace {namespace}."
+    message = f"Kubernetes {version['gitVersion']} at {api.server}; workers run in the namespace {namespace}."
     return Finding("Kubernetes", ok=True, message=message)
 
 
@@ -94,20 +94,20 @@ async def _check_keda(api: KubernetesApi) -> Finding:
 
 
 def check_cpu_request(options: KubernetesOptions) -> Finding:
-    """Not fatal: a LimitRange of the namespace may give the pods one. A limit alone is taken for the request too."""
+    """Check the CPU request. Not fatal: a LimitRange may set one. A limit without a request counts as the request."""
     if "cpu" in {**options.resources.requests, **options.resources.limits}:
         return Finding(
             "HorizontalPodAutoscaler", ok=True, message="Workers have a CPU request, which the autoscaler needs."
         )
-    message = "It goes by the workers' CPU request, and they have none."
+    message = "The autoscaler needs a CPU request, and workers have none."
     remedy = "Set driver.options.resources.requests.cpu, unless a LimitRange of the namespace does."
     return Finding("HorizontalPodAutoscaler", ok=False, message=message, remedy=remedy, fatal=False)
 
 
 def _check_broker(context: DriverContext) -> Finding:
-    """A pod's localhost is the pod itself."""
+    """Check that the address of the broker is not localhost, which in a pod is the pod itself."""
     if context.stack.startswith("localhost:"):
         remedy = "Set broker.worker_uri (or broker.uri) to a name that pods can resolve."
-        message = "The broker is called localhost, which a pod takes for itself, unless broker.worker_uri is set."
+        message = "The broker is localhost, which in a pod is the pod itself, unless broker.worker_uri is set."
         return Finding("broker seen from pods", ok=False, message=message, remedy=remedy, fatal=False)
-    return Finding("broker seen from pods", ok=True, message=f"Workers look for the broker at {context.stack}.")
+    return Finding("broker seen from pods", ok=True, message=f"Workers connect to the broker at {context.stack}.")

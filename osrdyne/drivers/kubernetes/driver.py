@@ -1,9 +1,9 @@
 """The driver that runs each group as a Kubernetes Deployment, and each process of pooled workers as a Pod.
 
-One start is one Deployment or Pod with a Secret for the broker URI and, if configured, an autoscaler.
-Everything is found again by labels, and goes with the Deployment. Kubernetes restarts, scales and rolls the pods; this
-driver starts and ends groups, and says when one cannot come up (decision 0015). Documents are made in
-`manifests`, read in `groups`; `api` does the calls.
+One start is one Deployment or Pod with a Secret for the broker URI and, if configured, an autoscaler. The driver finds
+all objects by their labels; those that belong to a Deployment or Pod are deleted with it. Kubernetes restarts, scales
+and rolls the pods; this driver starts and ends groups, and reports when a group cannot start (decision 0015).
+`manifests` builds the objects, `groups` interprets them, `api` makes the calls.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from osrdyne.drivers.kubernetes.groups import (
     meta,
     restarts,
     scaling_of,
-    sorted_by_distress,
+    sorted_by_trouble,
     to_instance,
     trouble,
     uid_of,
@@ -54,7 +54,7 @@ from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, remove_autoscal
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import get_logger
 
-_GATHER_DELAY = 0.25  # Seconds in which changes count as one: a pod that comes up makes half a dozen.
+_GATHER_DELAY = 0.25  # Seconds in which changes count as one: the start of a pod causes half a dozen.
 _WATCH_RETRY = Backoff(initial=0.5, maximum=30.0)
 _LAST_LINES = 100
 _LOGS_OF_PODS = 5
@@ -65,7 +65,7 @@ log = get_logger("drivers.kubernetes")
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A group that this driver has ended, until it is removed; Kubernetes keeps no record of it."""
+    """A group that this driver has ended, until the pool removes it; Kubernetes has no object of it any more."""
 
     instance: Instance
     lines: tuple[str, ...]
@@ -81,13 +81,13 @@ class KubernetesDriver(Driver):
     def __init__(self, options: KubernetesOptions, context: DriverContext) -> None:
         super().__init__(options, context)
         self._options = options
-        self.workers_of_start = options.max_workers_of_group() + 1  # while the pods are rolled
+        self.workers_of_start = options.max_workers_of_group() + 1  # `maxSurge` of a rolling update
         self._api = KubernetesApi(options)
         self._names = PoolLabels.of(context)
         self._selector = self._names.selector
         self._manifests = Manifests(options, context, spec_hash=self.spec_hash())
         self._ended: dict[InstanceId, _Ended] = {}
-        self._strangers: set[str] = set()
+        self._foreign: set[str] = set()
         self._undoing: set[asyncio.Task[None]] = set()
 
     def spec_hash(self, config: Mapping[str, object] | None = None) -> str:
@@ -101,7 +101,7 @@ class KubernetesDriver(Driver):
 
     async def list_instances(self) -> list[Instance]:
         deployments, pods = await self._listed(self._selector)
-        self._tell_of_strangers({meta(item).name or "" for item in deployments if not is_ours(item, self._names)})
+        self._report_foreign({meta(item).name or "" for item in deployments if not is_ours(item, self._names)})
         listed = [instance for group in gather(deployments, pods, self._names) if (instance := to_instance(group))]
         known = {instance.instance_id for instance in listed}
         return listed + [ended.instance for name, ended in self._ended.items() if name not in known]
@@ -109,7 +109,7 @@ class KubernetesDriver(Driver):
     async def start(self, spec: WorkerSpec) -> Instance:
         kind = Pod if is_process(spec) else Deployment
         try:
-            # First, because it is the lock of the slot and owns everything that is made after it.
+            # First, because it is the lock of the slot and the owner of the other objects.
             created = await self._create(kind, spec)
             await self._complete(spec, created)
         except KubernetesError as error:
@@ -126,7 +126,7 @@ class KubernetesDriver(Driver):
         return instance
 
     async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:
-        """Apply the present settings. Kubernetes rolls the pods where their template has changed; the Secret stays."""
+        """Apply the present settings. Kubernetes rolls the pods if their template has changed; the Secret stays."""
         group = await self._find(instance_id)
         if group is None or group.deployment is None or group.is_ending:
             return None
@@ -144,11 +144,11 @@ class KubernetesDriver(Driver):
         instance = None if group is None else to_instance(group)
         if group is None or instance is None or instance.state is InstanceState.EXITED:
             return
-        # Before the end: the logs of a pod go with it.
-        lines = await self._last_words(group)
+        # Before the end: the logs of a pod are deleted with it.
+        lines = await self._last_lines_of_group(group)
         end = await end_group(self._api, group, grace=grace, read=self._last_lines)
         instance = replace(instance, state=InstanceState.EXITED, exit=end.exit)
-        # Only in memory. A leader that dies here loses the end, and the next one finds no trace of the group.
+        # Only in memory. If the leader dies here, the end is lost: the next leader lists no instance of the group.
         self._ended[instance_id] = _Ended(instance, end.lines or lines)
 
     async def remove(self, instance_id: InstanceId) -> None:
@@ -181,7 +181,7 @@ class KubernetesDriver(Driver):
                 await changed.wait()
                 for watch in watches:
                     if watch.done():
-                        watch.result()  # they never end by themselves: this raises why
+                        watch.result()  # a watch ends only with an error, which is raised here
                 await self.context.clock.sleep(_GATHER_DELAY)
                 changed.clear()
                 yield
@@ -200,34 +200,34 @@ class KubernetesDriver(Driver):
     # --- starting
 
     async def _create(self, kind: type[Deployment] | type[Pod], spec: WorkerSpec) -> Deployment | Pod:
-        """Make the Deployment of a group, or the pod of a process. Its name contains the slot, so the API server
+        """Create the Deployment of a group, or the Pod of a process. Its name contains the slot, so the API server
         accepts only one start."""
         manifest = self._manifests.process(spec) if kind is Pod else self._manifests.deployment(spec)
         try:
             return await self._api.apply(kind, manifest, manager=field_manager(spec.worker_id))
         except KubernetesError as error:
             if error.code == 409:
-                # The API server gives a name to one object only (lifecycle: unique-instance-names).
+                # Names are unique in a namespace (lifecycle: unique-instance-names).
                 raise SlotTakenError(
                     f"A {kind.__name__} of this key and slot exists already.", key=spec.key, slot=spec.slot
                 ) from error
             raise
 
     async def _complete(self, spec: WorkerSpec, created: Deployment | Pod) -> None:
-        """Make what belongs to it; without all of it there is no group or process, also when this is cancelled."""
+        """Create the other objects of a start. On an error or a cancellation, delete the Deployment or Pod again."""
         try:
             await self._apply_owned(spec, owner=uid_of(created))
         except BaseException:
             undoing = asyncio.create_task(self._undo(created), name="undo of a start")
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
-            # Shielded: the start may have been cancelled, and half a group would hold the slot.
+            # Shielded: the start may have been cancelled, and an incomplete group would hold the slot.
             await asyncio.shield(undoing)
             raise
 
     async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
         secret = self._manifests.secret(spec, owner=owner)
-        # Owned by the Deployment or the pod: Kubernetes deletes it together with that.
+        # Owned by the Deployment or Pod, so that Kubernetes deletes both together.
         await self._api.apply(Secret, secret, manager=field_manager(spec.worker_id), force=True)
         if not is_process(spec):  # its pod is the only one; the pooled driver counts processes
             await self._apply_scaling(spec, owner=owner)
@@ -240,7 +240,7 @@ class KubernetesDriver(Driver):
             await apply_autoscaler(self._api, self._manifests, self._options, spec, owner=owner)
 
     async def _change(self, spec: WorkerSpec, deployment: Deployment) -> Deployment:
-        """Change the Deployment last: the hash of its settings says that everything else is done."""
+        """Change the objects of a group; the Deployment last, because its hash shows that all others are changed."""
         uid, before = uid_of(deployment), scaling_of(deployment)
         if before is not self._options.autoscaling.mode:
             await remove_autoscaler(self._api, self._manifests.owned_name(spec), before)
@@ -250,23 +250,23 @@ class KubernetesDriver(Driver):
 
     async def _undo(self, created: Deployment | Pod) -> None:
         try:
-            # By uid: an object of the same name that came later is another group or process.
+            # By uid: a later object of the same name is another group or process.
             await self._api.delete(type(created), meta(created).name or "", uid=uid_of(created))
         except DriverError as error:
             log.warning("unfinished start not removed", name=meta(created).name, error=str(error))
 
-    # --- looking
+    # --- observing
 
     async def _listed(self, selector: str) -> tuple[list[Deployment], list[Pod]]:
-        pods, _ = await self._api.list(Pod, selector)  # first: `gather` says why
+        pods, _ = await self._api.list(Pod, selector)  # before the Deployments, as `gather` requires
         deployments, _ = await self._api.list(Deployment, selector)
         return deployments, pods
 
-    def _tell_of_strangers(self, names: set[str]) -> None:
-        """Once of each, not at every listing."""
-        for name in sorted(names - self._strangers):
+    def _report_foreign(self, names: set[str]) -> None:
+        """Log each Deployment once that has labels of the pool and another name."""
+        for name in sorted(names - self._foreign):
             log.warning("foreign Deployment with osrdyne labels", name=name)
-        self._strangers = names
+        self._foreign = names
 
     async def _find(self, instance_id: InstanceId) -> Group | None:
         deployments, pods = await self._listed(f"{self._selector},{worker_selector(instance_id)}")
@@ -274,11 +274,11 @@ class KubernetesDriver(Driver):
         return groups[0] if groups else None
 
     async def _follow(self, kind: type[Deployment] | type[Pod], changed: asyncio.Event) -> None:
-        """Watch one kind; never returns. After a watch that broke, everything may have changed."""
+        """Watch one kind; never returns. Lists again after a watch that broke, because changes may be lost."""
         failures = 0
         while True:
             try:
-                # Listed before it is watched: the watch begins where the list ends, and misses nothing in between.
+                # The watch begins at the version of the list, and so misses no change in between.
                 _, version = await self._api.list(kind, self._selector)
                 changed.set()
                 while True:
@@ -288,23 +288,23 @@ class KubernetesDriver(Driver):
                             changed.set()
                     failures = 0
             except KubernetesError as error:
-                if error.code == 410:  # the API server no longer has that version: list everything again
+                if error.code == 410:  # the API server no longer has that version: list again
                     continue
                 failures += 1
                 log.warning("watch interrupted", kind=kind.__name__, error=error.message)
             await self.context.clock.sleep(_WATCH_RETRY.delay(failures))
 
     async def _read_logs(self, group: Group, *, lines: int) -> tuple[str, ...]:
-        """What the pods have written; where nothing was, why they do not run."""
+        """The last lines of the pods; if they wrote nothing, why they do not run."""
         collected: list[str] = []
-        pods = [pod for pod in sorted_by_distress(group.pods) if container_status(pod) is not None][:_LOGS_OF_PODS]
+        pods = [pod for pod in sorted_by_trouble(group.pods) if container_status(pod) is not None][:_LOGS_OF_PODS]
         for pod in pods:
-            said = await self._read_pod(pod, lines=lines)
-            collected += said if len(pods) == 1 else (f"{meta(pod).name}: {line}" for line in said)
+            found = await self._read_pod(pod, lines=lines)
+            collected += found if len(pods) == 1 else (f"{meta(pod).name}: {line}" for line in found)
         return tuple(collected) or trouble(group)
 
     async def _read_pod(self, pod: Pod, *, lines: int) -> tuple[str, ...]:
-        """The last lines of a pod's worker: of its former run while the present one does not serve yet."""
+        """The last lines of a pod's worker: of its previous run as long as the present one is not ready."""
         previous = restarts(pod) > 0 and is_running(pod) and not is_ready(pod)
         return await self._api.logs(meta(pod).name or "", container=CONTAINER, lines=lines, previous=previous)
 
@@ -317,8 +317,8 @@ class KubernetesDriver(Driver):
             )
         return None
 
-    async def _last_words(self, group: Group) -> tuple[str, ...]:
-        """The information to record about a group before it ends; an error here does not delay its end."""
+    async def _last_lines_of_group(self, group: Group) -> tuple[str, ...]:
+        """The last lines of a group before it ends; an error here does not delay its end."""
         try:
             return await self._read_logs(group, lines=_LAST_LINES)
         except DriverError:

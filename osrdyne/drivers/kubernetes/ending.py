@@ -1,6 +1,6 @@
-"""Ending a group: its Deployment is deleted, and the end of its pods is watched until nothing is left.
+"""Ends a group: deletes its Deployment, and watches its pods until all are gone.
 
-The driver calls it. It decides nothing, and touches nothing but the objects of one start.
+Called by the driver. It changes only the objects of one start.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from osrdyne.drivers.kubernetes.groups import Group, has_terminated, is_pod_of, 
 from osrdyne.drivers.kubernetes.names import worker_selector
 from osrdyne.errors import DriverUnavailableError
 
-_SLACK = 60.0  # Seconds beyond the grace period within which Kubernetes should have reported that the pods are gone.
-
+_SLACK = 60.0  # Seconds after the grace period within which Kubernetes must report that the pods are gone.
 
 LastLines = Callable[[Pod], Awaitable[tuple[str, ...]]]
 
 
 @dataclass(slots=True)
 class End:
-    """How a group's pods ended: what was seen of one of them, and its last lines where those could still be read."""
+    """How the pods of a group ended: the exit of one of them, and its last lines if they could be read."""
 
     exit: Exit | None = None
     lines: tuple[str, ...] = ()
 
 
 async def end_group(api: KubernetesApi, group: Group, *, grace: float, read: LastLines) -> End:
-    """Delete the group's objects and return when its pods are gone. `read` gives the last lines of one that has ended.
+    """Delete the objects of a group and return when its pods are gone. `read`: reads the last lines of an ended pod.
 
-    Raises `DriverUnavailableError` when the pods do not go.
+    Raises `DriverUnavailableError` if the pods do not end in time.
     """
     end = End()
     if group.deployment is not None:
@@ -54,20 +53,20 @@ async def end_group(api: KubernetesApi, group: Group, *, grace: float, read: Las
     except TimeoutError:
         raise DriverUnavailableError(
             f"The pods of worker {group.worker_id} do not end: their node may be lost, or a ReplicaSet without a "
-            f"Deployment makes them anew. See `kubectl get pods,replicasets -l {worker_selector(group.worker_id)}`."
+            f"Deployment creates new ones. See `kubectl get pods,replicasets -l {worker_selector(group.worker_id)}`."
         ) from None
     return end
 
 
 async def _until_pods_are_gone(api: KubernetesApi, group: Group, end: End, *, grace: float, read: LastLines) -> None:
-    """Watch the pods go, and note how they end. The last state of each is in the very event that tells it is gone."""
+    """Watch the pods until they are gone, and note their exits. The DELETED event of a pod contains its last state."""
     selector = worker_selector(group.worker_id)
     while True:
         listed, version = await api.list(Pod, selector)
         pods = [pod for pod in listed if is_pod_of(group.name, pod)]
         left = {uid_of(pod) for pod in pods}
         for pod in pods:
-            await _look_at(api, pod, end, grace=grace, read=read)
+            await _observe(api, pod, end, grace=grace, read=read)
         try:
             while left:
                 async with aclosing(api.watch(Pod, selector, version)) as changes:
@@ -80,7 +79,7 @@ async def _until_pods_are_gone(api: KubernetesApi, group: Group, end: End, *, gr
                             left.discard(uid_of(pod))
                         else:
                             left.add(uid_of(pod))
-                            await _look_at(api, pod, end, grace=grace, read=read)
+                            await _observe(api, pod, end, grace=grace, read=read)
                         if not left:
                             break
             return
@@ -89,8 +88,8 @@ async def _until_pods_are_gone(api: KubernetesApi, group: Group, end: End, *, gr
                 raise
 
 
-async def _look_at(api: KubernetesApi, pod: Pod, end: End, *, grace: float, read: LastLines) -> None:
-    """Note the end of a pod's container, and hurry a pod that has longer than it may take."""
+async def _observe(api: KubernetesApi, pod: Pod, end: End, *, grace: float, read: LastLines) -> None:
+    """Note the exit of a pod's container, and shorten a grace period that is longer than `grace`."""
     if has_terminated(pod):
         end.exit = last_exit(pod)
         end.lines = await read(pod) or end.lines
@@ -100,7 +99,7 @@ async def _look_at(api: KubernetesApi, pod: Pod, end: End, *, grace: float, read
 
 
 async def _until_gone(api: KubernetesApi, group: Group) -> None:
-    """Wait until the Deployment itself is gone: its name is free then."""
+    """Wait until the Deployment itself is gone, so that its name is free."""
     selector = worker_selector(group.worker_id)
     while True:
         found, version = await api.list(Deployment, selector)
@@ -117,5 +116,5 @@ async def _until_gone(api: KubernetesApi, group: Group) -> None:
 
 
 def _seconds(grace: float) -> int:
-    """Zero would mean "forget the pod, whether it has ended or not"."""
+    """The grace in whole seconds, at least 1: with 0, Kubernetes deletes the pod object while the pod may still run."""
     return max(1, math.ceil(grace))

@@ -1,8 +1,8 @@
 """Translate the listed Deployments and Pods of a pool into one instance for each group or process. Pure.
 
-A Deployment is one instance, whatever the number of its pods (decision 0015): Kubernetes restarts, scales and rolls its
-pods by itself. An instance counts as ended when that can no longer help: no pod serves, and every one of them fails.
-A process of pooled workers is a pod without a Deployment; it ends with its container.
+A Deployment is one instance, independent of the number of its pods (decision 0015): Kubernetes restarts, scales and
+rolls them. An instance counts as ended if no pod is ready and each of them fails in a way that Kubernetes does not
+repair. A process of pooled workers is a pod without a Deployment; it ends with its container.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from osrdyne.drivers.kubernetes.names import (
 from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.protocol.names import Key, WorkerId, decode_key
 
-# Why a container waits that will not come up by waiting. `ErrImagePull` is not among them: one more try follows.
-_HOPELESS = frozenset(
+# Reasons of containers that do not start without a change. Not `ErrImagePull`, after which another pull follows.
+_PERMANENT_REASONS = frozenset(
     {
         "ImagePullBackOff",
         "ErrImageNeverPull",
@@ -47,7 +47,7 @@ _CRASH_LOOP = "CrashLoopBackOff"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One start of a group: the name and the Deployment, unless an operator deleted it, and the pods that exist."""
+    """One start of a group: its name, the Deployment (None if an operator deleted it), and the existing pods."""
 
     name: str
     worker_id: WorkerId
@@ -60,19 +60,19 @@ class Group:
 
     @property
     def metadata(self) -> ObjectMeta:
-        """That of the Deployment, or of a pod that is left."""
+        """The metadata of the Deployment, or of a remaining pod."""
         return meta(self.deployment or self.pods[0])
 
     @property
     def is_ending(self) -> bool:
-        """Its deletion has been requested."""
+        """Whether its deletion has been requested."""
         if self.deployment is not None:
             return meta(self.deployment).deletionTimestamp is not None
         return all(meta(pod).deletionTimestamp is not None for pod in self.pods)
 
     @property
     def live_pods(self) -> list[Pod]:
-        """Those that run or are to run; not those on their way out, nor what an eviction has left behind."""
+        """The pods that run or will run: neither being deleted, nor left by an eviction."""
         return [
             pod
             for pod in self.pods
@@ -81,9 +81,9 @@ class Group:
 
 
 def gather(deployments: Iterable[Deployment], pods: Iterable[Pod], names: PoolLabels) -> list[Group]:
-    """Put together what belongs together, and leave out what only looks like it (`is_ours`).
+    """Group Deployments and pods by start, without foreign objects (`is_ours`).
 
-    Pods must have been listed first: one without a Deployment has lost it.
+    The pods must have been listed before the Deployments: then the Deployment of a pod without one was deleted.
     """
     by_worker: dict[str, list[Pod]] = defaultdict(list)
     for pod in pods:
@@ -101,7 +101,7 @@ def gather(deployments: Iterable[Deployment], pods: Iterable[Pod], names: PoolLa
 
 
 def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
-    """Whether it has the name that follows from its key and slot; a copy with our labels has another."""
+    """Whether an object has the name that its key and slot imply; a copy with the same labels has another."""
     name = _wanted_name(item, names)
     if name is None:
         return False
@@ -109,7 +109,7 @@ def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
 
 
 def is_pod_of(name: str, pod: Pod) -> bool:
-    """Whether the Deployment of that name has made the pod, or it is the process of that name."""
+    """Whether the pod belongs to the Deployment of that name, or is the process of that name."""
     if is_process_pod(pod):
         return meta(pod).name == name
     return (meta(pod).name or "").startswith(f"{name}-{_label(meta(pod), 'pod-template-hash')}-")
@@ -121,7 +121,7 @@ def is_process_pod(pod: Pod) -> bool:
 
 
 def to_instance(group: Group) -> Instance | None:
-    """The instance that a group is; None for one whose labels do not say which."""
+    """The instance of a group; None if the labels name no key or slot."""
     metadata = group.metadata
     key, slot = _identity(metadata)
     if key is None or slot is None:
@@ -143,7 +143,7 @@ def to_instance(group: Group) -> Instance | None:
 
 
 def end_of(group: Group) -> Exit | None:
-    """How a group ended that Kubernetes alone will not bring up, or None."""
+    """How a group ended, if Kubernetes alone cannot start it again; otherwise None."""
     if group.deployment is None and is_process_pod(group.pods[0]):
         return _end_of_process(group.pods[0])
     refused = _refusal(group.deployment)
@@ -158,7 +158,7 @@ def end_of(group: Group) -> Exit | None:
 
 
 def has_served(deployment: Deployment | None) -> bool:
-    """Whether all its pods have been ready once: then Kubernetes restarts a container that ends, and we wait."""
+    """Whether all pods have been ready once: then a container that ends is restarted, and the group has not failed."""
     conditions = deployment.status.conditions if deployment is not None and deployment.status is not None else None
     return any(
         condition.type == "Progressing" and condition.reason == "NewReplicaSetAvailable"
@@ -167,7 +167,7 @@ def has_served(deployment: Deployment | None) -> bool:
 
 
 def scaling_of(deployment: Deployment) -> Scaling:
-    """Which autoscaler the group was made with."""
+    """The autoscaler with which the group was created."""
     named = (meta(deployment).annotations or {}).get(SCALING_ANNOTATION)
     return Scaling(named) if named in set(Scaling) else Scaling.NONE
 
@@ -183,7 +183,7 @@ def restarts(pod: Pod) -> int:
 
 
 def last_exit(pod: Pod) -> Exit | None:
-    """How the worker in this pod ended last, or None when it has not ended yet."""
+    """How the worker in this pod last ended; None if it has not ended yet."""
     status = container_status(pod)
     if status is None:
         return None
@@ -204,7 +204,7 @@ def has_terminated(pod: Pod) -> bool:
 
 
 def trouble(group: Group) -> tuple[str, ...]:
-    """What keeps the group from running, a line for each pod that does not."""
+    """Why the group does not run: a line for each pod that does not."""
     lines = [f"Kubernetes: {refused}" for refused in (_refusal(group.deployment),) if refused]
     for pod in group.live_pods:
         why = _trouble_of_pod(pod)
@@ -219,7 +219,7 @@ def container_status(pod: Pod) -> ContainerStatus | None:
 
 
 def meta(item: Deployment | Pod) -> ObjectMeta:
-    """Its metadata, which every object that was listed has."""
+    """The metadata of an object; every listed object has them."""
     return item.metadata or ObjectMeta()
 
 
@@ -227,12 +227,12 @@ def uid_of(item: Deployment | Pod) -> str:
     return meta(item).uid or ""
 
 
-def sorted_by_distress(pods: Sequence[Pod]) -> list[Pod]:
-    """Pods that tell most of what is wrong first."""
+def sorted_by_trouble(pods: Sequence[Pod]) -> list[Pod]:
+    """The pods that are not ready first, and of these the ones with the most restarts."""
     return sorted(pods, key=lambda pod: (is_ready(pod), -restarts(pod), meta(pod).name or ""))
 
 
-# --- parts
+# --- internals
 
 
 def _end_of_pod(pod: Pod, *, served: bool) -> Exit | None:
@@ -240,8 +240,8 @@ def _end_of_pod(pod: Pod, *, served: bool) -> Exit | None:
     if status is None:
         return None
     waiting = status.state.waiting if status.state is not None else None
-    if waiting is not None and waiting.reason in _HOPELESS:
-        return Exit(reason=_say(waiting.reason, waiting.message))
+    if waiting is not None and waiting.reason in _PERMANENT_REASONS:
+        return Exit(reason=_reason(waiting.reason, waiting.message))
     if waiting is not None and waiting.reason == _CRASH_LOOP:
         end = last_exit(pod) or Exit()
         return Exit(code=end.code, signal=end.signal, reason=end.reason or _CRASH_LOOP)
@@ -249,32 +249,32 @@ def _end_of_pod(pod: Pod, *, served: bool) -> Exit | None:
 
 
 def _end_of_process(pod: Pod) -> Exit | None:
-    """How a process ended: its pod is never started again."""
+    """How a process ended, whose pod is never started again; None if it has not."""
     end = _end_of_pod(pod, served=False)
     if end is not None or _phase(pod) not in {"Failed", "Succeeded"}:
         return end
-    # Evicted, or its node is gone: there is no state of the container.
+    # Evicted, or its node is gone: the pod has no state of the container.
     status = pod.status
-    return Exit(reason=None if status is None else _say(status.reason, status.message) or None)
+    return Exit(reason=None if status is None else _reason(status.reason, status.message) or None)
 
 
 def _trouble_of_pod(pod: Pod) -> str | None:
     status = container_status(pod)
     waiting = status.state.waiting if status is not None and status.state is not None else None
     if waiting is not None and waiting.reason not in {None, "ContainerCreating", "PodInitializing"}:
-        return _say(waiting.reason, waiting.message)
+        return _reason(waiting.reason, waiting.message)
     for condition in (pod.status.conditions if pod.status is not None else None) or ():
         if condition.type == "PodScheduled" and condition.status == "False":
-            return _say(condition.reason, condition.message)
+            return _reason(condition.reason, condition.message)
     return None
 
 
 def _refusal(deployment: Deployment | None) -> str | None:
-    """Why the cluster lets this Deployment have no pods: a quota, an admission rule."""
+    """Why the cluster refuses the pods of this Deployment (a quota, an admission rule); None if it does not."""
     conditions = deployment.status.conditions if deployment is not None and deployment.status is not None else None
     for condition in conditions or ():
         if condition.type == "ReplicaFailure" and condition.status == "True":
-            return _say(condition.reason, condition.message)
+            return _reason(condition.reason, condition.message)
     return None
 
 
@@ -282,10 +282,10 @@ def _to_exit(state: ContainerStateTerminated) -> Exit:
     if state.reason == "OOMKilled":
         return Exit(code=state.exitCode, reason="out of memory (OOMKilled)")
     ordinary = {None, "", "Error", "Completed"}
-    return Exit(code=state.exitCode, reason=None if state.reason in ordinary else _say(state.reason, state.message))
+    return Exit(code=state.exitCode, reason=None if state.reason in ordinary else _reason(state.reason, state.message))
 
 
-def _say(reason: str | None, message: str | None) -> str:
+def _reason(reason: str | None, message: str | None) -> str:
     return ": ".join(part for part in (reason, message) if part)
 
 

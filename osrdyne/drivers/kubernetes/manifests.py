@@ -1,7 +1,7 @@
-"""The Kubernetes objects of one group, as plain documents. Pure: options and a worker's specification in, objects out.
+"""Builds the Kubernetes objects of one group from the options and the specification of a worker. Pure.
 
-`tests/unit` checks them against the schemas of current Kubernetes and KEDA. None of them names a secret's value but the
-Secret itself. `replicas` is in none of them: the component that scales the group owns that field (`replicas_patch`).
+Tests check them against the schemas of current Kubernetes and KEDA. Only the Secret contains a secret. No object except
+`replicas_patch` contains `replicas`, because the component that scales the group owns that field.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULT_GRACE = 30.0
 
 
 class Manifests:
-    """Makes the documents for the groups of one pool."""
+    """Builds the objects of the groups of one pool."""
 
     def __init__(self, options: KubernetesOptions, context: DriverContext, *, spec_hash: str) -> None:
         self._options = options
@@ -50,7 +50,7 @@ class Manifests:
         return self._labels.owned_name(spec)
 
     def deployment(self, spec: WorkerSpec, *, uid: str | None = None) -> Manifest:
-        """The group itself. With `uid` it can only change that very object, never make a new one."""
+        """The Deployment of a group. With `uid` it can only change the object with this uid, and creates none."""
         metadata: Manifest = {"name": self.name(spec), "labels": self._labels.labels(spec)}
         if uid is not None:
             metadata["uid"] = uid
@@ -66,7 +66,7 @@ class Manifests:
             "spec": {
                 "selector": {"matchLabels": {WORKER_LABEL: spec.worker_id}},
                 "revisionHistoryLimit": 1,
-                # A new pod is ready before an old one is asked to go.
+                # A new pod is ready before an old one is ended.
                 "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
                 "template": self._pod(spec),
             },
@@ -75,13 +75,13 @@ class Manifests:
     def process(self, spec: WorkerSpec) -> Manifest:
         """A process of pooled workers: a pod without a Deployment.
 
-        Kubernetes must not start its container again: the worker id would be the same, and the new process would have
-        forgotten which workers it has had (lifecycle: pooled-ids-once).
+        Kubernetes must not start its container again: the new process would have the same worker id, and no record of
+        the workers before (lifecycle: pooled-ids-once).
         """
         pod = self._pod(spec)
         metadata = pod["metadata"] | {"name": self.name(spec)}
         metadata["annotations"] |= {
-            # Of a profile, if the process has its settings: the next leader places keys by it.
+            # The hash of a profile if the process has its settings: the next leader places keys by it.
             SPEC_ANNOTATION: spec.spec_hash or self._spec_hash,
             GENERATION_ANNOTATION: str(spec.generation),
         }
@@ -93,7 +93,7 @@ class Manifests:
         }
 
     def secret(self, spec: WorkerSpec, *, owner: str) -> Manifest:
-        """The broker URI, to which a variable of the pods refers."""
+        """The Secret with the broker URI, to which a variable of the pods refers."""
         uri = base64.b64encode(spec.environment.amqp_uri.encode()).decode()
         return {
             "apiVersion": "v1",
@@ -104,7 +104,7 @@ class Manifests:
         }
 
     def replicas_patch(self, spec: WorkerSpec, *, uid: str) -> Manifest:
-        """The number of pods, where this driver sets it."""
+        """The number of pods, for groups without an autoscaler."""
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
@@ -134,7 +134,7 @@ class Manifests:
         }
 
     def keda_authentication(self, spec: WorkerSpec, *, owner: str) -> Manifest:
-        """Where KEDA finds RabbitMQ's HTTP URI: a Secret of the operator's, by name."""
+        """The reference to the operator's Secret with RabbitMQ's HTTP URI, for KEDA."""
         keda = self._options.autoscaling.keda
         target = {"parameter": "host", "name": keda.secret, "key": keda.secret_key}
         return {
@@ -145,8 +145,8 @@ class Manifests:
         }
 
     def scaled_object(self, spec: WorkerSpec, *, owner: str) -> Manifest:
-        """KEDA's scaling by the length of the request queue. Over HTTP the length counts unacknowledged messages too,
-        so that requests in work hold their workers."""
+        """KEDA's scaling by the length of the request queue. Over HTTP the length includes unacknowledged messages, so
+        that running requests keep their workers."""
         scaling = self._options.autoscaling
         trigger = {
             "type": "rabbitmq",
@@ -174,11 +174,10 @@ class Manifests:
             },
         }
 
-    # --- parts
+    # --- internals
 
     def _owned(self, spec: WorkerSpec, owner: str) -> Manifest:
-        """What belongs to the Deployment, or to the pod of a process, goes with it, whatever the driver's options are
-        by then."""
+        """The metadata of an object that Kubernetes deletes with the Deployment, or with the pod of a process."""
         kind = ("v1", "Pod") if is_process(spec) else ("apps/v1", "Deployment")
         reference = {"apiVersion": kind[0], "kind": kind[1], "name": self.name(spec), "uid": owner}
         return {
@@ -202,7 +201,7 @@ class Manifests:
             "volumes": self._volumes(),
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **user},
             "automountServiceAccountToken": options.service_account is not None,
-            "enableServiceLinks": False,  # variables of every Service of the namespace, and some are WORKER_…
+            "enableServiceLinks": False,  # they are variables of every Service of the namespace, perhaps WORKER_…
             "terminationGracePeriodSeconds": self._grace(),
             "nodeSelector": options.node_selector,
             "affinity": options.affinity,
@@ -217,7 +216,7 @@ class Manifests:
                 "labels": {**options.labels, **self._labels.labels(spec)},
                 "annotations": {**options.annotations, **key_annotations(spec)},
             },
-            "spec": _without_nothing(pod),
+            "spec": _without_empty(pod),
         }
 
     def _container(self, spec: WorkerSpec) -> Manifest:
@@ -230,7 +229,7 @@ class Manifests:
             "command": [_literal(part) for part in command],
             "env": self._environment(spec),
             "envFrom": [{"secretRef": {"name": name}} for name in options.environment_from],
-            "resources": _without_nothing(options.resources.model_dump()),
+            "resources": _without_empty(options.resources.model_dump()),
             "volumeMounts": [
                 {"name": "scratch", "mountPath": "/tmp"},  # nosec B108
                 *options.volume_mounts,
@@ -243,13 +242,13 @@ class Manifests:
             "readinessProbe": self._readiness(),
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
-        return _without_nothing(container)
+        return _without_empty(container)
 
     def _readiness(self) -> Manifest | None:
-        """A worker of the reference writes no file: its pod is ready as soon as its container runs."""
+        """The readiness probe. A worker of the reference writes no file: its pod is ready once its container runs."""
         if self._context.uri_in_environment:
             return None
-        # The first look is late: a container that is started again finds its former file, and deletes it first.
+        # The first probe is late: a restarted container still has the file of its former run, and deletes it first.
         return {"exec": {"command": _READY_EXISTS}, "initialDelaySeconds": 5, "periodSeconds": 5}
 
     def _environment(self, spec: WorkerSpec) -> list[Manifest]:
@@ -258,7 +257,7 @@ class Manifests:
         if not spec.key.isprintable():
             variables.pop("WORKER_KEY", None)
             variables["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
-        # Not a mounted file: the worker could not remove it. It leaves this variable behind before it runs anything.
+        # Not a mounted file, which the worker could not delete. It deletes this variable before it runs an application.
         uri = {"secretKeyRef": {"name": self._labels.owned_name(spec), "key": URI_KEY}}
         variables[READY_FILE_VARIABLE] = _READY_FILE
         # Each pod of a group is a worker of its own. A process has one pod, and the leader sends messages to its id.
@@ -272,7 +271,7 @@ class Manifests:
         ]
 
     def _spark_environment(self, spec: WorkerSpec) -> list[Manifest]:
-        """What a worker needs to ask Kubernetes for executors: its own address, namespace and image."""
+        """The variables that Spark needs to request executors: address, namespace and image of the pod."""
         config = spec.environment.config  # the group may have a profile with another master than the pool
         if not uses_kubernetes_executors(config if "spark" in config else self._context.worker_config):
             return []
@@ -294,18 +293,18 @@ class Manifests:
         ]
 
     def _grace(self) -> int:
-        """The worker's own time to end, from the configuration it is given."""
+        """The grace period in seconds: `worker.stop_grace` from the configuration of the worker."""
         grace = self._context.stop_grace
         return max(1, math.ceil(_DEFAULT_GRACE if grace is None else grace))
 
 
 def _literal(text: str) -> str:
-    """Kubernetes expands `$(NAME)` in commands and variables; `$$` is a dollar sign."""
+    """Escape a text for commands and variables, in which Kubernetes expands `$(NAME)`."""
     return text.replace("$", "$$")
 
 
-def _without_nothing(document: Manifest) -> Manifest:
-    """Without empty parts: server-side apply would own them."""
+def _without_empty(document: Manifest) -> Manifest:
+    """Drop empty fields, which server-side apply would own."""
     return {name: value for name, value in document.items() if value not in (None, {}, [], "")}
 
 

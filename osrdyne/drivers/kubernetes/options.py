@@ -18,7 +18,7 @@ LABEL_PREFIX = "osrdyne.dev/"
 
 
 class Scaling(StrEnum):
-    """Who sets the number of a group's pods: the option `replicas`, a HorizontalPodAutoscaler, or KEDA."""
+    """What sets the number of a group's pods: the option `replicas`, a HorizontalPodAutoscaler, or KEDA."""
 
     NONE = "none"
     HPA = "hpa"
@@ -26,7 +26,7 @@ class Scaling(StrEnum):
 
 
 class KedaOptions(Model):
-    """How KEDA asks RabbitMQ for the length of a queue: over its HTTP API, which counts unacknowledged messages too."""
+    """How KEDA reads the length of a queue: from RabbitMQ's HTTP API, which includes unacknowledged messages."""
 
     secret: str | None = Field(
         None,
@@ -34,16 +34,16 @@ class KedaOptions(Model):
     )
     secret_key: str = Field("host", description="Key in that Secret.")
     messages_per_worker: int = Field(1, ge=1, description="Messages in the queue for which one worker is enough.")
-    polling_interval: Duration = Field(15.0, ge=1, description="How often KEDA asks RabbitMQ.")
+    polling_interval: Duration = Field(15.0, ge=1, description="How often KEDA queries RabbitMQ.")
 
 
 class AutoscalingOptions(Model):
-    """How many pods a group has. With `hpa` and `keda` the driver leaves the number alone."""
+    """How many pods a group has. With `hpa` and `keda` the driver does not set the number."""
 
     mode: Scaling = Field(Scaling.NONE, description="`none`, `hpa` or `keda`.")
     min_replicas: int = Field(1, ge=1, description="With `hpa` and `keda`; osrdyne itself ends an idle group.")
     max_replicas: int = Field(3, ge=1, description="With `hpa` and `keda`.")
-    cpu_utilization: int = Field(80, ge=1, le=1000, description="With `hpa`: wanted use of the CPU request, percent.")
+    cpu_utilization: int = Field(80, ge=1, le=1000, description="With `hpa`: target use of the CPU request, percent.")
     scale_down_delay: Duration = Field(
         300.0, ge=0, le=3600, description="How long fewer pods must have been enough before one is ended."
     )
@@ -59,7 +59,7 @@ class AutoscalingOptions(Model):
 
 
 class ResourceOptions(Model):
-    """What a worker asks for and may use at most, as Kubernetes writes it."""
+    """The resources that a worker requests, and their limits, as Kubernetes writes them."""
 
     requests: PublicTexts = Field(default_factory=dict, description="For example `{cpu: '2', memory: 4Gi}`.")
     limits: PublicTexts = Field(default_factory=dict, description="Memory beyond its limit ends the worker.")
@@ -67,7 +67,7 @@ class ResourceOptions(Model):
     @field_validator("requests", "limits")
     @classmethod
     def _quantities(cls, value: dict[str, str]) -> dict[str, str]:
-        """An API server may answer a wrong one with an error of its own, which reads as if it were broken."""
+        """Check the syntax here, because the API server may answer an invalid quantity with an internal error."""
         for name, quantity in value.items():
             if not _QUANTITY.match(quantity):
                 raise ValueError(f"{name}: {quantity!r} is not a quantity; write 500m, 2, 512Mi or 4Gi")
@@ -76,20 +76,20 @@ class ResourceOptions(Model):
 
 class KubernetesOptions(DriverOptions):
     """`driver.options` of the Kubernetes driver. Objects below `affinity`, `tolerations`, `volumes` and `volume_mounts`
-    are passed on as they are, in Kubernetes' own words."""
+    are passed on unchanged."""
 
     image: str = Field(..., min_length=1, description="Image of the workers; there is no default.")
     command: tuple[str, ...] | None = Field(
         None, description="Program and arguments of a worker; by default `osrdyne-worker` with `worker.app`."
     )
-    namespace: str | None = Field(None, description="Where workers live; by default the daemon's own namespace.")
+    namespace: str | None = Field(None, description="Namespace of the workers; by default the daemon's own.")
     kubeconfig: str | None = Field(
         None, description="A kubeconfig file; by default the pod's service account, else `$KUBECONFIG` and its default."
     )
     context: str | None = Field(None, description="Context of the kubeconfig; its current one by default.")
     request_timeout: Duration = Field(10.0, gt=0, description="Limit for one call of the API server.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="By default as Kubernetes decides: `Always` for the tag `latest`, else `IfNotPresent`."
+        None, description="By default that of Kubernetes: `Always` for the tag `latest`, else `IfNotPresent`."
     )
     image_pull_secrets: tuple[str, ...] = Field((), description="Names of Secrets with registry credentials.")
     environment: ShellVariables = Field(default_factory=dict, description="Further variables; no secrets.")
@@ -114,7 +114,7 @@ class KubernetesOptions(DriverOptions):
         None, ge=1, description="Limit of `/tmp`, which Spark writes to; the rest of the file system is read-only."
     )
     replicas: int = Field(1, ge=1, description="Pods of a group when there is no autoscaler.")
-    autoscaling: AutoscalingOptions = Field(default_factory=AutoscalingOptions, description="Who scales a group.")
+    autoscaling: AutoscalingOptions = Field(default_factory=AutoscalingOptions, description="How a group is scaled.")
 
     @field_validator("command")
     @classmethod
@@ -131,15 +131,15 @@ class KubernetesOptions(DriverOptions):
         return self
 
     def contradiction(self, context: DriverContext) -> str | None:
-        """Spark in a worker creates the pods of its executors with the worker's own service account."""
+        """Require a service account if Spark in the workers creates the pods of its executors."""
         if context.uses_kubernetes_executors and self.service_account is None:
             return (
-                "service_account: worker.spark_master is k8s://…, so workers create pods: name a service account that "
-                "may (the Helm chart creates one with sparkExecutors.enabled)"
+                "service_account: worker.spark_master is k8s://…, so workers create pods: name a service account with "
+                "that right (the Helm chart creates one with sparkExecutors.enabled)"
             )
         return None
 
     def max_workers_of_group(self) -> int:
-        """How many pods one group may have at once."""
+        """The maximum number of pods of one group."""
         scaling = self.autoscaling
         return self.replicas if scaling.mode is Scaling.NONE else scaling.max_replicas

@@ -1,6 +1,6 @@
 """The autoscaler of a group: a HorizontalPodAutoscaler, or KEDA's ScaledObject with its TriggerAuthentication.
 
-The driver calls it. It never sets a number of pods: that is what it leaves to the autoscaler.
+Called by the driver. It never sets the number of pods, because the autoscaler does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from osrdyne.drivers.kubernetes.manifests import Manifests
 from osrdyne.drivers.kubernetes.names import field_manager
 from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
 
-HPA_VERSIONS = ("v2", "v2beta2", "v1")  # The best first. `v2` exists from Kubernetes 1.23 on, `v2beta2` until 1.25.
+HPA_VERSIONS = ("v2", "v2beta2", "v1")  # Latest first. `v2` exists from Kubernetes 1.23 on, `v2beta2` until 1.25.
 KEDA_GROUP = "keda.sh"
 
 SCALED_OBJECT = resource_kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
@@ -29,7 +29,7 @@ _HPA = {
 async def apply_autoscaler(
     api: KubernetesApi, manifests: Manifests, options: KubernetesOptions, spec: WorkerSpec, *, owner: str
 ) -> None:
-    """Make or change the autoscaler that the options name. Raises `KubernetesError`."""
+    """Create or change the autoscaler that the options name. Raises `KubernetesError`."""
     manager = field_manager(spec.worker_id)
     if options.autoscaling.mode is Scaling.HPA:
         version = await hpa_version(api)
@@ -42,7 +42,7 @@ async def apply_autoscaler(
 
 
 async def remove_autoscaler(api: KubernetesApi, name: str, mode: Scaling) -> None:
-    """Remove the autoscaler of a group that was made in `mode`, and of no other kind."""
+    """Remove the autoscaler of a group that was created with `mode`."""
     if mode is Scaling.HPA:
         await api.delete(_HPA[await hpa_version(api)], name)
     elif mode is Scaling.KEDA:
@@ -51,13 +51,14 @@ async def remove_autoscaler(api: KubernetesApi, name: str, mode: Scaling) -> Non
 
 
 async def hpa_version(api: KubernetesApi) -> str:
-    """The best version of the HorizontalPodAutoscaler that this cluster has."""
+    """The latest version of the HorizontalPodAutoscaler in this cluster that the driver supports."""
     found: dict[str, Any] = await api.get_json("apis/autoscaling")
     served = {version["version"] for version in found["versions"]}
     for version in HPA_VERSIONS:
         if version in served:
             return version
-    raise KubernetesError("This cluster has no HorizontalPodAutoscaler that osrdyne knows.", code=404)
+    versions = ", ".join(HPA_VERSIONS)
+    raise KubernetesError(f"This cluster has none of the versions {versions} of the HorizontalPodAutoscaler.", code=404)
 
 
 async def has_keda(api: KubernetesApi) -> bool:

@@ -1,6 +1,6 @@
-"""The environment of a worker process: what it inherits, what it is given, and the marks by which it is found again.
+"""The environment of a worker process: inherited and new variables, and the marks by which the driver finds it again.
 
-Pure; called by the subprocess driver. Variables are bytes, so that a key is UTF-8 whatever locale the daemon has.
+Pure; called by the subprocess driver. Variables are bytes, so that a key is UTF-8 independent of the daemon's locale.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from osrdyne.drivers.shared import RESERVED_PREFIXES
 from osrdyne.protocol.environment import URI_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 
-# The variables of the daemon that a worker inherits. A daemon's environment may hold credentials (of a cloud, of a
-# registry, of a proxy), and a worker runs other people's requests: it gets nothing that is not named here or in the
-# option `inherit`.
+# The variables of the daemon that a worker inherits, besides those of the option `inherit`. Not all: the environment of
+# the daemon may contain credentials (of a cloud, a registry, a proxy), and a worker runs requests of clients.
 INHERITED = (
-    # The user, the language and where programs and temporary files are.
+    # User, language, and the places of programs and temporary files.
     "HOME", "LANG", "LANGUAGE", "LC_*", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "TZDIR",
     "USER", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR",
-    # Python, Java, Spark and Hadoop: where they are installed and configured.
+    # Installation and configuration of Python, Java, Spark and Hadoop.
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HIVE_CONF_DIR", "JAVA_HOME", "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON",
     "PYTHONHOME", "PYTHONPATH", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_LOCAL_DIRS", "SPARK_LOCAL_HOSTNAME",
     "SPARK_LOCAL_IP", "VIRTUAL_ENV", "YARN_CONF_DIR",
-    # Authorities that TLS trusts.
+    # Trusted authorities for TLS.
     "SSL_CERT_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What tells a worker of ours from every other process, and which one it is.
+    """The variables that identify a process as a worker, and its slot.
 
-    The state directory is the identity of the stack. All values are ASCII but the directory.
+    The state directory identifies the stack. All values except the directory are ASCII.
     """
 
     state: Path
@@ -57,7 +56,7 @@ class Marks:
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str], state: Path) -> Self | None:
-        """The marks in a process's environment; None when it is no worker of this state directory."""
+        """The marks in the environment of a process; None if it is not a worker of this state directory."""
         key = decode_key(variables.get("OSRDYNE_KEY", "-"))
         slot = variables.get("OSRDYNE_SLOT", "")
         if not carries_mark(variables, state) or key is None or not slot.isdigit():
@@ -73,7 +72,7 @@ class Marks:
 
 
 def carries_mark(variables: Mapping[str, str], state: Path, worker_ids: frozenset[WorkerId] | None = None) -> bool:
-    """Whether a process belongs to a worker of this state directory (to one of `worker_ids`)."""
+    """Whether a process belongs to a worker of this state directory, and to one of `worker_ids` if they are given."""
     if variables.get("OSRDYNE_STATE_DIRECTORY") != str(state) or "WORKER_ID" not in variables:
         return False
     return worker_ids is None or variables["WORKER_ID"] in worker_ids
@@ -88,10 +87,10 @@ def worker_variables(
     extra: Mapping[str, str],
     uri_file: Path | None,
 ) -> dict[bytes, bytes]:
-    """Everything the worker process finds in its environment.
+    """The complete environment of a worker process.
 
-    Of the daemon's own environment it inherits `INHERITED` and what matches `inherit`, never osrdyne's own settings.
-    The AMQP URI comes as the name of a file; with None it is in the environment itself.
+    It inherits `INHERITED` and the variables that match `inherit` from the daemon, but never settings of osrdyne.
+    `uri_file`: the file with the AMQP URI; None: the URI is in the environment.
     """
     wanted = (*INHERITED, *inherit)
     kept = {name: value for name, value in daemon.items() if _is_inherited(os.fsdecode(name), wanted)}
@@ -99,7 +98,7 @@ def worker_variables(
     if uri_file is not None:
         del variables[URI_VARIABLE]
         variables[URI_FILE_VARIABLE] = str(uri_file)
-    # Unbuffered, so that the last words of a killed worker are in its log.
+    # Unbuffered, so that the last lines of a killed worker are in its log.
     return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(variables), **_encode(marks.to_variables())}
 
 

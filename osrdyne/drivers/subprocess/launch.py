@@ -1,4 +1,4 @@
-"""How a worker process is started, and what it means when it cannot be. Called by `LocalWorkers`; keeps nothing."""
+"""Starts a worker process, and translates the errors of starts. Called by `LocalWorkers`; without state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 
-_REFUSED_FOR_GOOD = frozenset(
+_PERMANENT_ERRORS = frozenset(
     {
         errno.ENOENT,
         errno.ENOTDIR,
@@ -26,7 +26,7 @@ _REFUSED_FOR_GOOD = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How workers are started: the same for all of a pool. `uri_in_environment`: not in a file."""
+    """The settings of starts, which all workers of a pool share. `uri_in_environment`: the AMQP URI is in no file."""
 
     command: tuple[str, ...]
     cwd: str | None
@@ -48,15 +48,15 @@ def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock
         start_new_session=True,
         pass_fds=(lock,),
     )
-    # The worker is waited for by its pidfd; this object must neither wait for it nor warn that it was not waited for.
+    # The driver reaps the worker by its pidfd. With a return code, this object does not, and does not warn about it.
     process.returncode = 0
     return process.pid
 
 
 def start_error(error: OSError, *, subject: str, option: str) -> DriverError:
-    """The error of a start that the system refused: permanent, with the option to correct, or temporary."""
+    """The error of a start that the system refused: permanent with the option to correct, or temporary."""
     where = os.fsdecode(error.filename) if error.filename is not None else subject
     message = f"The worker could not be started: {where}: {error.strerror}."
-    if error.errno in _REFUSED_FOR_GOOD:
+    if error.errno in _PERMANENT_ERRORS:
         return StartFailedError(f"{message} Check driver.options.{option}.")
     return DriverUnavailableError(message)

@@ -1,4 +1,4 @@
-"""The options of the subprocess driver, and where its files are."""
+"""The options of the subprocess driver, and the places of its files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class SubprocessOptions(DriverOptions):
         description="Further variables of the daemon's environment that workers inherit, such as `AWS_*`.",
     )
     state_directory: str | None = Field(
-        None, description="Where locks and records of running workers are kept; private to one stack of daemons."
+        None, description="Directory of locks and records of workers; each stack must have its own."
     )
     log_directory: str | None = Field(
-        None, description="Where workers' output goes; in the state directory by default."
+        None, description="Directory of the workers' output; by default in the state directory."
     )
     log_max_bytes: Size = Field(
-        10 * 2**20, ge=4096, description="Size at which a worker's log is rotated; looked at once a minute."
+        10 * 2**20, ge=4096, description="Size at which a worker's log is rotated; checked once a minute."
     )
     log_files: int = Field(3, ge=0, le=100, description="Old log files kept for each slot, beside the current one.")
     log_retention: Duration = Field(
@@ -62,9 +62,9 @@ class SubprocessOptions(DriverOptions):
 
 
 def state_directory(options: SubprocessOptions, context: DriverContext) -> Path:
-    """The pool's own directory: two stacks with one pool id on a host have two, unless they name the same one.
+    """The directory of the pool: below that of the option, of systemd (`StateDirectory=`), or of XDG, in this order.
 
-    Named by the option, else by systemd (`StateDirectory=`), else below the XDG state directory.
+    Except with the option, two stacks with the same pool id on a host have different directories.
     """
     if options.state_directory is not None:
         return Path(options.state_directory).expanduser().absolute() / context.pool
@@ -76,5 +76,5 @@ def state_directory(options: SubprocessOptions, context: DriverContext) -> Path:
 
 
 def log_directory(options: SubprocessOptions, state: Path) -> Path:
-    """Where this pool's worker logs are: a directory of its own, also when several pools share the option."""
+    """The directory of this pool's worker logs, also if several pools have the same option."""
     return state / "logs" if options.log_directory is None else Path(options.log_directory).expanduser() / state.name

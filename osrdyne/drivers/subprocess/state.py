@@ -1,10 +1,10 @@
-"""The state directory of one pool: who holds a slot, and which process is in it.
+"""The state directory of one pool: which slots are taken, and by which process.
 
 A slot is taken while its lock is held or its record exists. The worker inherits the lock, so that the slot stays taken
-as long as the worker lives, whatever becomes of the controller (lifecycle: unique-instance-names). Used by the
-subprocess driver only.
+as long as the worker runs, even if the controller ends (lifecycle: unique-instance-names). Used by the subprocess
+driver only.
 
-    records/NAME.json   the worker in the slot, until it is removed
+    records/NAME.json   the worker in the slot, until the pool removes it
     locks/NAME          an empty file with an flock
     secrets/NAME        the worker's AMQP URI, mode 0600
 """
@@ -31,7 +31,7 @@ _REMEDY = "Remove it, or name another one in driver.options.state_directory."
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One worker as it is written down. Without `pid` its start was not, or is not yet, completed."""
+    """The record of one worker. Without `pid` its start is not completed, or was interrupted."""
 
     key: Key
     slot: int
@@ -50,12 +50,12 @@ _RECORD = TypeAdapter(Record)
 
 
 def slot_name(key: Key, slot: int) -> str:
-    """The file name of a slot: a readable form of any key, and the slot's number."""
+    """The file name of a slot: the key in a readable encoding, and the number of the slot."""
     return f"{fit_key(key, _KEY_LIMIT)}.{slot}"
 
 
 class StateDirectory:
-    """The files of one pool. Every method blocks, and raises `DriverUnavailableError` when the disk refuses."""
+    """The files of one pool. Every method blocks, and raises `DriverUnavailableError` if a file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,14 +65,14 @@ class StateDirectory:
         self._read: dict[str, tuple[tuple[int, int], Record | None]] = {}
 
     def prepare(self) -> None:
-        """Create what is missing; refuse a directory that another user could write to."""
+        """Create missing directories; refuse one that another user could write to."""
         with self._translated():
             prepare_directory(self.path, remedy=_REMEDY)
             for path in (self._records, self._locks, self._secrets):
                 path.mkdir(mode=0o700, exist_ok=True)
 
     def records(self) -> dict[str, Record | None]:
-        """Every record by slot name, None for one that cannot be understood; only those that changed are read again."""
+        """Every record by slot name; None if malformed. Only changed records are read again."""
         with self._translated(), os.scandir(self._records) as entries:
             stamps = {
                 entry.name.removesuffix(".json"): (entry.inode(), entry.stat().st_mtime_ns)
@@ -91,12 +91,12 @@ class StateDirectory:
             return self._record_path(name).exists()
 
     def write(self, name: str, record: Record) -> None:
-        """Write or replace a record, whole or not at all."""
+        """Write or replace a record atomically."""
         with self._translated():
             _write_private(self._record_path(name), _RECORD.dump_json(record))
 
     def write_secret(self, name: str, text: str) -> Path:
-        """Write a secret that only this user can read, and return where it is."""
+        """Write a secret that only this user can read; returns its file."""
         with self._translated():
             path = self._secrets / name
             _write_private(path, text.encode())
@@ -112,8 +112,7 @@ class StateDirectory:
             while True:
                 fd = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
-                    # A lock of the kernel: it goes with its last holder, however that ends, and needs no clean-up after
-                    # a crash.
+                    # The kernel releases the lock when its last holder ends, so that a crash needs no clean-up.
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     os.close(fd)
@@ -121,12 +120,12 @@ class StateDirectory:
                 # `forget` deletes the file under its lock: a lock on the deleted file would exclude no other process.
                 if _is_same_file(fd, self._locks / name):
                     return fd
-                os.close(fd)  # its holder has removed the file meanwhile: this lock excludes no one else
+                os.close(fd)
 
     def forget(self, name: str) -> None:
         """Free the slot. The caller holds its lock."""
         with self._translated():
-            # The record before the lock file: a crash in between leaves a free slot.
+            # The record first: a crash in between leaves a lock file that nothing holds, and so a free slot.
             self._record_path(name).unlink(missing_ok=True)
             self.forget_secret(name)
             (self._locks / name).unlink(missing_ok=True)
@@ -136,7 +135,7 @@ class StateDirectory:
         with self._translated():
             try:
                 return _RECORD.validate_json(self._record_path(name).read_bytes())
-            except (FileNotFoundError, ValidationError):  # removed meanwhile, or cut short by a power failure
+            except (FileNotFoundError, ValidationError):  # removed meanwhile, or truncated by a power failure
                 return None
 
     def _record_path(self, name: str) -> Path:
@@ -158,7 +157,7 @@ def _write_private(path: Path, data: bytes) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
-    # In one step: a reader sees the old record or the new one, also after a crash.
+    # Atomically: a reader sees the old record or the new one, also after a crash.
     temporary.replace(path)
 
 

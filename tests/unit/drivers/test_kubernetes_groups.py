@@ -7,7 +7,7 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 
 from osrdyne.drivers.base import Exit, InstanceState
-from osrdyne.drivers.kubernetes.groups import gather, sorted_by_distress, to_instance, trouble
+from osrdyne.drivers.kubernetes.groups import gather, sorted_by_trouble, to_instance, trouble
 from osrdyne.drivers.kubernetes.names import PoolLabels
 from osrdyne.protocol.names import Key
 
@@ -195,4 +195,4 @@ def test_copy_of_a_process_is_not_ours():
 
 def test_pod_in_trouble_comes_first():
     pods = [pod(RUNNING, ready=True, name="a"), pod(RUNNING, name="b"), pod(CRASH_LOOP, restarts=4, name="c")]
-    assert [one.metadata.name for one in sorted_by_distress(pods)] == ["c", "b", "a"]
+    assert [one.metadata.name for one in sorted_by_trouble(pods)] == ["c", "b", "a"]
