@@ -167,4 +167,4 @@ async def test_controller_that_may_not_make_users_tells_callers(policymaker: Set
 async def test_doctor_reports_that_the_user_may_not_make_users(policymaker: Settings) -> None:
     findings = {finding.subject: finding for finding in await run_broker_checks(policymaker)}
     assert not findings["user tags"].ok
-    assert "may not make users" in findings["user tags"].message
+    assert "may not create users" in findings["user tags"].message

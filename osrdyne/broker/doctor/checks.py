@@ -1,4 +1,5 @@
-"""The requirements of a pool on RabbitMQ: pure checks of facts, each with its remedy. `doctor` gathers the facts."""
+"""Checks of the requirements of a pool on RabbitMQ: pure functions of facts that `run` gathers. Each finding has its
+remedy."""
 
 from __future__ import annotations
 
@@ -17,16 +18,16 @@ from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.rates import LONGEST_REQUEST
 
-# RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
+# RabbitMQ's default consumer timeout in seconds; the HTTP API does not show the configured one (broker:
 # consumers-differ-by-version).
 GLOBAL_CONSUMER_TIMEOUT = 1800.0
 # Quorum queues, and their dead lettering at least once.
 NEEDED_FEATURE_FLAGS = frozenset({"quorum_queue", "stream_queue"})
-_MANY_FILES = 0.8
+_MANY_FILES = 0.8  # Share of the open files of a node above which it needs a higher limit.
 
 
 def check_version(version: BrokerVersion) -> Finding:
-    """Whether this RabbitMQ is supported, and what osrdyne does differently on it."""
+    """Whether this RabbitMQ is supported, and its differences from other versions."""
     if not version.is_supported:
         return Finding(
             "RabbitMQ version", False, f"RabbitMQ {version} is too old.", "Upgrade to 3.10 or later; 4.3 is best."
@@ -36,7 +37,7 @@ def check_version(version: BrokerVersion) -> Finding:
 
 
 def differences(version: BrokerVersion) -> list[str]:
-    """What is different on this version, in sentences. Source: broker: count-failures-by-reject,
+    """The differences of this version from others, as sentences. Source: broker: count-failures-by-reject,
     consumers-differ-by-version."""
     sentences = []
     if version.has_consumer_timeout_policy:
@@ -57,7 +58,7 @@ def differences(version: BrokerVersion) -> list[str]:
 
 
 def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Finding:
-    """RabbitMQ must not take a request from a worker that may still work on it."""
+    """Whether the consumer timeout is longer than a worker may hold a request."""
     subject, processing = "consumer timeout", settings.worker.processing_timeout
     configured = settings.requests.consumer_timeout
     if version.has_consumer_timeout_policy:
@@ -68,13 +69,13 @@ def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Findin
         wanted = round((processing + 300) * 1000)
         remedy = (
             f"Before RabbitMQ 3.12 only the node can change it: set consumer_timeout = {wanted} in rabbitmq.conf, "
-            f"restart RabbitMQ, and tell osrdyne with requests.consumer_timeout: {wanted // 1000}s."
+            f"restart RabbitMQ, and set requests.consumer_timeout to {wanted // 1000}s."
         )
     if processing > limit:
         message = f"worker.processing_timeout ({processing:g} s) is longer than RabbitMQ's limit ({limit:g} s)."
         return Finding(subject, False, message, remedy)
     message = f"A worker may hold a request for {limit:g} s."
-    # Each request that the worker holds may have the events of `LONGEST_REQUEST`.
+    # Each request that the worker holds may need `LONGEST_REQUEST` seconds at its rate.
     wait = settings.worker.concurrency * LONGEST_REQUEST
     if settings.worker.concurrency > 1 and processing + wait > limit:
         node = "" if version.has_consumer_timeout_policy else "consumer_timeout of rabbitmq.conf and "
@@ -90,7 +91,7 @@ def check_tags(whoami: Whoami, *, scoped_credentials: bool = False) -> list[Find
     subject = "user tags"
     grant = f"Set its tags: rabbitmqctl set_user_tags {whoami.user}"
     if scoped_credentials and not whoami.may_make_users:
-        message = f"The user {whoami.user!r} may not make users, which broker.scoped_credentials needs."
+        message = f"The user {whoami.user!r} may not create users, which broker.scoped_credentials needs."
         return [Finding(subject, False, message, f"{grant} administrator; or turn broker.scoped_credentials off.")]
     if not whoami.may_set_policies:
         return [Finding(subject, False, f"The user {whoami.user!r} may not set policies.", f"{grant} policymaker.")]
@@ -101,7 +102,7 @@ def check_tags(whoami: Whoami, *, scoped_credentials: bool = False) -> list[Find
 
 
 def check_permissions(permissions: Permissions | None, *, pool: str, user: str, vhost: str) -> Finding:
-    """Whether every name of the pool may be configured, written and read, and replies be sent."""
+    """Whether the user may configure, write and read every name of the pool, and send replies."""
     subject = "permissions"
     patterns = (f"^{pool}-", f"^({pool}-.*|amq\\.default)$", f"^{pool}-")
     remedy = f"Grant them: {shlex.join(['rabbitmqctl', 'set_permissions', '-p', vhost, user, *patterns])}"
@@ -126,7 +127,7 @@ def check_permissions(permissions: Permissions | None, *, pool: str, user: str, 
 
 
 def pool_names(pool: str) -> list[str]:
-    """The names of the pool, with one request queue for all of them."""
+    """The names of the pool, with one request queue as a sample."""
     topology = pool_topology(pool)
     exchanges = [exchange.name for exchange in topology.exchanges]
     queues = [queue.name for queue in topology.queues]
@@ -134,7 +135,7 @@ def pool_names(pool: str) -> list[str]:
 
 
 def _grants(pattern: str, name: str) -> bool:
-    """As RabbitMQ decides; a pattern that only Erlang understands is given the benefit of the doubt."""
+    """Whether RabbitMQ grants the name; True for a pattern that only Erlang can compile."""
     try:
         return re.search(pattern or "^$", name) is not None
     except re.error:
@@ -150,7 +151,8 @@ def check_feature_flags(disabled: Iterable[str]) -> Finding:
 
 
 def check_clock(offset: float | None, *, allowed: float) -> Finding:
-    """The broker's clock stands for those of clients and workers: deadlines are times of day."""
+    """Whether RabbitMQ's clock agrees with this host's, as a sample for the clocks of clients and workers: deadlines
+    are absolute times."""
     subject = "clock"
     if offset is None:
         return Finding(subject, True, "RabbitMQ returned no time.")
@@ -160,21 +162,21 @@ def check_clock(offset: float | None, *, allowed: float) -> Finding:
             subject,
             False,
             f"RabbitMQ's clock is {abs(offset):.0f} s {where} this host's; {allowed:g} s are allowed.",
-            "Synchronise both clocks (NTP): deadlines of requests are times of day.",
+            "Synchronise both clocks (NTP): deadlines of requests are absolute times.",
             fatal=False,
         )
     return Finding(subject, True, "The clocks of RabbitMQ and this host agree.")
 
 
 def check_nodes(nodes: Sequence[NodeStatus]) -> list[Finding]:
-    """Alarms, which block every publisher, and what is about to run out."""
+    """Alarms, which block every publisher, and resources that are nearly used up."""
     findings = [finding for node in nodes for finding in _check_node(node)]
     return findings or [Finding("alarms and limits", True, f"No alarm on {len(nodes)} node(s), and room to grow.")]
 
 
 def _check_node(node: NodeStatus) -> Iterable[Finding]:
     if not node.running:
-        message = f"The node {node.name} is down; queues need most of their nodes."
+        message = f"The node {node.name} is down; a queue needs the majority of its nodes."
         yield Finding("nodes", False, message, "Start it again.", fatal=False)
     if node.memory_alarm:
         message = f"The memory alarm of {node.name} blocks all publishers."
@@ -188,7 +190,7 @@ def _check_node(node: NodeStatus) -> Iterable[Finding]:
 
 
 def check_topology(deviations: Sequence[Deviation], *, declared: bool) -> list[Finding]:
-    """Whether RabbitMQ has what a daemon declares. `declared`: whether it has anything of the pool."""
+    """Whether RabbitMQ has the objects that a daemon declares. `declared`: whether it has any object of the pool."""
     subject = "topology"
     if not declared:
         return [Finding(subject, True, "Nothing of the pool is declared yet: its first daemon declares it.")]
@@ -203,14 +205,14 @@ def check_topology(deviations: Sequence[Deviation], *, declared: bool) -> list[F
 
 
 _TOPOLOGY_REMEDIES = {
-    Problem.MISSING: "A running daemon declares it again within lifecycle.topology_interval, any other at its start.",
-    Problem.CHANGED: "The daemon puts its own values back: restart it if these settings are newer than it.",
-    Problem.CONFLICT: "Remove it, or use another pool.id; a queue has to be drained first.",
+    Problem.MISSING: "A running daemon declares it again within lifecycle.topology_interval; otherwise start one.",
+    Problem.CHANGED: "A daemon puts the policy of its own settings: restart it if these settings are newer.",
+    Problem.CONFLICT: "Remove it, or use another pool.id; drain a queue first.",
 }
 
 
 def check_retry_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:
-    """Whether a queue has the name of one where requests wait for their next attempt, and is another one."""
+    """Whether a queue with the name of a wait queue has other arguments."""
     names, subject = PoolNames(pool), "wait queues"
     delays = {names.delay_of_retry_queue(queue.name): queue for queue in queues}
     others = [
@@ -225,7 +227,7 @@ def check_retry_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Find
 
 
 def check_log(plan: LogPlan, *, name: str) -> list[Finding]:
-    """Whether the log of telemetry is as the settings say."""
+    """Whether the log of telemetry agrees with the settings."""
     subject = "telemetry"
     if not plan.conflicts:
         streams = ", ".join(queue.name for queue in plan.streams)
@@ -234,7 +236,7 @@ def check_log(plan: LogPlan, *, name: str) -> list[Finding]:
 
 
 def check_policy(queues: Iterable[QueueTotals], *, pool: str) -> Finding:
-    """Whether another policy has taken the place of ours: only one applies to a queue."""
+    """Whether another policy applies to request queues, instead of the pool's: only one applies to a queue."""
     names = PoolNames(pool)
     ours = names.policy
     found = {queue.policy for queue in queues if queue.policy is not None}

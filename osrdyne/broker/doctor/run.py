@@ -1,6 +1,6 @@
-"""Gathers what `checks` judges: asks a RabbitMQ everything that decides whether a pool can live on it.
+"""Gathers the facts about RabbitMQ that `checks` judges.
 
-Called by the command `osrdyne doctor`. Changes nothing on the broker. Every failure becomes a finding; nothing raises.
+Called by the command `osrdyne doctor`. Changes nothing in RabbitMQ. Every failure becomes a finding; nothing raises.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def run_broker_checks(
     longest_ttl: float | None = None,
     clock: Clock | None = None,
 ) -> list[Finding]:
-    """All findings about RabbitMQ, in the order in which a person would mend things. `priorities`, `delays_ms`: those
-    that the active routes use, whose exchanges and queues must be there; `longest_ttl`: the longest of the routes."""
+    """All findings about RabbitMQ, in the order in which an operator resolves them. `priorities`, `delays_ms`: of the
+    active routes, whose exchanges and queues must exist; `longest_ttl`: the longest time-to-live of these routes."""
     of_amqp = await _guarded("AMQP", lambda: _check_amqp(settings), "Check broker.uri.")
     used = (priorities, delays_ms, longest_ttl)
     of_management = await _guarded("HTTP API", lambda: _check_management(settings, clock or SystemClock(), used))
@@ -70,7 +70,7 @@ async def _check_amqp(settings: Settings) -> list[Finding]:
 
 
 async def _check_message_size(connection: amqp.Connection, settings: Settings) -> Finding:
-    """Send a message of the largest size to a queue that does not exist: refused for its size, or dropped."""
+    """Publish a message of the largest size to a queue that does not exist: RabbitMQ refuses its size, or drops it."""
     subject, size = "message size", settings.requests.max_message_bytes
     channel = await connection.channel(confirms=True)
     try:
@@ -128,8 +128,8 @@ async def _check_permissions(management: ManagementClient, settings: Settings) -
     try:
         permissions = await management.permissions()
     except BrokerAccessError:
-        message = f"The permissions of {management.user!r} cannot be looked up without the tag administrator."
-        remedy = f"Look yourself: rabbitmqctl list_user_permissions {management.user}."
+        message = f"The permissions of {management.user!r} cannot be read without the tag administrator."
+        remedy = f"Check them with rabbitmqctl list_user_permissions {management.user}."
         return [Finding("permissions", False, message, remedy, fatal=False)]
     pool = settings.pool.id
     return [checks.check_permissions(permissions, pool=pool, user=management.user, vhost=management.vhost)]
@@ -139,14 +139,14 @@ async def _check_feature_flags(management: ManagementClient) -> list[Finding]:
     try:
         return [checks.check_feature_flags(await management.disabled_feature_flags())]
     except BrokerAccessError:
-        return []  # they are shown to administrators only; declaring a queue will tell
+        return []  # only administrators may read them; without a flag, the declaration of a queue fails
 
 
 async def _check_policy(management: ManagementClient, settings: Settings) -> list[Finding]:
     try:
         queues = await management.list_queues(PoolNames(settings.pool.id).request_queue_prefix)
     except BrokerNotFoundError:
-        return []  # the virtual host: others have said so already
+        return []  # no virtual host, which an earlier finding reports
     return [checks.check_policy(queues, pool=settings.pool.id)]
 
 
@@ -158,20 +158,20 @@ async def _check_topology(
     delays_ms: Collection[int],
     longest_ttl: float | None,
 ) -> list[Finding]:
-    """The same comparison as the daemon's own."""
+    """Compare the topology as the leader does."""
     names, managed = PoolNames(settings.pool.id), settings.pool.is_managed
     topology = expected_topology(names, managed=managed, priorities=priorities, delays_ms=delays_ms)
     try:
         log_streams = (await _planned_log(management, settings)).streams
     except BrokerNotFoundError:
-        return []  # the virtual host: others have said so already
+        return []  # as above
     topology = Topology((*topology.declarations, *log_streams))
     expected = expected_objects(names, topology, pool_policy(settings, version, longest_ttl=longest_ttl))
     try:
         found = await compare(management, expected, pool=names.pool)
     except BrokerNotFoundError:
-        return []  # the virtual host: others have said so already
-    # A wait queue that is not ours has a check of its own; it turns retries off, and no more.
+        return []  # as above
+    # A conflict of a wait queue only turns retries off, and has a check of its own.
     ours = [one for one in found if one.problem is not Problem.CONFLICT or not _is_retry_queue(one.name, names)]
     missing = [one for one in found if one.problem is Problem.MISSING and isinstance(one.repair, Exchange)]
     return checks.check_topology(ours, declared=len(missing) < len(topology.exchanges))
