@@ -69,7 +69,7 @@ def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Findin
         wanted = round((processing + 300) * 1000)
         remedy = (
             f"Before RabbitMQ 3.12 only the node can change it: set consumer_timeout = {wanted} in rabbitmq.conf, "
-            f"restart RabbitMQ, and set requests.consumer_timeout to {wanted // 1000}s."
+            f"restart RabbitMQ, and set requests.consumer_timeout: {wanted // 1000}s."
         )
     if processing > limit:
         message = f"worker.processing_timeout ({processing:g} s) is longer than RabbitMQ's limit ({limit:g} s)."
