@@ -1,6 +1,7 @@
-"""Where a running `osrdyne dev` is: a small configuration file that other commands of the same user find by themselves.
+"""The announcement of a running `osrdyne dev`: a configuration file that other commands of the same user find.
 
-Written when the stack is up, removed when it ends; one that a crash left behind is recognised by its process.
+It is written when the stack is up and removed when it ends. After a crash it is ignored, because it contains the id of
+its process.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ _PROCESS = "# process "
 
 
 def announcement_file() -> Path:
-    """Below `$XDG_RUNTIME_DIR` where there is one, else below the user's state directory."""
+    """The file: below `$XDG_RUNTIME_DIR` if it is set, else below the user's state directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return (Path(runtime) / "osrdyne" if runtime else state_directory()) / "dev.yaml"
 
 
 def find_announcement() -> str | None:
-    """The configuration file of a stack that runs now, or None."""
+    """The configuration file of a running stack; None if no stack runs."""
     file = announcement_file()
     try:
         first = file.read_text(encoding="utf-8").partition("\n")[0]
     except OSError:
         return None
-    import psutil  # not needed by a daemon that finds its configuration
+    import psutil  # imported here because most commands find no announcement
 
     process = first.removeprefix(_PROCESS)
     return str(file) if process.isdigit() and psutil.pid_exists(int(process)) else None
@@ -39,7 +40,7 @@ def find_announcement() -> str | None:
 
 @contextmanager
 def announced(settings: Settings, *, api_port: int, api_socket: Path | None = None) -> Iterator[Path]:
-    """Keep the announcement in place; it holds the broker's password, so only this user can read it."""
+    """Announce a stack while the context is open. The file contains the broker's password, so it is private."""
     file = announcement_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     management = settings.broker.management_uri

@@ -1,6 +1,6 @@
 """Sample data for `osrdyne dev` and the demo: TPC-H tables, generated once into a cache directory.
 
-Made by `tpchgen-cli` (PyPI), which is part of the development set-up. Nothing else of osrdyne needs it.
+The generator is `tpchgen-cli` (PyPI), which is part of the development dependencies.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ KEY_COLUMNS: Mapping[str, Sequence[str]] = {
 """The tables, and the columns by which `/lookup` finds their rows."""
 KEY_PATTERN = "tpch/sf={scale}"
 GENERATION_TIMEOUT = 600.0
+"""Seconds for one scale factor."""
 
 
 def default_directory() -> Path:
-    """Where sample data is kept between runs: below the user's cache directory."""
+    """The directory of sample data, below the user's cache directory."""
     return cache_directory() / "sample-data"
 
 
 def generate_tpch(directory: Path, scale: str) -> Path:
-    """Generate the tables at a scale factor (1 is 1 GB of text) as Parquet, unless they are there.
+    """Generate the tables at a scale factor (1 is 1 GB of text) as Parquet, unless they exist.
 
-    Returns the directory of the tables. Raises `ConfigurationError` when the generator is missing or fails.
+    Returns the directory of the tables. Raises `ConfigurationError` if the generator is missing, fails or takes too
+    long.
     """
     target = directory / "tpch" / f"sf={scale}"
     if target.is_dir():
@@ -51,6 +53,10 @@ def generate_tpch(directory: Path, scale: str) -> Path:
         unfinished.rename(target)
     except subprocess.CalledProcessError as error:
         raise ConfigurationError(f"tpchgen-cli failed: {error.stderr.strip()[-500:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(
+            f"tpchgen-cli did not generate the scale factor {scale} within {GENERATION_TIMEOUT:g} s: use a smaller one."
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target

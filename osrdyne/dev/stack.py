@@ -1,7 +1,7 @@
-"""The embedded stack: a private RabbitMQ, a daemon with the subprocess driver, everything in one process tree.
+"""The embedded stack: a private RabbitMQ and a daemon with the subprocess driver, in one process tree.
 
-Behind `osrdyne dev` and the demo. While a stack runs, a file only this user can read tells the other commands where
-it is, so that `osrdyne call` in another terminal needs no options. Nothing of it is left when it ends.
+Used by `osrdyne dev` and the demos. While a stack runs, it is announced (`dev.announcement`), so that `osrdyne call` in
+another terminal needs no options. It leaves nothing behind when it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAMPLE_SPARK_CONF = {
 
 
 def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:
-    """The settings with TPC-H sample data at the given scale factors as the application's configuration."""
+    """The settings for the SQL pipeline with TPC-H sample data at the given scale factors; generates missing data."""
     directory = default_directory()
     for scale in scales:
         generate_tpch(directory, scale)
@@ -51,7 +51,7 @@ def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:
 async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
     """Start a broker and a daemon, and stop them and all workers at the end; yields the effective settings.
 
-    Raises what the daemon raises when it cannot start, and stops the stack when it fails.
+    Raises the errors of a daemon that cannot start. If the daemon fails later, the stack is stopped.
     """
     async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as broker:
         embedded = settings.broker.model_copy(
@@ -67,8 +67,8 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
 
 @asynccontextmanager
 async def running_daemon(settings: Settings, *, announce: bool = False) -> AsyncIterator[Settings]:
-    """Run a daemon in this process until it leads its pool, and stop it and its workers at the end; yields the
-    effective settings. `announce`: other commands of this user find it without a configuration."""
+    """Run a daemon in this process, wait until it leads its pool, and stop it and its workers at the end; yields the
+    effective settings. `announce`: so that other commands of this user find it without a configuration."""
     with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
         effective = _with_state(settings, Path(directory))
         daemon = Daemon(effective, clock=SystemClock())
@@ -92,7 +92,7 @@ async def running_daemon(settings: Settings, *, announce: bool = False) -> Async
 
 
 def _with_state(settings: Settings, directory: Path) -> Settings:
-    """Keep what the subprocess driver and the last-value reader write in a directory that ends with the stack."""
+    """Settings with the files of the subprocess driver and of the last-value reader in a temporary directory."""
     chosen = settings.telemetry.last_values
     if chosen.store == "sqlite" and chosen.file is None:
         last_values = chosen.model_copy(update={"file": str(directory / "last-values.db")})

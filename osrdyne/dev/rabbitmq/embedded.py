@@ -1,8 +1,8 @@
-"""A private RabbitMQ node on loopback ports, for tests, the demo and `osrdyne dev`. Never used by a real deployment.
+"""A private RabbitMQ node on loopback ports, for tests, the demos and `osrdyne dev`. Not for deployments.
 
-The node, its port mapper and everything they start are one process group that a small shell supervises. The shell
-reads a pipe from this process: a line means "stop in order", its end means that this process is gone, however that
-happened, and then the whole group is killed. So nothing stays behind, not even after `kill -9`.
+The node, its port mapper and their children are one process group, supervised by a shell. The shell reads a pipe from
+this process: a line means "stop in order"; the end of the pipe means that this process has ended, and then the shell
+kills the whole group. So no process is left, even after `kill -9`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from osrdyne.protocol.uri import TlsFiles
 
 log = get_logger("broker.embedded")
 
-# Debian's server script proper: the wrapper that is on its PATH changes to the user `rabbitmq`.
+# Debian's server script itself: the wrapper in its PATH changes to the user `rabbitmq`.
 _SERVERS = (Path("/usr/lib/rabbitmq/bin/rabbitmq-server"),)
 _PORT_MAPPERS = (Path("/usr/lib/erlang/bin/epmd"),)
 _REMEDY = "install RabbitMQ (Debian and Ubuntu: apt-get install rabbitmq-server), or set broker.uri to one that runs"
@@ -40,17 +40,16 @@ wait $server
 kill $mapper $lifeline
 """
 _POLL_INTERVAL = 0.1
-START_TIMEOUT = 180.0  # Seconds: a small machine that is busy takes more than one minute.
+START_TIMEOUT = 180.0  # Seconds: a small, busy machine needs more than one minute.
 _STOP_TIMEOUT = 20.0
 
 
 class EmbeddedBroker:
-    """One RabbitMQ node. `async with EmbeddedBroker() as broker:` starts it, and removes every trace at the end.
+    """One RabbitMQ node. `async with EmbeddedBroker() as broker:` starts it, and stops it at the end.
 
-    `directory` keeps the node's data from one use to the next; without it a temporary one is used.
-    `consumer_timeout` (seconds) is RabbitMQ's limit for an unacknowledged delivery, its own default is 30 minutes.
-    With `tls` it listens for TLS as well: its certificate and key, and with `verify` it takes only clients that have a
-    certificate of `ca_file`.
+    `directory`: for data that outlives the node; by default a temporary one. `consumer_timeout`: RabbitMQ's limit for
+    an unacknowledged delivery in seconds; its default is 30 minutes. `tls`: also listen for TLS, with this certificate
+    and key; with `verify` only clients with a certificate of `ca_file` are accepted.
     """
 
     def __init__(
@@ -91,51 +90,51 @@ class EmbeddedBroker:
 
     @property
     def amqp_port(self) -> int:
-        return self._known().amqp_port
+        return self._node().amqp_port
 
     @property
     def management_port(self) -> int:
-        return self._known().management_port
+        return self._node().management_port
 
     @property
     def amqp_uri(self) -> str:
-        """Holds the password: never log it."""
-        node = self._known()
+        """The AMQP URI with the password, so it must not be logged."""
+        node = self._node()
         return f"amqp://{node.user}:{node.password}@{LOOPBACK}:{node.amqp_port}/"
 
     @property
     def management_uri(self) -> str:
-        """Holds the password: never log it."""
-        node = self._known()
+        """The URI of the HTTP API with the password, so it must not be logged."""
+        node = self._node()
         return f"http://{node.user}:{node.password}@{LOOPBACK}:{node.management_port}"
 
     @property
     def amqps_uri(self) -> str:
-        """For a node with `tls`. Holds the password: never log it."""
-        node = self._known()
+        """The AMQP URI of a node with `tls`, with the password."""
+        node = self._node()
         return f"amqps://{node.user}:{node.password}@{LOOPBACK}:{node.amqps_port}/"
 
     @property
     def https_uri(self) -> str:
-        """The HTTP API of a node with `tls`. Holds the password: never log it."""
-        node = self._known()
+        """The URI of the HTTP API of a node with `tls`, with the password."""
+        node = self._node()
         return f"https://{node.user}:{node.password}@{LOOPBACK}:{node.https_port}"
 
-    def _known(self) -> NodeIdentity:
+    def _node(self) -> NodeIdentity:
         if self._identity is None:
             raise RuntimeError("the embedded broker has not been started")
         return self._identity
 
     async def start(self, timeout: float = START_TIMEOUT) -> None:
-        """Start the node and return once it serves AMQP and the HTTP API; a running one is left alone.
+        """Start the node and return once it serves AMQP and the HTTP API. No-op if it runs.
 
-        Raises `ConfigurationError` when RabbitMQ is not installed, `PortTakenError` when the ports that belong to
-        `directory` are in use, `BrokerError` with the last lines of the log when the node does not come up.
+        Raises `ConfigurationError` if RabbitMQ is not installed, `PortTakenError` if the ports of `directory` are in
+        use, and `BrokerError` with the last lines of the console if the node does not start.
         """
         if self.is_running:
             return
         server, port_mapper = find_server(), find_port_mapper()
-        await self.kill()  # what a node that ended by itself has left: its process entry and our end of the pipe
+        await self.kill()  # clean up after a node that ended by itself: reap it and close the pipe
         self._prepare_files()
         self._launch(server, port_mapper)
         try:
@@ -143,7 +142,7 @@ class EmbeddedBroker:
                 await self._wait_until_serving()
         except TimeoutError:
             await self.kill()
-            raise BrokerError(f"RabbitMQ did not start within {timeout:g} s. {self._last_words()}") from None
+            raise BrokerError(f"RabbitMQ did not start within {timeout:g} s. {self._last_lines()}") from None
         except BaseException:
             await self.kill()
             raise
@@ -172,7 +171,7 @@ class EmbeddedBroker:
                 stdout=console,
                 stderr=console,
                 cwd=self.directory,
-                env=node_files.environment(self.directory, self._known(), os.environ),
+                env=node_files.environment(self.directory, self._node(), os.environ),
                 start_new_session=True,
             )
 
@@ -180,7 +179,7 @@ class EmbeddedBroker:
         options = amqp.ConnectionOptions(uri=self.amqp_uri, name="osrdyne embedded broker", connect_timeout=5.0)
         while True:
             if not self.is_running:
-                raise BrokerError(f"RabbitMQ did not start. {self._last_words()}")
+                raise BrokerError(f"RabbitMQ did not start. {self._last_lines()}")
             try:
                 for port in (self.management_port, self.amqp_port):
                     _, writer = await asyncio.open_connection(LOOPBACK, port)
@@ -191,15 +190,15 @@ class EmbeddedBroker:
             except (BrokerUnavailableError, OSError):
                 await asyncio.sleep(_POLL_INTERVAL)
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         try:
             text = (self.directory / "log" / "console.log").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        return "Its last words:\n" + "\n".join(text.strip().splitlines()[-15:])
+        return "Its last lines:\n" + "\n".join(text.strip().splitlines()[-15:])
 
     async def stop(self) -> None:
-        """Stop the node in order, by force after a while. Ports and data are kept: `start` brings it back."""
+        """Stop the node in order, or kill it after a time-out. `start` starts it again with its ports and data."""
         if self._process is not None and self.is_running and self._process.stdin is not None:
             try:
                 self._process.stdin.write(b"stop\n")
@@ -210,12 +209,12 @@ class EmbeddedBroker:
         await self.kill()
 
     async def kill(self) -> None:
-        """Kill the node without warning (`kill -9`), as a crash would; `start` brings it back with its data."""
+        """Kill the node (`kill -9`), as a crash would. `start` starts it again with its ports and data."""
         process, self._process = self._process, None
         if process is None:
             return
         try:
-            # The group's id stays reserved until its leader, our child, is reaped below.
+            # The id of the group is not reused before its leader, a child of this process, is reaped below.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -224,17 +223,17 @@ class EmbeddedBroker:
             if process.stdin is not None:
                 process.stdin.close()
         await asyncio.to_thread(process.wait)
-        # The shell was ours to wait for; the node itself is gone once its ports are free again.
-        ports = self._known().ports(tls=self._tls is not None)
+        # The shell is reaped. The node, which is not a child of this process, has ended once its ports are free.
+        ports = self._node().ports(tls=self._tls is not None)
         await _until(lambda: all(map(node_files.is_free, ports)), timeout=_STOP_TIMEOUT)
 
     async def restart(self, timeout: float = START_TIMEOUT) -> None:
-        """Stop and start again: same ports, same data."""
+        """Stop and start the node, with the same ports and data."""
         await self.stop()
         await self.start(timeout)
 
     async def close(self) -> None:
-        """Stop the node for good; a temporary directory goes with it (and then nothing needs an orderly stop)."""
+        """Stop the node, or kill it and delete its directory if that is temporary."""
         if self._temporary is None:
             await self.stop()
         else:
@@ -244,7 +243,7 @@ class EmbeddedBroker:
 
 
 async def _until(condition: Callable[[], bool], *, timeout: float) -> None:
-    """Return once `condition()` holds, or when the time is over."""
+    """Return once `condition()` holds, or after `timeout` seconds."""
     for _ in range(int(timeout / _POLL_INTERVAL)):
         if condition():
             return
@@ -252,12 +251,12 @@ async def _until(condition: Callable[[], bool], *, timeout: float) -> None:
 
 
 def find_server() -> Path:
-    """RabbitMQ's server script. Raises `ConfigurationError` when it is not installed."""
+    """RabbitMQ's server script. Raises `ConfigurationError` if it is not installed."""
     return _find(_SERVERS, "rabbitmq-server", "RabbitMQ")
 
 
 def find_port_mapper() -> Path:
-    """Erlang's port mapper. Raises `ConfigurationError` when it is not installed."""
+    """Erlang's port mapper. Raises `ConfigurationError` if it is not installed."""
     return _find(_PORT_MAPPERS, "epmd", "Erlang's port mapper epmd, a part of RabbitMQ's installation,")
 
 

@@ -1,7 +1,7 @@
-"""The files and the environment of a private RabbitMQ node, as data. Used by `embedded` only; starts nothing.
+"""The files and the environment of a private RabbitMQ node. Used by `embedded` only; starts nothing.
 
-Everything the node reads or writes is inside one directory: configuration, plugins, data, logs and Erlang cookie.
-Nothing of a system-wide RabbitMQ (`/etc/rabbitmq`) is read.
+All files of the node are in one directory: configuration, plugins, data, logs and Erlang cookie. It reads no files of a
+system-wide RabbitMQ (`/etc/rabbitmq`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from osrdyne.protocol.uri import TlsFiles
 
 LOOPBACK = "127.0.0.1"
-_PORTS = range(20_000, 32_000)  # below the ephemeral range, so that no outgoing connection takes one meanwhile
+_PORTS = range(20_000, 32_000)  # below the ephemeral range, from which outgoing connections take their ports
 _IDLE_FLAGS = "+sbwt none +sbwtdcpu none +sbwtdio none"  # schedulers sleep at once instead of spinning
 _WAL_BYTES = 64 * 2**20  # the default of 512 MiB is for servers
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What must stay the same for as long as the node's directory is used."""
+    """User, password and ports of a node, which stay the same in its directory."""
 
     user: str
     password: str = field(repr=False)
@@ -37,7 +37,7 @@ class NodeIdentity:
 
     @classmethod
     def load_or_create(cls, directory: Path) -> NodeIdentity:
-        """The identity kept in `directory`; a new one, with free ports and a random password, at first."""
+        """Load the identity in `directory`, or create one with free ports and a random password."""
         file = directory / "node.json"
         if file.exists():
             return cls(**json.loads(file.read_text(encoding="utf-8")))
@@ -56,7 +56,7 @@ class NodeIdentity:
         return identity
 
     def ports(self, *, tls: bool = True) -> tuple[int, ...]:
-        """The ports of the node. Without TLS it does not listen on those for TLS, and another node may take them."""
+        """The ports on which the node listens; without TLS another node may use those for TLS."""
         plain = self.amqp_port, self.management_port, self.distribution_port, self.epmd_port
         return (*plain, self.amqps_port, self.https_port) if tls else plain
 
@@ -64,13 +64,13 @@ class NodeIdentity:
 def free_ports(count: int) -> list[int]:
     """Distinct loopback ports that are free at the moment."""
     found: list[int] = []
-    # Two processes with the same seed must not try the same ports at the same time.
+    # Not the seeded generator: two processes with the same seed would try the same ports at the same time.
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         if is_free(port):
             found.append(port)
         if len(found) == count:
             return found
-    raise OSError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    raise OSError(f"fewer than {count} ports are free between {_PORTS.start} and {_PORTS.stop}")
 
 
 def is_free(port: int) -> bool:
@@ -84,15 +84,15 @@ def is_free(port: int) -> bool:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, from its first byte on."""
+    """Write a file with mode 0600, also while it is being written."""
     file.unlink(missing_ok=True)
     file.touch(mode=0o600)
     file.write_text(text, encoding="utf-8")
 
 
 def configuration(identity: NodeIdentity, *, consumer_timeout: float | None, tls: TlsFiles | None) -> str:
-    """`rabbitmq.conf`; `consumer_timeout` in seconds is RabbitMQ's limit for an unacknowledged delivery, `tls` the
-    certificate of its listeners for TLS and the authority of those that its clients need, if they do (`verify`)."""
+    """The text of `rabbitmq.conf`. `consumer_timeout`: the limit for an unacknowledged delivery in seconds. `tls`: the
+    certificate of the TLS listeners, and with `verify` the authority that signs the certificates of clients."""
     lines = [
         f"listeners.tcp.default = {LOOPBACK}:{identity.amqp_port}",
         f"management.tcp.ip = {LOOPBACK}",
@@ -142,10 +142,10 @@ def write_files(
 
 
 def environment(directory: Path, identity: NodeIdentity, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the node: `inherited` without anything that would configure another RabbitMQ."""
+    """The environment of the node: `inherited` without the variables of RabbitMQ and Erlang, and those of the node."""
     kept = {name: value for name, value in inherited.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
     return kept | {
-        "HOME": str(directory),  # Erlang keeps its cookie there
+        "HOME": str(directory),  # the directory of the Erlang cookie
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "ERL_EPMD_PORT": str(identity.epmd_port),
         "RABBITMQ_NODENAME": "osrdyne@localhost",
