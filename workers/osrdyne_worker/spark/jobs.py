@@ -1,7 +1,8 @@
-"""Facts about groups of jobs from Spark's status tracker: their progress, their memory, and their stray tasks.
+"""Groups of jobs: the properties of a thread that decide about the group and the pool of its jobs, and what Spark's
+status tracker reports about a group: its progress, its memory, and its stray tasks.
 
-A stray task continues although its group has ended. Used by `session`; Spark Connect has no status tracker. Spark's
-events about tasks may be late, and Spark drops some under load.
+A stray task continues although its group has ended. Used by `session` and by pipelines; Spark Connect has no status
+tracker. Spark's events about tasks may be late, and Spark drops some under load.
 """
 
 from __future__ import annotations
@@ -10,12 +11,33 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+POOL = "spark.scheduler.pool"
+"""Property of a thread: the pool of Spark's fair scheduler. Each key of a pooled process has its own."""
+GROUP = "spark.jobGroup.id"
+"""Property of a thread: the group of its jobs, by which they are cancelled."""
+JOB_PROPERTIES = (POOL, GROUP, "spark.job.interruptOnCancel")
+
 _MAX_ENDED = 100
 """Ended groups that are checked, with one or more calls to the JVM each."""
 _MAX_TASKS = 100
 """Running tasks of a stage that are checked."""
 _CHECKS = 3
 """Checks without a task after which a group is forgotten: the event of a task's start may be late."""
+
+
+def job_properties(session: Any, names: Iterable[str] = JOB_PROPERTIES) -> Mapping[str, str]:
+    """The properties of this thread that are set; empty with Spark Connect, which has none."""
+    if not hasattr(session, "_jsparkSession"):
+        return {}
+    values = {name: session.sparkContext.getLocalProperty(name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def set_job_properties(session: Any, properties: Mapping[str, str]) -> None:
+    """Set the properties of another thread in this one. A new thread has none: its jobs would run in Spark's default
+    pool and in no group."""
+    for name, value in properties.items():
+        session.sparkContext.setLocalProperty(name, value)
 
 
 def progress_of(session: Any, group_id: str) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.app import Context
+from osrdyne_worker.spark.jobs import POOL
 from osrdyne_worker.spark.session import ResultT, SparkSessions, setting_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ OWNER = "spark.osrdyne.worker"
 """Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
 FAIR_SCHEDULER = {"spark.scheduler.mode": "FAIR"}
 """Required setting if several keys share Spark: it gives executor slots to the jobs of each key's pool in turn."""
-_POOL = "spark.scheduler.pool"
 WARM_UP = (
     "select count(*), sum(id) from range(1000) where id % 2 = 0",
     "select id, count(*) from range(100) group by id",
@@ -109,7 +109,7 @@ class KeySparkSessions(SparkSessions):
         """Run the jobs of this thread in the pool of the key. The property belongs to the thread, in Python and in the
         JVM."""
         if getattr(_thread, "pool", None) != self._pool:
-            self._session.sparkContext.setLocalProperty(_POOL, self._pool)
+            self._session.sparkContext.setLocalProperty(POOL, self._pool)
             _thread.pool = self._pool
 
 

@@ -33,6 +33,7 @@ from osrdyne_worker.pipelines.views.datasets import ExportConfig
 from osrdyne_worker.spark.answers.arrow_batches import estimated_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery
 from osrdyne_worker.spark.files.hadoop_files import HadoopFiles
+from osrdyne_worker.spark.jobs import GROUP
 
 log = get_logger(__name__)
 
@@ -204,7 +205,7 @@ class SizeLimit:
         self._directory = directory
         self._max_bytes = max_bytes
         self._context = session.sparkContext
-        self._group = self._context.getLocalProperty("spark.jobGroup.id")
+        self._group = self._context.getLocalProperty(GROUP)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="export-size", daemon=True)
 

@@ -16,13 +16,12 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from osrdyne.logs import get_logger
+from osrdyne_worker.spark.jobs import POOL, job_properties, set_job_properties
 
 log = get_logger(__name__)
 
 START_DELAY = 3.0
 """Seconds that caching waits for the first request, which it would slow down."""
-_POOL = "spark.scheduler.pool"
-_GROUP = ("spark.jobGroup.id", "spark.job.interruptOnCancel")
 _PREFIX = "osrdyne_cached_"
 """Queries may name the views of the key only, so no query can use a view with this name."""
 
@@ -44,31 +43,6 @@ def cache_now(
     session.table(f"{_PREFIX}{view}").count()
     # Last: until the data is in memory, queries read the files.
     marked.createOrReplaceTempView(view)
-
-
-def pool_of_thread(session: Any) -> str | None:
-    """The pool of Spark's fair scheduler in which jobs of this thread run: that of the key in a pooled process."""
-    return session.sparkContext.getLocalProperty(_POOL) if hasattr(session, "_jsparkSession") else None
-
-
-def use_pool(session: Any, pool: str | None) -> None:
-    """Let the jobs of this thread run in a pool; None: Spark's default."""
-    if pool is not None:
-        session.sparkContext.setLocalProperty(_POOL, pool)
-
-
-def group_of_thread(session: Any) -> Mapping[str, str]:
-    """The properties that name the group of the jobs of this thread."""
-    if not hasattr(session, "_jsparkSession"):
-        return {}
-    values = {name: session.sparkContext.getLocalProperty(name) for name in _GROUP}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def use_group(session: Any, group: Mapping[str, str]) -> None:
-    """Let the jobs of this thread belong to a group, so that a cancel of the group ends them."""
-    for name, value in group.items():
-        session.sparkContext.setLocalProperty(name, value)
 
 
 def drop_cached(session: Any, views: Iterable[str]) -> None:
@@ -99,7 +73,7 @@ class BackgroundCaching:
         # Unique, also if a pooled process loads the same files of a key again: Spark runs no job in a group whose
         # future jobs `close` has cancelled.
         self._group = f"osrdyne caching {key} {uuid.uuid4().hex}"
-        self._pool = pool_of_thread(session) if frames else None
+        self._pool = job_properties(session, [POOL]) if frames else {}
         self._frames = frames
         self._on_cached = on_cached
         self._may_start = threading.Event()
@@ -149,8 +123,7 @@ class BackgroundCaching:
     def _cache(self, view: str, frame: Any) -> None:
         try:
             if hasattr(self._session, "_jsparkSession"):  # Spark Connect has no groups
-                # A property of the thread: without it the jobs of this key would run outside of its share.
-                use_pool(self._session, self._pool)
+                set_job_properties(self._session, self._pool)
                 self._session.sparkContext.setJobGroup(self._group, "osrdyne caching", interruptOnCancel=True)
             cache_now(self._session, view, frame, self._mark)
         except Exception as error:

@@ -36,14 +36,7 @@ from osrdyne_worker.pipelines.queries.key_values import KEY_TYPES, is_key_type
 from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
 from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, Listing, committed_files
 from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
-from osrdyne_worker.pipelines.views.caching import (
-    cache_now,
-    drop_cached,
-    group_of_thread,
-    pool_of_thread,
-    use_group,
-    use_pool,
-)
+from osrdyne_worker.pipelines.views.caching import cache_now, drop_cached
 from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, TableFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import (
     LAST_VALUES,
@@ -62,6 +55,7 @@ from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, l
 from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
 from osrdyne_worker.spark.files.parquet_schema import parquet_schema
+from osrdyne_worker.spark.jobs import job_properties, set_job_properties
 
 PARALLEL_VIEWS = 4
 _DECLARABLE = (BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
@@ -162,13 +156,11 @@ def load(
 
 
 def _open_all(session: Any, tables: Sequence[ResolvedTable], *, mark: str, shared: bool) -> tuple[View, ...]:
-    pool, group = pool_of_thread(session), group_of_thread(session)
+    properties = job_properties(session)
     cached: list[str] = []
 
     def open_table(table: ResolvedTable) -> View:
-        # Each thread has its own properties: a new one runs its jobs in Spark's default pool, and in no group.
-        use_pool(session, pool)
-        use_group(session, group)
+        set_job_properties(session, properties)
         try:
             return open_view(session, table, mark=mark, on_cache=cached.append)
         except OsrdyneError:

@@ -25,6 +25,7 @@ from osrdyne.protocol.spark_master import parse_spark_master
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark.answers.arrow_batches import decoded, messages_by_partition
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
+from osrdyne_worker.spark.jobs import GROUP
 
 MIN_FREE_BYTES = 1024**3
 """Bytes that the disk of the temporary files keeps free: a larger result ends with an error."""
@@ -150,7 +151,7 @@ class SpooledPartitions:
         from pyspark.core.rdd import RDD
 
         self._context = context
-        self._group = context.getLocalProperty("spark.jobGroup.id")
+        self._group = context.getLocalProperty(GROUP)
         self._changed = threading.Condition()
         self._partitions: dict[int, IO[bytes]] = {}
         self._closed = False
