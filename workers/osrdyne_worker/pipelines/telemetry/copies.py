@@ -57,8 +57,8 @@ def message_ids(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def find_copies(
     directory: Path, live: LiveFiles, ids: pa.Table, *, mode: Literal["drop", "mark"], window: int
 ) -> Copies:
-    """The copies among the messages `ids` of the next range, of messages that the table has or that are before them in
-    the range. `window`: in seconds, from one message that is kept. Raises `StorageError`."""
+    """Find the messages of the next range (`ids`) that are copies of a message in the table or earlier in the range.
+    `window`: seconds after the message that is kept. Raises `StorageError`."""
     ids = ids.filter(pc.and_(pc.greater(pc.binary_length(ids["message_id"]), 0), pc.is_valid(ids["enqueued"])))
     if ids.num_rows == 0:
         return _copies(mode, {})

@@ -113,8 +113,8 @@ def dataset_of(config: SqlConfig, key: str, session: Any) -> ResolvedDataset:
 
 
 def _on_default_file_system(dataset: ResolvedDataset, session: Any) -> ResolvedDataset:
-    """Write the URL of Hadoop's default file system before paths without one, unless it is the local one: what is read
-    from local files by other means than Spark does not hold for them."""
+    """Put the URL of Hadoop's default file system before paths without one, unless it is the local one. Otherwise the
+    modules that list and read local files without Spark would treat these paths as local."""
     if not hasattr(session, "_jsparkSession"):  # Spark Connect: the configuration is that of the server
         return dataset
     address = str(session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:").rstrip("/")
@@ -272,8 +272,8 @@ class DeferredViews:
 def _deferred(
     session: Any, table: ResolvedTable, files: DataFiles | None, schemas: RememberedSchemas | None
 ) -> View | None:
-    """The view, if Spark need not open it to know whether it can be opened: its files are there, and its schema is
-    known. Raises as `open_view` does."""
+    """The view, to be opened later, if it has files and its schema is known without Spark; otherwise None. Raises as
+    `open_view` does."""
     spec = table.spec
     listed = None if files is None else files.tables.get(spec.view)
     # Data that is to be in memory is read in any case.

@@ -17,9 +17,9 @@ import org.apache.hadoop.fs.RemoteIterator;
 public final class FileListing {
     private final Configuration configuration;
     private final Path given;
-    private final int mostLevels;
+    private final int maxLevels;
     private FileSystem files;
-    /** Whether directories have a time. Those of S3A claim to have changed at the moment of each listing. */
+    /** Whether directories have a time. S3A reports the moment of the listing for them. */
     private boolean directoriesHaveTimes;
     private String root;
     /** Directories that are still to be listed, and their levels. */
@@ -28,10 +28,10 @@ public final class FileListing {
     private RemoteIterator entries;
     private int level;
 
-    public FileListing(Configuration configuration, String path, int mostLevels) {
+    public FileListing(Configuration configuration, String path, int maxLevels) {
         this.configuration = configuration;
         this.given = new Path(path);
-        this.mostLevels = mostLevels;
+        this.maxLevels = maxLevels;
     }
 
     /**
@@ -39,7 +39,7 @@ public final class FileListing {
      * in milliseconds (0: none), an identity, and the escaped path below the root. The root comes first. Throws
      * FileNotFoundException if it does not exist.
      */
-    public String slice(int most) throws IOException {
+    public String slice(int maxEntries) throws IOException {
         StringBuilder lines = new StringBuilder();
         int count = 0;
         if (files == null) {
@@ -55,14 +55,14 @@ public final class FileListing {
             append(lines, first);
             count++;
         }
-        while (count < most) {
+        while (count < maxEntries) {
             if (entries == null) {
                 if (directories.isEmpty()) {
                     return count == 0 ? null : lines.toString();
                 }
                 int last = directories.size() - 1;
                 level = ((Integer) levels.remove(last)).intValue();
-                if (level > mostLevels) {
+                if (level > maxLevels) {
                     throw new IOException("too many levels of directories");
                 }
                 entries = listed((Path) directories.remove(last));

@@ -14,7 +14,7 @@ NICENESS = 10
 """Above that of the JVM: if all processors are busy, C2 gets about a tenth of the time that another thread gets."""
 _NAME = "C2 CompilerThre"
 """The name of the threads on Linux, which has room for 15 characters. Threads that C2 starts later inherit the
-priority of the one that starts them."""
+priority of the thread that starts them."""
 
 
 def lower_priority(pid: int, *, proc: Path = Path("/proc")) -> int:

@@ -69,7 +69,7 @@ class JvmHeap:
 
 
 def use_after_collection(heap: Any, *, enough: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> HeapUse:
-    """The use without garbage, by as many collections as it takes; fewer once the share is below `enough`.
+    """Collect until a further collection frees little, or the share in use is below `enough`; return the use.
 
     Spark removes a broadcast variable or a shuffle only after a collection has shown that nothing refers to it: the
     next collection frees its memory. Many small joins leave hundreds of MiB in this state.
