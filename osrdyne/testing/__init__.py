@@ -1,1 +1,1 @@
-"""Stand-ins for the outside world that tests and the contract suites share: clock, drivers, sessions."""
+"""Fakes of the clock, drivers and the broker, and the conformance suites of drivers."""

@@ -1,7 +1,7 @@
-"""A clock that tests own: time passes only when a test says so, and everything due runs in order.
+"""A clock for tests: time passes only when a test advances it, and everything that is due runs in order.
 
-Given to components in place of `SystemClock`. It moves no timer of asyncio itself: `asyncio.sleep`, `asyncio.timeout`
-and threads still use the machine's time.
+Components get it instead of a `SystemClock`. It does not affect asyncio's own timers: `asyncio.sleep`,
+`asyncio.timeout` and threads still use the machine's time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_ROUNDS = 100_000
 
 @dataclass(slots=True, eq=False)
 class VirtualTimer:
-    """What happens at a time; nothing, when it was cancelled."""
+    """A callback that is due at a time; None after it was cancelled."""
 
     callback: Callable[[], None] | None
 
@@ -29,7 +29,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Implements `osrdyne.aio.clock.Clock`. Both clocks start at fixed values, so that a test can name a moment."""
+    """Implements `osrdyne.aio.clock.Clock`. Both of its clocks start at fixed values."""
 
     def __init__(self, *, monotonic: float = 1_000.0, time: float = 1_700_000_000.0) -> None:
         self._now = monotonic
@@ -61,28 +61,28 @@ class VirtualClock:
 
     @property
     def pending(self) -> list[float]:
-        """Seconds until each timer and sleeper is due, the next one first; cancelled ones are not counted."""
+        """Seconds until each timer and sleeper is due, in order, without cancelled ones."""
         return sorted(due - self._now for due, _, timer in self._timers if timer.callback is not None)
 
     async def settle(self) -> None:
-        """Let every task run until all of them wait for time, for input or for one another.
+        """Let every task run until all of them wait.
 
-        Raises `RuntimeError` when they never do (a loop that spins without waiting).
+        Raises `RuntimeError` if they never do (a loop that spins without waiting).
         """
         loop = asyncio.get_running_loop()
         if isinstance(loop, MemoryLoop):
             return await loop.settled()
         for _ in range(_MAX_ROUNDS):
             await asyncio.sleep(0)
-            # The queue of callbacks that are ready; asyncio has no public question for "is anybody left to run".
+            # The queue of ready callbacks; asyncio has no public way to check whether it is empty.
             if not loop._ready:  # type: ignore[attr-defined]
                 return
         raise RuntimeError(f"The tasks did not settle in {_MAX_ROUNDS} rounds: one of them spins without waiting.")
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass: wake each sleeper at its time, in order, and settle after each moment.
+        """Let `seconds` pass: wake each sleeper at its time, in order, and settle each time.
 
-        A sleeper that falls asleep again within the span is woken again, as often as it is due.
+        A sleeper that sleeps again within this time is woken again, as often as it is due.
         """
         target = self._now + seconds
         await self.settle()

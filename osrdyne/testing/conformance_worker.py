@@ -1,7 +1,7 @@
-"""The worker of the conformance suite: no AMQP and no Spark, it only behaves as its configuration says.
+"""The worker of the conformance suite, without AMQP and Spark. Its configuration selects its behaviour.
 
 Run as `python -m osrdyne.testing.conformance_worker`. It prints one line of JSON about itself, then `ready`; the suite
-reads both through the driver's logs. `WORKER_CONFIG`: `{"behaviour": …, "code": …, "lines": …}`, see `Behaviour`.
+reads both with the driver's `logs`. `WORKER_CONFIG`: `{"behaviour": …, "code": …, "lines": …}`, see `Behaviour`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from types import FrameType
 
 from osrdyne.protocol.environment import WorkerEnvironment
 
-_VERY_LONG = 600.0  # a worker that a broken test forgot ends by itself
-
-_JOB = 0.5
+_LIFETIME = 600.0  # Seconds after which a worker ends that a failed test has left.
+_JOB = 0.5  # Seconds that a busy worker needs to finish its job.
 
 
 class Behaviour(StrEnum):
-    """`run` until SIGTERM, `exit` at once with `code` after `lines` lines, be `stubborn` and ignore SIGTERM, be a
-    `parent` of a child that ignores it too, be `silent` and never ready, be `busy` with a job that SIGTERM lets finish,
-    or be `greedy` and take all the memory there is once it is ready."""
+    """What a worker does. `run`: until SIGTERM. `exit`: at once, with `code`, after `lines` lines. `stubborn`: ignores
+    SIGTERM. `parent`: of a child that ignores SIGTERM. `silent`: never ready. `busy`: finishes a job after SIGTERM.
+    `greedy`: uses all memory once it is ready."""
 
     RUN = "run"
     EXIT = "exit"
@@ -55,7 +54,7 @@ def main() -> int:
     hoard = []
     while behaviour is Behaviour.GREEDY:
         hoard.append(b"x" * 2**20)
-    time.sleep(_VERY_LONG)
+    time.sleep(_LIFETIME)
     return 1
 
 
@@ -70,14 +69,14 @@ def _finish(_number: int, _frame: FrameType | None) -> None:
 
 
 def _start_child() -> int:
-    code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_VERY_LONG})"
+    code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_LIFETIME})"
     child = subprocess.Popen([sys.executable, "-c", code])
     child.returncode = 0  # deliberately not waited for
     return child.pid
 
 
 def describe(environment: WorkerEnvironment) -> dict[str, object]:
-    """What the suite compares with the environment that the driver was given."""
+    """The values that the suite compares with the environment in the specification."""
     return {
         "worker_id": environment.worker_id,
         "key": environment.key,

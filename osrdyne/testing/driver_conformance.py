@@ -1,10 +1,10 @@
-"""What every driver must do, as tests. Source: lifecycle: start-when-slot-is-free, unique-instance-names,
+"""The conformance suite of drivers. Source: lifecycle: start-when-slot-is-free, unique-instance-names,
 stop-by-instance and `osrdyne.drivers.base`.
 
 For the author of a driver: subclass `DriverConformance` in a test module, and give it a fixture `harness` that returns
-a `DriverHarness` of your backend; `WorkerConformance` adds what needs workers that really run, `BackendConformance`
-what needs a backend that can be away. Needs pytest and pytest-asyncio in its automatic mode. The workers must run
-`python -m osrdyne.testing.conformance_worker`.
+a `DriverHarness` of your backend. `WorkerConformance` adds the tests that need running workers, `BackendConformance`
+those that need a backend that can be unavailable. Needs pytest and pytest-asyncio in its automatic mode. The workers
+must run `python -m osrdyne.testing.conformance_worker`.
 
     pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
     from osrdyne.testing.driver_conformance import DriverConformance, DriverHarness
@@ -72,7 +72,7 @@ __all__ = [
 
 
 class DriverContract:
-    """What holds for all drivers, also for one that manages no workers."""
+    """Tests of all drivers, also of one that manages no workers."""
 
     @pytest.fixture
     def harness(self) -> DriverHarness:
@@ -108,7 +108,7 @@ class DriverContract:
 
 
 class DriverConformance(DriverContract):
-    """What holds for every driver that manages workers."""
+    """Tests of drivers that manage workers."""
 
     async def test_started_worker_is_listed_as_it_was_asked_for(self, driver: Driver) -> None:
         spec = make_spec(slot=2)
@@ -152,7 +152,7 @@ class DriverConformance(DriverContract):
             while True:
                 try:
                     return await starter.start(make_spec())
-                except DriverUnavailableError:  # the other driver holds the backend; callers try again
+                except DriverUnavailableError:  # the other driver uses the backend; callers try again
                     await asyncio.sleep(0.1)
 
         results = await asyncio.gather(
@@ -277,7 +277,7 @@ class DriverConformance(DriverContract):
         async with asyncio.TaskGroup() as group:
             group.create_task(driver.stop(started.instance_id, grace=PATIENCE), name="stop")
             await eventually(is_stopping, what="the worker is listed as stopping")
-            await harness.kill(started)  # rather than wait for so long
+            await harness.kill(started)  # otherwise the stop would take `PATIENCE` seconds
 
     async def test_worker_killed_from_outside_is_seen_through_events(
         self, driver: Driver, harness: DriverHarness
@@ -329,7 +329,7 @@ class DriverConformance(DriverContract):
 
 
 class WorkerConformance(DriverConformance):
-    """What holds for every driver whose workers really run."""
+    """Tests of drivers whose workers really run."""
 
     async def test_worker_gets_its_environment(self, driver: Driver) -> None:
         spec = make_spec(note="a 'quoted' $note\n漢")
@@ -373,10 +373,10 @@ class WorkerConformance(DriverConformance):
 
 
 class BackendConformance:
-    """What holds when the backend does not answer for a while; beside one of the classes above.
+    """Tests with a backend that does not answer for a while; used together with one of the classes above.
 
-    An engine, a bus, an API server. Where the host itself is the backend, as for `subprocess`, it is never away alone:
-    the directory that the driver keeps takes its place, for a disk may be full or lost.
+    The backend is an engine, a bus or an API server. If the host itself is the backend, as for `subprocess`, the
+    directory of the driver is made unavailable instead, as a full or lost disk would.
     """
 
     async def test_every_call_reports_that_the_backend_is_away(self, driver: Driver, harness: DriverHarness) -> None:
@@ -401,7 +401,7 @@ class BackendConformance:
     async def test_backend_away_for_a_while_costs_no_worker_and_hides_no_end(
         self, driver: Driver, harness: DriverHarness
     ) -> None:
-        """Asked all the while, as the pool asks. The pool also asks again when an event was followed by no answer."""
+        """The driver is called all the time, as by the pool, which also repeats a listing that fails after an event."""
         stays, ends = [await driver.start(make_spec(slot=slot)) for slot in range(2)]
         for worker in (stays, ends):
             await is_ready(driver, worker)

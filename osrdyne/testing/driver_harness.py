@@ -1,6 +1,6 @@
-"""What the conformance suite of drivers is given and how it asks: the harness of a backend, specifications, waiting.
+"""The parts of the conformance suite of drivers: the harness of a backend, specifications, waiting for conditions.
 
-Used by `driver_conformance`, which also offers these names, and by tests of one driver.
+Used by `driver_conformance`, which also exports these names, and by tests of single drivers.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ AMQP_URI = f"amqp://worker:{SECRET}@broker.example:5672/"
 GROUP_CONFIG: Mapping[str, object] = {"spark": {"master": "local[7]"}}
 """The worker configuration of a group with a profile."""
 PATIENCE = 120.0
-"""Seconds after which something that should have happened has not."""
+"""Seconds after which a condition counts as failed."""
 
 
 class DriverHarness(ABC):
-    """One backend for one test. `absence` is for how many seconds it is away in `BackendConformance`."""
+    """One backend for one test. `absence`: the seconds for which it is unavailable in `BackendConformance`."""
 
     absence: float = float(os.environ.get("OSRDYNE_BACKEND_AWAY", "1"))
 
     @abstractmethod
     def driver(self, pool: str = POOL) -> Driver:
-        """A new driver object for a pool. Called again: what a restarted controller would have."""
+        """Build a new driver for a pool. Further calls stand for restarts of the controller."""
 
     @abstractmethod
     def changed_driver(self) -> Driver:
-        """A driver of the same pool whose settings were changed in something that shapes workers."""
+        """Build a driver of the same pool with a change of its settings that affects workers."""
 
     @abstractmethod
     async def kill(self, instance: Instance) -> None:
-        """Kill a worker from outside, as the system would that ran out of memory."""
+        """Kill a worker without the driver, as the kernel does when memory runs out."""
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        """The backend does not answer the drivers inside of this; workers go on, and `kill` still works."""
-        raise NotImplementedError("A harness for BackendConformance cuts its drivers off from their backend.")
+        """Make the backend unavailable to the drivers in this context. Workers continue, and `kill` still works."""
+        raise NotImplementedError("A harness for BackendConformance must implement `away`.")
 
 
 def make_spec(
@@ -68,7 +68,7 @@ def make_spec(
     spec_hash: str | None = None,
     **config: object,
 ) -> WorkerSpec:
-    """What the pool would ask for; `behaviour` and `config` say what the worker does."""
+    """A specification as from the pool; `behaviour` and `config` select the behaviour of the worker."""
     names = PoolNames(pool)
     environment = WorkerEnvironment(
         worker_id=new_worker_id(),
@@ -84,10 +84,10 @@ def make_spec(
 
 
 async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
-    """Ask until the answer is neither None, False nor empty."""
+    """Call `ask` until its result is neither None, False nor empty."""
     try:
         async with asyncio.timeout(PATIENCE):
-            while not (answer := await ask()):  # noqa: ASYNC110 - there is no event to wait for
+            while not (answer := await ask()):  # noqa: ASYNC110 - no event announces the condition
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:
@@ -95,24 +95,24 @@ async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
 
 
 async def is_ready(driver: Driver, instance: Instance) -> Mapping[str, Any]:
-    """Wait until the worker has said that it is ready, and return what it said about itself."""
+    """Wait until the worker has printed that it is ready, and return its first line, the JSON about itself."""
 
-    async def last_words() -> tuple[str, ...] | None:
+    async def all_lines() -> tuple[str, ...] | None:
         lines = await driver.logs(instance.instance_id, lines=10_000)
         return lines if "ready" in lines else None
 
-    lines = await eventually(last_words, what="the worker is ready")
-    said: Mapping[str, Any] = json.loads(lines[0])
-    return said
+    lines = await eventually(all_lines, what="the worker is ready")
+    report: Mapping[str, Any] = json.loads(lines[0])
+    return report
 
 
 async def find(driver: Driver, instance_id: InstanceId) -> Instance | None:
-    """The instance as it is listed now."""
+    """The instance as it is listed now; None if it is not listed."""
     return next((item for item in await driver.list_instances() if item.instance_id == instance_id), None)
 
 
 async def find_as_soon_as_it_answers(driver: Driver, instance_id: InstanceId) -> Instance | None:
-    """The same of a backend that may be away: it is asked again."""
+    """The same with a backend that may be unavailable: list until it answers."""
     while True:
         try:
             return await find(driver, instance_id)
@@ -121,7 +121,7 @@ async def find_as_soon_as_it_answers(driver: Driver, instance_id: InstanceId) ->
 
 
 async def is_refused(driver: Driver, *, seconds: float) -> None:
-    """Ask for so long; every answer must be that the backend does not answer."""
+    """List for so many seconds; every call must raise `DriverUnavailableError`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with pytest.raises(DriverUnavailableError):
@@ -130,8 +130,8 @@ async def is_refused(driver: Driver, *, seconds: float) -> None:
 
 
 async def until_events_come(driver: Driver, come: asyncio.Event, *, first_slot: int) -> int:
-    """Start workers, slot after slot, until one is seen through events: who listens may do so a little late. Returns
-    the next free slot."""
+    """Start workers, slot after slot, until an event comes, because the listener may begin late. Returns the next free
+    slot."""
     for slot in itertools.count(first_slot):
         await driver.start(make_spec(slot=slot))
         with suppress(TimeoutError):
@@ -151,7 +151,7 @@ async def exited(driver: Driver, instance: Instance) -> Instance:
 
 
 async def clean_up(driver: Driver) -> None:
-    """Stop and forget every worker of the driver's pool."""
+    """Stop and remove every worker of the driver's pool, and close the driver."""
 
     async def end(instance: Instance) -> None:
         await driver.stop(instance.instance_id, grace=0)

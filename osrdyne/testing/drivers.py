@@ -1,6 +1,6 @@
-"""A driver in memory, for tests of whatever calls a driver. It passes the same conformance suite as the real ones.
+"""A driver in memory, for tests of components that call a driver. It passes the conformance suite of drivers.
 
-The workers live in a `FakeBackend`, so that a second `FakeDriver` on the same backend is "the controller restarted".
+The workers are in a `FakeBackend`: a second `FakeDriver` on the same backend stands for a restarted controller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AWAY = "The fake backend is away."
 
 
 class Call(NamedTuple):
-    """One call the driver got: `start`, `stop`, `remove` or `logs`, and for which key."""
+    """One call of the driver: `start`, `stop`, `remove` or `logs`, with the key."""
 
     method: str
     key: Key | None
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class FakeWorker:
-    """One worker that does nothing. `stubborn`: it does not end when asked, only when killed after the grace."""
+    """One worker that does nothing. `stubborn`: it ignores SIGTERM, and is killed after the grace."""
 
     instance: Instance
     spec: WorkerSpec
@@ -51,7 +51,7 @@ class FakeWorker:
 
 
 class FakeBackend:
-    """What survives a controller: the workers of all pools. `away`: no driver gets an answer from it."""
+    """The workers of all pools, which survive a controller. `away`: it answers no driver."""
 
     def __init__(self) -> None:
         self.away = False
@@ -86,7 +86,7 @@ class FakeBackend:
 
 
 class FakeDriver(Driver):
-    """Hooks: `calls` is what was asked, in order; `on_start` is called with each new worker before `start` returns."""
+    """Hooks: `calls` has the calls in their order; `on_start` is called with each new worker before `start` returns."""
 
     name: ClassVar[str] = "fake"
 
@@ -113,7 +113,7 @@ class FakeDriver(Driver):
     # --- hooks of tests
 
     def fail_next_start(self, error: Exception) -> None:
-        """The next start raises `error`; called several times, the next several do."""
+        """Let the next start raise `error`; further calls are for the starts after it."""
         self._start_errors.append(error)
 
     def fail_next_stop(self, error: Exception) -> None:
@@ -123,14 +123,14 @@ class FakeDriver(Driver):
         self._list_errors.append(error)
 
     def hang_lists(self) -> None:
-        """From now on `list_instances` sees what there is, but does not return it until `release_lists`."""
+        """From now on `list_instances` reads the instances, but does not return them until `release_lists`."""
         self._lists_allowed.clear()
 
     def release_lists(self) -> None:
         self._lists_allowed.set()
 
     def hang_starts(self) -> None:
-        """From now on `start` does not return, and creates nothing, until `release_starts`."""
+        """From now on `start` creates nothing, and does not return, until `release_starts`."""
         self._starts_allowed.clear()
 
     def release_starts(self) -> None:
@@ -144,7 +144,7 @@ class FakeDriver(Driver):
         signal: str | None = None,
         lines: tuple[str, ...] = (),
     ) -> None:
-        """The worker ends by itself, after writing `lines`."""
+        """Let a worker end by itself, after it has written `lines`."""
         worker = self.backend.workers[instance_id]
         worker.lines.extend(lines)
         self.backend.end(worker, Exit(code=code, signal=signal))
@@ -165,14 +165,14 @@ class FakeDriver(Driver):
     async def list_instances(self) -> list[Instance]:
         if self._list_errors:
             raise self._list_errors.popleft()
-        self._ask()
+        self._require_backend()
         listing = [worker.instance for worker in self._own()]
         await self._lists_allowed.wait()
         return listing
 
     async def start(self, spec: WorkerSpec) -> Instance:
         self.calls.append(Call("start", spec.key))
-        self._ask()
+        self._require_backend()
         self.starts_under_way += 1
         self.most_starts_under_way = max(self.most_starts_under_way, self.starts_under_way)
         try:
@@ -233,7 +233,7 @@ class FakeDriver(Driver):
             return [Finding("driver", ok=False, message=_AWAY)]
         return [Finding("driver", ok=True, message="The fake driver keeps its workers in memory.")]
 
-    def _ask(self) -> None:
+    def _require_backend(self) -> None:
         if self.backend.away:
             raise DriverUnavailableError(_AWAY)
 
@@ -243,5 +243,5 @@ class FakeDriver(Driver):
     def _record_call(self, method: str, instance_id: InstanceId) -> FakeWorker | None:
         worker = next((worker for worker in self._own() if worker.instance.instance_id == instance_id), None)
         self.calls.append(Call(method, worker.instance.key if worker is not None else None))
-        self._ask()
+        self._require_backend()
         return worker

@@ -1,8 +1,8 @@
-"""Messages that any client may put on a queue of a pool, to do harm or by mistake: everything RabbitMQ accepts.
+"""Hostile messages, which any client may publish to a queue of a pool: everything that RabbitMQ accepts.
 
-Each is made from a number, so that a failure names the message that caused it. It is made of bytes as they are on the
-wire, because much of what is hostile cannot be written with a client library. `decoded` is what our side reads of it,
-`properties` go into a frame as they are.
+Each message is derived from a number, so that a failure names the message that caused it. It consists of bytes as on
+the wire, because client libraries cannot produce many of these messages. `decoded` is the message as our code reads it;
+`properties` are copied into a frame unchanged.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from random import Random
 
 from pamqp import commands as spec
 
-import osrdyne.amqp  # noqa: F401  (its patches of pamqp read what is made here)
+import osrdyne.amqp  # noqa: F401  (its patches of pamqp decode these messages)
 from osrdyne.amqp import Message
 from osrdyne.protocol.names import KEY_ARGUMENT
 
 MAX_PROPERTIES_BYTES = 130_000
-"""Together they travel in one frame of 128 KiB."""
+"""All properties of a message are in one frame of 128 KiB."""
 LARGE = 60_000
 DEEP = 2_000
 
@@ -57,7 +57,7 @@ WORDS: tuple[bytes, ...] = (
     b"\xc3",
     b"x" * 255,
 )
-"""Short strings: names, numbers, statuses and events in place and out of place, and no text at all."""
+"""Short strings: names, numbers, statuses and events, also where they are not valid, and bytes that are not text."""
 HEADERS: tuple[bytes, ...] = (
     b"x-rpc-path",
     b"x-deadline",
@@ -123,7 +123,7 @@ class HostileMessage:
     body: bytes
 
     def decoded(self) -> tuple[str, WireMessage]:
-        """The routing key and the message as a consumer of ours gets them."""
+        """The routing key and the message as our consumers get them."""
         read = spec.Basic.Properties()
         (flags,) = struct.unpack_from(">H", self.properties)
         read.unmarshal(flags, self.properties[2:])
@@ -133,7 +133,7 @@ class HostileMessage:
 
 @dataclass(frozen=True, slots=True)
 class WireMessage(Message):
-    """A message with every property that was on the wire, also those that we never send."""
+    """A message with every property on the wire, also those that we never send."""
 
     read: spec.Basic.Properties = field(default_factory=spec.Basic.Properties)
 
@@ -144,8 +144,8 @@ class WireMessage(Message):
 
 
 def hostile_message(number: int, *, keys: Iterable[bytes] = (), user: bytes | None = None) -> HostileMessage:
-    """The message of this number. `keys`: routing keys that are likely, besides odd ones. `user`: who publishes it to a
-    real broker, which refuses most messages with another `user-id`, or an odd `expiration` or `delivery-mode`."""
+    """The message of this number. `keys`: frequent routing keys, besides odd ones. `user`: the publisher on a real
+    broker, which refuses most messages with another `user-id`, or an odd `expiration` or `delivery-mode`."""
     random = Random(number)
     key = random.choice([*keys] * 3 or WORDS) if random.random() < 0.7 else _short(random)
     while len(properties := _properties(random, user)) > MAX_PROPERTIES_BYTES:
@@ -155,7 +155,7 @@ def hostile_message(number: int, *, keys: Iterable[bytes] = (), user: bytes | No
 
 
 def _properties(random: Random, user: bytes | None) -> bytes:
-    """Each field with the probability of a half, in the protocol's order."""
+    """Random properties: each field with a probability of one half, in the order of the protocol."""
     modes = (0, 1, 2, 255) if user is None else (1, 2)
     expirations = WORDS if user is None else (b"0", b"5000", b"4294967295")
     users = WORDS if user is None else (user,)

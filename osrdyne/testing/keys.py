@@ -1,4 +1,4 @@
-"""Keys that break what treats a key as syntax. Every component that takes keys is tested with all of them."""
+"""Odd keys, which break code that treats a key as syntax. Every component that takes keys is tested with them."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ ODD_KEYS: dict[str, Key] = {
         "longest-odd": "漢" * 85,
     }.items()
 }
-"""By a name that can be a test id."""
+"""Keys by their test ids."""

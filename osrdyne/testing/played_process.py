@@ -1,7 +1,7 @@
-"""A pooled process that only plays its part: it follows the questions of `protocol.pooled`.
+"""A simulated pooled process: it executes the questions of `protocol.pooled` without running workers.
 
-Its workers behave as their configuration says (`conformance_worker.Behaviour`). It needs only the protocol, because it
-also runs in the image of the conformance suite (`pooled_process`), which has hardly any packages.
+The configuration of its workers selects their behaviour (`conformance_worker.Behaviour`). It imports only the protocol,
+because it also runs in the image of the conformance suite (`pooled_process`), which has few packages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CUT_OFF = 128 + 9
 
 
 class PlayedProcess:
-    """One process. `report` is called with each of its states."""
+    """One simulated process. `report`: called with each of its states."""
 
     def __init__(
         self,
@@ -51,56 +51,57 @@ class PlayedProcess:
         self.worker_id = worker_id
         self.alive = True
         self.mute = False
-        """It neither reads questions nor reports."""
+        """Whether it neither reads questions nor reports."""
         self.assigned: list[WorkerId] = []
         """The workers that it has started, in their order."""
         self.state = ProcessState(sequence=0, ready=ready, started_at=clock.time())
         self._clock = clock
-        self._report = report
+        self._send = report
         self._interval = interval
         self._behaviours: dict[WorkerId, Behaviour] = {}
         self._seen: set[WorkerId] = set()
 
     def begin(self) -> None:
-        """Report, now and at intervals."""
+        """Report now and at intervals."""
         if self.alive:
-            self.say()
+            self.report()
             self._clock.call_later(self._interval, self.begin)
 
-    def say(self, *answers: str) -> None:
+    def report(self, *answers: str) -> None:
+        """Report the state, with the answers to these questions."""
         self.state = replace(self.state, sequence=self.state.sequence + 1, answers=answers)
         if self.alive and not self.mute:
-            self._report(self.state)
+            self._send(self.state)
 
     def set(self, **changes: object) -> None:
         """Change the state, and report it."""
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]
-        self.say()
+        self.report()
 
     def use(self, worker_id: WorkerId, *, in_flight: int, last_used: float | None = None) -> None:
-        """A worker runs so many requests."""
+        """Set the number of running requests of a worker."""
         used = self._clock.time() if last_used is None else last_used
         self._change(worker_id, in_flight=in_flight, last_used=used)
-        self.say()
+        self.report()
 
     def set_heap(self, share: float) -> None:
         self.set(memory=ProcessMemory(heap_used=int(share * 1000), heap_max=1000, rss=2000, pss=1500))
 
     def set_memory_limit(self, share: float, *, scope: str = "host played", total: int = 1000) -> None:
-        """The memory of its host, or of its cgroup, is used to this share."""
+        """Set the used share of the memory of its host or cgroup."""
         self.set(memory=replace(self.state.memory, limit=MemoryLimit(int(share * total), total, scope)))
 
     def set_live_heap(self, share: float) -> None:
-        """A collection has left so much of the heap."""
+        """Set the share of the heap that is used after a collection."""
         self.set(memory=replace(self.state.memory, heap_max=1000, heap_live=int(share * 1000)))
 
     def end_worker(self, worker_id: WorkerId, code: int = CUT_OFF, reason: str | None = None) -> None:
-        """A worker ends by itself."""
+        """Let a worker end by itself."""
         self._end(worker_id, code, reason)
-        self.say()
+        self.report()
 
     def take(self, question: Question, generation: Generation) -> None:
-        """Follow a question of the leader, unless a later leader has sent one before."""
+        """Execute a question of the leader, unless a later leader has sent one before."""
         if not self.alive or self.mute or generation.term < self.state.term:
             return
         self.state = replace(self.state, term=generation.term)
@@ -117,7 +118,7 @@ class PlayedProcess:
                     self.state = replace(self.state, assignments=left, refused=refused)
             case Drain():
                 self.state = replace(self.state, draining=True)
-        self.say(question.question)
+        self.report(question.question)
 
     def _assign(self, question: Assign, generation: Generation) -> None:
         environment = question.environment
@@ -186,7 +187,7 @@ class PlayedProcess:
 
 
 def _first_lines(environment: WorkerEnvironment) -> tuple[str, ...]:
-    """What the worker of the conformance suite prints first."""
+    """The first lines of a worker of the conformance suite."""
     lines = [json.dumps({**describe(environment), "arguments": []})]
     lines += [f"line {number}" for number in range(int(str(environment.config.get("lines", 0))))]
     silent = environment.config.get("behaviour") == Behaviour.SILENT

@@ -1,6 +1,6 @@
-"""Links to pooled processes that lose, double and reorder messages, and the processes at their other end.
+"""Simulated links to pooled processes, which lose, duplicate and reorder messages, and the simulated processes.
 
-For tests of the leader's side. `PlayedNetwork` stands for RabbitMQ; each process is a `PlayedProcess`.
+For tests of the leader. `PlayedNetwork` replaces RabbitMQ; each process is a `PlayedProcess`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from osrdyne.testing.played_process import PlayedProcess
 
 @dataclass(slots=True)
 class Faults:
-    """How messages travel: `lost` and `doubled` are shares, `delay` the longest time in seconds on the way.
+    """The faults of the network. `lost`, `doubled`: shares of the messages. `delay`: the longest transit in seconds.
     `report_interval`: the seconds between two reports of a process."""
 
     lost: float = 0.0
@@ -43,7 +43,7 @@ class Faults:
 
 
 class PlayedNetwork:
-    """Carries questions to the processes and reports to the drivers, through the real encoding of both."""
+    """Delivers questions to the processes and reports to the drivers, with the real encoding of both."""
 
     def __init__(self, clock: Clock, faults: Faults | None = None, *, seed: int = 0) -> None:
         self.clock = clock
@@ -51,7 +51,7 @@ class PlayedNetwork:
         self.processes: dict[WorkerId, PlayedProcess] = {}
         self.drivers: list[PooledDriver] = []
         self.lose: Callable[[Question], bool] = lambda question: False
-        """Which questions get lost, besides those by chance."""
+        """Selects questions that get lost, besides random ones."""
         self.sent: list[Question] = []
         self._random = random.Random(seed)
 
@@ -100,7 +100,7 @@ def _take(driver: PooledDriver, sent: ActivityReport) -> None:
 
 
 class PlayedLink:
-    """A `ProcessLink` over a network that is played."""
+    """A `ProcessLink` over a simulated network."""
 
     def __init__(
         self, ask: Callable[[WorkerId, Question, Generation], None], *, term: int = 3, pool: str = "pool"
@@ -125,7 +125,7 @@ class PlayedLink:
         return self.accepts
 
     async def confirm(self, *, since: float | None = None) -> None:
-        """The leader leads as long as `leads`. A deposed one has an answer from before, which is within the lease."""
+        """Raise for a deposed leader (`leads` is False), unless an answer from before counts (`since` is None)."""
         self.confirmed.append(since)
         if not self.leads and since is not None:
             raise LeadershipLostError("Another leader has the token.")
@@ -147,7 +147,7 @@ class PlayedLink:
 
 
 def process_spec(slot: int, *, pool: str = "pool", term: int = 3) -> WorkerSpec:
-    """What the pool would ask for as a process."""
+    """The specification of a process as from the pool."""
     names = PoolNames(pool)
     environment = WorkerEnvironment(
         worker_id=new_worker_id(),

@@ -3,7 +3,7 @@ workers in them.
 
 For the author of a driver, as `driver_conformance`: give `PooledConformance` a fixture `harness` that returns a
 `PooledHarness` of your backend. Its processes must run `python -m osrdyne.testing.pooled_process`. They and the tests
-exchange messages through sockets in one directory, instead of RabbitMQ.
+exchange messages through sockets in one directory instead of RabbitMQ.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from osrdyne.testing.pooled import PlayedLink
 from osrdyne.testing.pooled_process import MAX_DATAGRAM, SocketNetwork, read_report
 
 RULES = PooledRules(keys_per_process=100, spares=0, max_processes=1, process_timeout=60.0, repeat_after=0.1)
-"""One process, so that rivals of one term meet in it: two leaders of one term do not exist outside of the suite."""
+"""One process, so that all drivers of a test use the same one: outside of the suite, a term has only one leader."""
 
-KILLS = 10  # How often the order to end a worker is sent.
+KILLS = 10  # How often the message that ends a worker is sent.
 
 
 class RunningDriver(PooledDriver):
@@ -58,7 +58,7 @@ class RunningDriver(PooledDriver):
         rules: PooledRules = RULES,
     ) -> None:
         super().__init__(inner, rules)
-        # Those of the pool, and those of a profile.
+        # The settings of the pool, and of a profile.
         configs: tuple[Mapping[str, object] | None, ...] = (None, GROUP_CONFIG)
         self.use_settings(ProcessSettings(inner.spec_hash(config), rules.spares, config) for config in configs)
         self.begin_term(link)
@@ -86,8 +86,8 @@ class PooledHarness(DriverHarness):
 
     @abstractmethod
     def processes(self, pool: str, *, changed: bool = False) -> Driver:
-        """A new driver of the backend, whose workers run `pooled_process` with `PLAYED_NETWORK`. `changed`: with other
-        settings of something that shapes workers."""
+        """A new driver of the backend, whose workers run `pooled_process` with `PLAYED_NETWORK`. `changed`: with a
+        change of its settings that affects workers."""
 
     @abstractmethod
     async def kill_process(self, process: Instance) -> None:
@@ -119,7 +119,7 @@ class PooledHarness(DriverHarness):
         found = split_id(instance.instance_id)
         assert found is not None
         bound = next(iter(self._sockets.values()), None) or self.network.bind("killer")
-        # A datagram to a process that is busy is lost; a second one does nothing to a worker that has ended.
+        # A datagram to a busy process is lost. Repetitions have no effect on a worker that has ended.
         for _ in range(KILLS):
             self.network.send(bound, found[0], {"kill": found[1]})
             await asyncio.sleep(0.1)
@@ -141,13 +141,13 @@ class PooledHarness(DriverHarness):
 
 
 class PooledConformance(WorkerConformance):
-    """What holds for every driver that starts processes of pooled workers."""
+    """Tests of drivers that start processes of pooled workers."""
 
     test_password_is_not_on_the_command_line = None  # type: ignore[assignment]
     """The password of a worker is in a message, not in the environment of a process."""
 
     async def test_starts_of_a_slot_at_once_give_one_worker(self, driver: Driver, harness: DriverHarness) -> None:
-        """In a process that runs: rivals of one term would otherwise remove the process that the other one starts."""
+        """In a running process: otherwise drivers of one term would remove the processes that the others start."""
         first = await driver.start(make_spec(slot=1))
         await driver.stop(first.instance_id, grace=0)
         await driver.remove(first.instance_id)
@@ -163,7 +163,7 @@ class PooledConformance(WorkerConformance):
     async def test_killed_process_ends_all_its_workers_and_is_never_started_again(
         self, driver: RunningDriver, harness: PooledHarness
     ) -> None:
-        """A process that the platform restarts in place has forgotten its workers (lifecycle: pooled-ids-once)."""
+        """A process that the platform restarts has no record of its workers (lifecycle: pooled-ids-once)."""
         started = [await driver.start(make_spec(Key(f"key {number}"))) for number in range(3)]
         [process] = await driver.inner.list_instances()
         await harness.kill_process(process)
@@ -179,7 +179,7 @@ class PooledConformance(WorkerConformance):
         assert [one.worker_id for one in await driver.inner.list_instances()] == [found[0]]
 
     async def test_process_carries_the_hash_of_its_settings(self, driver: RunningDriver) -> None:
-        """The next leader knows from it which keys the process may take."""
+        """The next leader decides by it which keys the process may take."""
         await driver.start(make_spec(spec_hash=driver.spec_hash(GROUP_CONFIG)))
         [process] = await driver.inner.list_instances()
         assert process.spec_hash == driver.inner.spec_hash(GROUP_CONFIG) != driver.inner.spec_hash()
@@ -204,7 +204,7 @@ class PooledConformance(WorkerConformance):
         await harness.kill_process(process)
 
         async def has_ended() -> bool:
-            """Only the process knew its workers: a leader that has not heard of it lists none."""
+            """Only the process had a record of its workers: a leader that got no report of it lists none."""
             found = await find(driver, started.instance_id)
             return found is None or found.state is InstanceState.EXITED
 
@@ -221,7 +221,7 @@ class PooledConformance(WorkerConformance):
         await driver.inner.stop(process.instance_id, grace=PATIENCE)
 
         async def is_removed() -> bool:
-            """Once it has no workers any more, the upkeep removes it."""
+            """The upkeep removes a process once it has no workers."""
             return await driver.inner.list_instances() == []
 
         await eventually(is_removed, what="the process is removed")

@@ -1,7 +1,7 @@
-"""A pooled process that only plays its part, as a real process: for the conformance suite on drivers that start some.
+"""A simulated pooled process in an operating system process, for the conformance suite of drivers that start processes.
 
-Run as `python -m osrdyne.testing.pooled_process`. It takes questions from a socket in the directory `PLAYED_NETWORK`,
-and sends its reports to the sockets of all links there: see `SocketNetwork`.
+Run as `python -m osrdyne.testing.pooled_process`. It receives questions from a socket in the directory
+`PLAYED_NETWORK`, and sends its reports to the sockets of all links there: see `SocketNetwork`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from osrdyne.testing.played_process import CUT_OFF, PlayedProcess
 
 DIRECTORY_VARIABLE = "PLAYED_NETWORK"
 MAX_DATAGRAM = 2**20
-_VERY_LONG = 600.0  # a process that a broken test forgot ends by itself
+_LIFETIME = 600.0  # Seconds after which a process ends that a failed test has left.
 
 
 class SocketNetwork:
-    """The directory of the sockets. Datagrams are lost where a socket does not exist yet, as messages may be."""
+    """The directory of the sockets. A datagram to a socket that does not exist is lost, as messages may be."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -75,19 +75,19 @@ async def main() -> None:
     def read() -> None:
         with suppress(BlockingIOError):
             while datagram := bound.recv(MAX_DATAGRAM):
-                _follow(process, json.loads(datagram))
+                _execute(process, json.loads(datagram))
 
     loop.add_reader(bound, read)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     process.begin()
     print("process ready", flush=True)  # noqa: T201 - its output is what the suite reads
     with suppress(TimeoutError):
-        async with asyncio.timeout(_VERY_LONG):
+        async with asyncio.timeout(_LIFETIME):
             await ended.wait()
 
 
-def _follow(process: PlayedProcess, value: object) -> None:
-    """A control message, or the order to end a worker: `{"kill": worker id}`."""
+def _execute(process: PlayedProcess, value: object) -> None:
+    """Execute a control message, or end a worker: `{"kill": worker id}`."""
     if isinstance(value, dict):
         process.end_worker(WorkerId(value["kill"]), CUT_OFF)
         return

@@ -1,7 +1,7 @@
-"""Connections and channels of a `FakeBroker`: the same interface as the real classes, without a wire.
+"""Connections and channels of a `FakeBroker`, with the interface of the real classes.
 
-A channel behaves as docs/design/broker.md says: a refused command closes it, a cancelled command closes it, what it
-holds returns to its queue when it closes, and its consumers then end with an error.
+A channel behaves as described in docs/design/broker.md: a refused or cancelled command closes it, its unacknowledged
+messages return to their queues when it closes, and its consumers then end with an error.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class FakeChannel(Channel):
     is_closed = False
 
     def __init__(self, broker: FakeBroker, *, confirms: bool = False, connection: object = None) -> None:
-        """Without a `connection`, it is the only channel of its own."""
+        """`confirms` has no effect: every publish waits until the message is in its queues. `connection` None: the
+        channel counts as a connection of its own."""
         self.broker = broker
         self._connection_of = connection or self
-        self._confirms = confirms
         self._closed = asyncio.Event()
         self._reason: BaseException | None = None
         self._tags = itertools.count(1)
@@ -53,13 +53,13 @@ class FakeChannel(Channel):
         self.end(None)
 
     def end(self, reason: BaseException | None) -> None:
-        """The channel is closed, by us or by the broker; everything it holds goes back."""
+        """Close the channel, by the client or the broker. Its unacknowledged messages return to their queues."""
         if self.is_closed:
             return
         self.is_closed = True
         self._reason = reason
         self._closed.set()
-        # In order, so that a history that is lived through again is the same.
+        # In order, so that a repeated history is the same.
         touched = dict.fromkeys(
             [queue for queue, _ in self._held.values()] + [one[0] for one in self._holders.values()]
         )
@@ -90,7 +90,7 @@ class FakeChannel(Channel):
         return await self._command("declare", name, lambda: self.broker.declare_queue(name, arguments or {}).info)
 
     async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
-        # A refusal closes the channel before the next command is sent, which then knows no reason.
+        # A refusal closes the channel before the next command, whose error does not contain the reason.
         with suppress(BrokerConflictError):
             await self.declare_queue(name, arguments=arguments)
 
@@ -183,7 +183,7 @@ class FakeChannel(Channel):
         await self._command("consume", consumer.queue, consume_again)
 
     async def cancel(self, consumer: Consumer) -> None:
-        """What was delivered stays with this channel, which so still counts as a consumer."""
+        """Cancel a consumer. As long as the channel holds its deliveries, it counts as a consumer."""
         await self._command("cancel", consumer.queue, lambda: self._cancel(consumer))
 
     def _cancel(self, consumer: Consumer) -> None:
@@ -260,7 +260,7 @@ class FakeChannel(Channel):
         return queue, holder.held.pop(tag)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
-        """With `confirms`, returns once the message is in its queues."""
+        """Publish; returns once the message is in its queues."""
         self._check()
         await self.broker.pass_hook("publish", exchange or routing_key, done=False)
         self._check()
@@ -296,7 +296,7 @@ class FakeChannel(Channel):
 
 
 class FakeConnection(Connection):
-    """A connection to a `FakeBroker`; `cut` is what a lost network or a killed process does to it."""
+    """A connection to a `FakeBroker`; `cut` ends it as a lost network or a killed process does."""
 
     def __init__(self, broker: FakeBroker, options: ConnectionOptions) -> None:
         self.options = options
@@ -348,7 +348,7 @@ class FakeConnection(Connection):
 
 
 def connect_to(broker: FakeBroker, connections: list[FakeConnection] | None = None) -> Connect:
-    """A `connect` function for this broker; what it opens is noted in `connections`."""
+    """A `connect` function for this broker; it appends the connections that it opens to `connections`."""
 
     async def connect(options: ConnectionOptions) -> Connection:
         await broker.pass_hook("connect", options.name, done=True)
@@ -360,13 +360,13 @@ def connect_to(broker: FakeBroker, connections: list[FakeConnection] | None = No
     return connect
 
 
-# What a person may do to a broker while osrdyne runs, and osrdyne itself never does. For channels of a real RabbitMQ.
+# Operations that operators may do on a real RabbitMQ while osrdyne runs, and that osrdyne itself never does.
 
 TIMEOUT = 30.0
 
 
 async def purge_queue(channel: Channel, name: str) -> int:
-    """Drop everything that is ready in a queue; how much it was."""
+    """Purge a queue; returns the number of dropped messages."""
     with translated(f"purge queue {name}"):
         answer = await channel._underlay.queue_purge(name, timeout=TIMEOUT)
     return answer.message_count or 0

@@ -1,16 +1,15 @@
 """A broker in memory, for tests that run the real leader in virtual time.
 
-`FakeBroker` holds what survives every connection: exchanges, bindings, policies and queues. `testing.amqp` puts
-connections and channels on top of it, `testing.management` the HTTP API, so that everything of ours above these two
-runs unchanged: token, probes, commands on request queues, loops and processors.
+`FakeBroker` has the state that survives connections: exchanges, bindings, policies and queues. `fakes.amqp` adds
+connections and channels, `fakes.management` the HTTP API. All code above these two runs unchanged: token, probes,
+commands on request queues, loops and processors.
 
 Modelled, as in docs/design/broker.md: direct, fanout, topic (equal keys only) and headers exchanges with alternate
-exchanges; quorum
-queues in order, with prefetch, priorities of consumers, unacknowledged messages that return to their place, single
-active consumers, delivery limits and dead letters; holders of unacknowledged messages that count as consumers, also
-cancelled ones; publishes that are routed at once and reach their queue `transit` seconds later, and are confirmed even
-if it is gone by then; totals that are `totals_age` seconds old. Length limits drop
-the oldest ready message. Not modelled: time-to-live (call `expire`), alarms, clusters.
+exchanges; ordered quorum queues, with prefetch, priorities of consumers, unacknowledged messages that return to their
+place, single active consumers, delivery limits and dead letters; channels with unacknowledged messages that count as
+consumers after a cancel; publishes that are routed at once, reach their queue `transit` seconds later, and are
+confirmed even if the queue is gone by then; totals that are `totals_age` seconds old. Length limits drop the oldest
+ready message. Not modelled: time-to-live (call `expire`), alarms, clusters.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Command(NamedTuple):
-    """Something a client asks: `declare`, `look_up`, `bind`, `unbind`, `delete`, `consume`, `cancel`, `get`, `ack`,
-    `nack`, `publish`, `list_queues`, … of `target` (a queue, an exchange). `done`: it has taken effect, and the answer
-    is on its way."""
+    """A command of a client: `declare`, `look_up`, `bind`, `unbind`, `delete`, `consume`, `cancel`, `get`, `ack`,
+    `nack`, `publish`, `list_queues`, … on `target` (a queue, an exchange). `done`: it has taken effect, and the answer
+    is in transit."""
 
     name: str
     target: str
@@ -50,7 +49,7 @@ Hook = Callable[[Command], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class Stored:
-    """A message in a queue: its place in the queue's order, and how often it was given back."""
+    """A message in a queue. `position`: in the order of the queue; `returns`: how often it was returned."""
 
     position: int
     message: Message
@@ -85,7 +84,7 @@ class FakeQueue:
         self.ready: list[Stored] = []
         self.holders: list[Holder] = []
         self.retained: list[tuple[Stored, Status]] = []
-        """Dead letters that wait for their confirm: only the total of a listing shows them (broker:
+        """Dead letters that wait for their confirm: only the total of a listing includes them (broker:
         prove-before-delete)."""
         self.running = True
         """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
@@ -98,7 +97,7 @@ class FakeQueue:
 
     @property
     def info(self) -> QueueInfo:
-        """The answer to a passive declare; who holds a message counts as a consumer, cancelled or not (broker:
+        """The answer to a passive declare. A holder of a message counts as a consumer, also after a cancel (broker:
         prove-before-delete)."""
         consumers = sum(holder.active or bool(holder.held) for holder in self.holders)
         return QueueInfo(ready=len(self.ready), consumers=consumers) if self.running else QueueInfo(0, 0)
@@ -108,12 +107,12 @@ class FakeQueue:
         return len(self.ready) + sum(len(holder.held) for holder in self.holders) + len(self.retained)
 
     def bodies(self) -> list[bytes]:
-        """Every message, ready or held, in the queue's order."""
+        """The bodies of all messages, ready or unacknowledged, in the order of the queue."""
         stored = [*self.ready, *(held for holder in self.holders for held in holder.held.values())]
         return [item.message.body for item in sorted(stored, key=attrgetter("position"))]
 
     def total_at(self, moment: float) -> int:
-        """How many messages there were then."""
+        """The number of messages at this time."""
         return next((count for at, count in reversed(self._totals) if at <= moment), 0)
 
     def put(self, message: Message, *, exchange: str, routing_key: str) -> None:
@@ -125,11 +124,11 @@ class FakeQueue:
         self.changed()
 
     def put_back(self, stored: Stored) -> None:
-        """Where it was: returned messages keep their place."""
+        """Return a message to its former position."""
         insort(self.ready, stored, key=attrgetter("position"))
 
     def changed(self) -> None:
-        """Hand out what can be handed out, and note the new total."""
+        """Deliver the messages that can be delivered, and record the new total."""
         while self.running and self.ready and (holder := self._next_holder()) is not None:
             holder.deliver(self.ready.pop(0))
             self.holders.remove(holder)  # round robin; a single active consumer stays the first
@@ -159,14 +158,14 @@ class FakeExchange:
     by_headers: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
 
     def route(self, routing_key: str, headers: Mapping[str, object]) -> list[str]:
-        """Queues, and exchanges to go on to."""
+        """The queues and exchanges to which a message is routed."""
         if self.kind == "headers":
             return sorted({name for name, wanted in self.by_headers if wanted.items() <= headers.items()})
         return sorted({queue for queue, key in self.bindings if self.kind == "fanout" or key == routing_key})
 
 
 class FakeBroker:
-    """What survives all connections. `transit`: seconds from routing a message to its arrival in a queue."""
+    """The state that survives connections. `transit`: seconds between routing and arrival of a message in a queue."""
 
     def __init__(self, clock: Clock, *, transit: float = 0.0, totals_age: float = 0.0) -> None:
         self.clock = clock
@@ -177,25 +176,25 @@ class FakeBroker:
         self.policies: dict[str, PolicySpec] = {}
         self.parameters: dict[str, object] = {}
         self.retains_dead_letters = False
-        """True: dead letters are not moved, so that they stay in their queues until `release_dead_letters`."""
+        """True: dead letters stay in their queues until `release_dead_letters`."""
         self.commands: list[Command] = []
-        """What has taken effect, in order."""
+        """The commands that have taken effect, in order."""
         self.hook: Hook | None = None
-        """Called before each command takes effect, and after; it may wait, raise, or cut connections."""
+        """Called before and after each command takes effect; it may wait, raise, or cut connections."""
 
     async def pass_hook(self, name: str, target: str, *, done: bool) -> None:
         command = Command(name, target, done)
         if done:
             self.commands.append(command)
-        await asyncio.sleep(0)  # another task's turn
+        await asyncio.sleep(0)  # other tasks run, as during a real command
         if self.hook is not None:
             await self.hook(command)
 
     def count(self, name: str, target: str | None = None) -> int:
-        """How many commands of this kind have taken effect."""
+        """The number of commands of this kind that have taken effect."""
         return sum(command.name == name and target in (None, command.target) for command in self.commands)
 
-    # --- what clients ask
+    # --- commands of clients
 
     def declare_queue(self, name: str, arguments: Mapping[str, object]) -> FakeQueue:
         queue = self.queues.setdefault(name, FakeQueue(name, arguments, self.clock))
@@ -227,7 +226,7 @@ class FakeBroker:
             found.bindings.add((queue, routing_key))
 
     def bind_exchange(self, destination: str, source: str, arguments: Mapping[str, object]) -> None:
-        """What an exchange by headers takes goes on to another one."""
+        """Bind an exchange to a headers exchange."""
         self.exchange(destination)
         self._bind_by_headers(destination, self.exchange(source), arguments)
 
@@ -237,14 +236,14 @@ class FakeBroker:
             source.by_headers.append(binding)
 
     def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Mapping[str, object] = NOTHING) -> None:
-        """What is not there is not an error."""
+        """Remove a binding; no-op if it does not exist."""
         if exchange in self.exchanges:
             found = self.exchanges[exchange]
             found.bindings.discard((queue, routing_key))
             found.by_headers = [binding for binding in found.by_headers if binding != (queue, _wanted(arguments))]
 
     def delete_queue(self, name: str) -> int:
-        """How many messages were ready; those are lost, and so is what anybody holds."""
+        """Delete a queue with its messages; returns the number of ready ones."""
         queue = self.queues.pop(name, None)
         if queue is None:
             return 0
@@ -256,7 +255,7 @@ class FakeBroker:
         return len(queue.ready)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str) -> bool:
-        """Route a message; whether any queue was found for it."""
+        """Route a message; returns whether it was routed to a queue."""
         queues = self.route(exchange, routing_key, message.headers)
         if self.transit > 0:
             await self.clock.sleep(self.transit)
@@ -278,7 +277,8 @@ class FakeBroker:
         return queues
 
     def give_back(self, queue: FakeQueue, stored: Stored, *, counted: bool = True) -> None:
-        """A delivery was returned; beyond the delivery limit it dies. The caller calls `queue.changed` at the end."""
+        """Return a delivery; beyond the delivery limit it becomes a dead letter. The caller then calls
+        `queue.changed`."""
         stored.returns += counted
         limit = self._setting(queue, "delivery-limit")
         if isinstance(limit, int) and stored.returns > limit:
@@ -287,7 +287,7 @@ class FakeBroker:
             queue.put_back(stored)
 
     def die(self, queue: FakeQueue, stored: Stored, reason: Status) -> None:
-        """A message that its queue does not hold any more becomes a dead letter."""
+        """Dead-letter a message that was taken out of its queue."""
         exchange = self._setting(queue, "dead-letter-exchange")
         if not isinstance(exchange, str):
             return
@@ -305,10 +305,10 @@ class FakeBroker:
         for name in self.route(exchange, stored.routing_key, headers):
             self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)
 
-    # --- what tests do
+    # --- for tests
 
     def expire(self, queue_name: str) -> None:
-        """Let the time of everything that is ready in the queue run out."""
+        """Let all ready messages of a queue expire."""
         queue = self.queues[queue_name]
         expired, queue.ready = queue.ready, []
         for stored in expired:
@@ -316,7 +316,7 @@ class FakeBroker:
         queue.changed()
 
     def release_dead_letters(self) -> None:
-        """Dead letters are taken again, those that waited first."""
+        """Route dead letters again, the retained ones first."""
         self.retains_dead_letters = False
         for queue in self.queues.values():
             retained, queue.retained = queue.retained, []
@@ -325,19 +325,19 @@ class FakeBroker:
             queue.changed()
 
     def set_running(self, queue_name: str, running: bool) -> None:
-        """Take the queue's Raft leader away, or bring it back."""
+        """Stop the Raft leader of a queue, or start it again."""
         queue = self.queues[queue_name]
         queue.running = running
         queue.changed()
 
     def bodies(self, queue_name: str) -> list[bytes]:
-        """Everything in a queue, ready or held, in order; empty when there is no such queue."""
+        """The bodies of all messages of a queue, in order; empty if the queue does not exist."""
         return self.queues[queue_name].bodies() if queue_name in self.queues else []
 
-    # --- the inside
+    # --- internals
 
     def _setting(self, queue: FakeQueue, name: str) -> object | None:
-        """An argument, or else what the policy of the highest priority says."""
+        """The value of an argument, or else of the policy with the highest priority."""
         if f"x-{name}" in queue.arguments:
             return queue.arguments[f"x-{name}"]
         policies = [policy for policy in self.policies.values() if re.search(policy.pattern, queue.name)]
@@ -346,11 +346,11 @@ class FakeBroker:
 
 
 def _wanted(arguments: Mapping[str, object]) -> Mapping[str, object]:
-    """The headers that a binding asks for; those that begin with `x-` count only with `all-with-x`."""
+    """The headers that a binding matches; those that begin with `x-` count only with `all-with-x`."""
     with_x = arguments.get("x-match") == "all-with-x"
     return {name: value for name, value in arguments.items() if name != "x-match" and (with_x or name[:2] != "x-")}
 
 
 def _declared(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments RabbitMQ compares: those it knows (broker: key-argument)."""
+    """The arguments that RabbitMQ compares: not those that it does not know (broker: key-argument)."""
     return {name: value for name, value in arguments.items() if not name.startswith("x-osrdyne-")}

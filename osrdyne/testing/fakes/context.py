@@ -19,7 +19,7 @@ def make_context(
     lifecycle: LifecycleSettings | None = None,
     requests: RequestSettings | None = None,
 ) -> TermContext:
-    """A context with default settings, a virtual clock and metrics of its own, unless given.
+    """A context with default settings, a virtual clock and new metrics, except those that are given.
 
     `pool`, `lifecycle` and `requests` replace those parts of the settings:
     `make_context(pool="demo", lifecycle=LifecycleSettings(settle_delay=1.0))`.

@@ -1,4 +1,4 @@
-"""A `PoolInspector` in memory: what the API's tests and demonstrations look at."""
+"""A `PoolInspector` in memory, for tests of the HTTP API."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _LOADERS: Mapping[ManifestKind, Callable[[str], Document]] = {
 
 @dataclass
 class FakeInspector:
-    """Groups by key; `failure`, when set, is what the asynchronous methods raise."""
+    """A pool with these views. `failure`: the error that the asynchronous methods raise."""
 
     pool: str = "fake"
     leading: bool = True
@@ -87,7 +87,7 @@ class FakeInspector:
     waiting_views: list[WaitingView] = field(default_factory=list)
     retrying_requests: dict[int, int] = field(default_factory=dict)
     group_lags: list[Lag] = field(default_factory=list)
-    """That of the pool first."""
+    """The lag of the pool first."""
     log_status: LogStatus | None = None
     newest: list[LastValue] = field(default_factory=list)
     """Last values, ordered by series."""
@@ -101,8 +101,7 @@ class FakeInspector:
     """Keys whose policy demands TLS."""
     circuit_views: list[CircuitView] = field(default_factory=list)
     versions: defaultdict[ManifestKind, list[KeptManifest]] = field(default_factory=lambda: defaultdict(list))
-    """Of each kind of manifest, oldest first."""
-
+    """The versions of each kind of manifest, oldest first."""
     records: list[AuditRecord] = field(default_factory=list)
     stores_records: bool = True
 
@@ -361,7 +360,7 @@ def worker_view(key: Key, worker_id: str = "w1", state: WorkerState = WorkerStat
 
 
 def poison_view(name: str, **changes: Any) -> PoisonRecord:
-    """An entry that killed two workers, the second with another request beside it."""
+    """An entry that ended two workers; the second also ran another request."""
     deaths = (
         WorkerDeath("w1", "exit code 9", None, 1001.0, ("loading", "out of memory"), 0),
         WorkerDeath("w2", "signal SIGKILL", "the JVM is gone", 1002.0, (), 1),

@@ -1,8 +1,8 @@
-"""An event loop for what happens in memory: no sockets, no threads, and no time but that of a `VirtualClock`.
+"""An event loop without sockets, threads and time, for tests with a `VirtualClock`.
 
-Tests run thousands of histories on it. It runs tasks in the same order as asyncio's own loops,
-asks the system for nothing, and knows when no task is ready: `VirtualClock.settle` waits for that moment instead
-of looking for it. Its timers never fire, so that `asyncio.sleep` and `asyncio.timeout` never end.
+Tests run thousands of histories on it. It runs tasks in the same order as asyncio's own loops, makes no system calls,
+and detects when no task is ready, so that `VirtualClock.settle` need not poll. Its timers never fire, so that
+`asyncio.sleep` and `asyncio.timeout` never end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_ROUNDS = 100_000
 
 
 class MemoryLoop(asyncio.BaseEventLoop):
-    """Runs one coroutine after another to its end; `unfinished` is what the last one has left behind."""
+    """Runs one coroutine after another to its end. `unfinished`: the tasks that the last one has left."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class MemoryLoop(asyncio.BaseEventLoop):
         self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
     def run_until_complete(self, future: Coroutine[Any, Any, T]) -> T:  # type: ignore[override]
-        """The result of a coroutine; `RuntimeError` when it never ends, because all wait or one spins."""
+        """Run a coroutine and return its result. Raises `RuntimeError` if all tasks wait without end, or one spins."""
         self._tasks.clear()
         main = self.create_task(future)
-        main._log_destroy_pending = False  # type: ignore[attr-defined]  # the caller hears of it
+        main._log_destroy_pending = False  # type: ignore[attr-defined]  # the caller gets an error instead
         _set_running_loop(self)
         try:
             while not main.done():
@@ -52,7 +52,7 @@ class MemoryLoop(asyncio.BaseEventLoop):
         return [task for task in self._tasks if not task.done()]
 
     def settled(self) -> asyncio.Future[None]:
-        """Done when no task is ready. Of several waiters one goes on at a time."""
+        """A future that is done when no task is ready. Of several such futures one is done at a time."""
         future: asyncio.Future[None] = self.create_future()
         self._settlers.append(future)
         return future
@@ -74,13 +74,13 @@ class MemoryLoop(asyncio.BaseEventLoop):
                 return settler.set_result(None)
         raise RuntimeError("Every task waits, and no timer is left.")
 
-    # --- what asyncio asks of a loop
+    # --- the interface for asyncio
 
     def is_running(self) -> bool:
         return _get_running_loop() is self
 
     def time(self) -> float:
-        """It stands still."""
+        """Always 0."""
         return 0.0
 
     def create_task(
@@ -97,7 +97,7 @@ class MemoryLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> Any:
-        """Returns nothing that could be called off: asyncio's tasks and futures do not ask for it."""
+        """Schedule a callback. Returns no handle: asyncio's tasks and futures do not use it."""
         self._steps.append((callback, args, copy_context() if context is None else context))
 
     def call_at(
@@ -106,4 +106,4 @@ class MemoryLoop(asyncio.BaseEventLoop):
         return asyncio.TimerHandle(when, callback, args, self, context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It would not have fired anyway."""
+        """Do nothing: timers never fire."""

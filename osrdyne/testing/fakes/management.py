@@ -1,4 +1,4 @@
-"""The HTTP API of a `FakeBroker`, and global parameters on their own."""
+"""The HTTP API of a `FakeBroker`, and global parameters without a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeManagement(ManagementClient):
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
         self.available = True
-        """False: every call fails, as when the management plugin is off."""
+        """False: every call fails, as with a disabled management plugin."""
 
     def __repr__(self) -> str:
         return "FakeManagement()"
@@ -118,7 +118,7 @@ class FakeManagement(ManagementClient):
 
 
 class Parameters:
-    """Global parameters in memory, whose answers take a while. Implements `pool.state.pins.Parameters`."""
+    """Global parameters in memory. Implements `pool.state.groups.pins.Parameters`; each call yields to other tasks."""
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}

@@ -1,10 +1,10 @@
-"""A place for snapshots in memory."""
+"""A `SnapshotStorage` in memory."""
 
 from __future__ import annotations
 
 
 class MemorySnapshots:
-    """Keeps the latest snapshot; `error`, when set, is what both methods raise."""
+    """Stores the latest snapshot. `error`: both methods raise it."""
 
     name = "memory"
 

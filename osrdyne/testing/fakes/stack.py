@@ -39,7 +39,8 @@ TIMES = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.
 
 
 def settings_for(lifecycle: LifecycleSettings = TIMES) -> Settings:
-    """Topology is compared once an hour unless the test says otherwise: in virtual time that is most of the work."""
+    """Settings for tests. The topology is compared once an hour by default, because that is most of the work in virtual
+    time."""
     if "topology_interval" not in lifecycle.model_fields_set:
         lifecycle = lifecycle.model_copy(update={"topology_interval": 3600.0})
     uri = SecretStr("amqp://user@nowhere/")
@@ -48,7 +49,7 @@ def settings_for(lifecycle: LifecycleSettings = TIMES) -> Settings:
 
 @dataclass(slots=True)
 class Stack:
-    """A leader with everything a test wants to look at or to break."""
+    """A leader with all parts that a test observes or breaks."""
 
     clock: VirtualClock
     broker: FakeBroker
@@ -62,7 +63,7 @@ class Stack:
     term: Term = field(init=False)
     leading: asyncio.Event = field(default_factory=asyncio.Event)
     pinned: set[Key] = field(default_factory=set)
-    """Keys pinned by a person before the term, besides those of the settings."""
+    """Keys that an operator has pinned before the term, besides those of the settings."""
     task: asyncio.Task[None] = field(init=False)
     killed: bool = False
     verifier: TokenVerifier | None = None
@@ -70,14 +71,14 @@ class Stack:
     # --- as a client
 
     async def publish(self, key: str, body: bytes = b"", **properties: object) -> None:
-        """A client's confirmed publish."""
+        """Publish with a confirm, as a client."""
         message = Message(body=body, **properties)  # type: ignore[arg-type]
         await FakeChannel(self.broker, confirms=True).publish(
             message, exchange=self.names.requests_exchange, routing_key=key, mandatory=True
         )
 
     def waiting(self, key: str) -> list[bytes]:
-        """The requests in the queue of a key."""
+        """The bodies of the requests in the queue of a key."""
         return self.broker.bodies(self.names.request_queue(Key(key)))
 
     def orphans(self) -> list[bytes]:
@@ -86,18 +87,18 @@ class Stack:
     # --- as a worker
 
     async def consume(self, key: str) -> Consumer:
-        """A worker's consumer; `crash` ends it."""
+        """Consume the queue of a key, as a worker."""
         channel = FakeChannel(self.broker)
         return await channel.consume(self.names.request_queue(Key(key)), prefetch=1)
 
     async def take(self, key: str) -> Delivery:
-        """A worker has taken one request, and neither answered nor acknowledged it yet."""
+        """Take one request as a worker, without an answer or acknowledgement."""
         consumer = await self.consume(key)
         await self.clock.settle()
         return await consumer.get()
 
     async def report(self, key: str, event: Event, worker_id: str | None = None, **details: object) -> None:
-        """What the worker of the key (the oldest, if no other is named) reports."""
+        """Report as a worker of the key; by default the oldest one."""
         name = worker_id or str(self.driver.workers_of(Key(key))[0].instance.worker_id)
         report = ActivityReport(key, event, name, details)
         await FakeChannel(self.broker).publish(
@@ -107,7 +108,7 @@ class Stack:
         )
         await self.clock.settle()
 
-    # --- what is true
+    # --- state
 
     def is_bound(self, key: str) -> bool:
         """Whether the broker would route a request of this key to its queue."""
@@ -117,13 +118,13 @@ class Stack:
         return self.names.request_queue(Key(key)) in self.broker.queues
 
     def running(self, key: str) -> int:
-        """Workers of the key that run."""
+        """The number of running workers of the key."""
         return sum(worker.instance.state == "running" for worker in self.driver.workers_of(Key(key)))
 
     # --- the leader
 
     async def lead(self) -> None:
-        """One life of a leader, as the daemon leads it."""
+        """Acquire the token and run one term, as the daemon does."""
         try:
             await self._lead()
         except BaseException:
@@ -150,7 +151,7 @@ class Stack:
             await self.term.run(self.stop, on_leading=self.leading.set)
 
     async def kill(self) -> None:
-        """What SIGKILL does: its connections are gone, nothing is finished, nothing is closed in order."""
+        """End the leader as SIGKILL does: its connections are cut, and nothing is closed in order."""
         self.killed = True
         self.task.cancel()
         for connection in self.connections:
@@ -187,7 +188,7 @@ async def leading(
     stop: StopRequest | None = None,
     verifier: TokenVerifier | None = None,
 ) -> AsyncIterator[Stack]:
-    """A leader at work. At the end it is killed; an error that ended its term before is raised here."""
+    """Run a leader in this context, and cancel it at the end. Raises the error of a term that ended before."""
     stack = make_stack(clock, broker=broker, driver=driver, settings=settings)
     stack.stop = stop or stack.stop
     stack.verifier = verifier
