@@ -1,7 +1,7 @@
 """Plain AMQP: connections, channels, consumers and a confirmed publisher, shared by controller, client and worker.
 
-Built on aio-pika's plain connections and channels, and on the aiormq channel below them where messages pass (decision
-0042). There is no automatic reconnection and no re-declaration: the owner of a connection decides what its loss means.
+Built on aio-pika's plain connections and channels, and for messages on the aiormq channel below them (decision 0042).
+Nothing reconnects or is declared again automatically: the owner of a connection decides what follows its loss.
 Importing the package applies the patches of `pamqp_patches`.
 """
 

@@ -1,7 +1,7 @@
 """One AMQP channel. It raises the errors of `osrdyne.errors`; any of them but `PublishRefusedError` closes the channel.
 
-aio-pika opens the channel, declares, binds, deletes and cancels. Messages go through the aiormq channel below it,
-because what aio-pika makes of a message is not what was received (decision 0042).
+aio-pika opens the channel, declares, binds, deletes and cancels. Messages pass through the aiormq channel below it,
+because aio-pika's messages differ from what RabbitMQ delivered (decision 0042).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _FRAME_MAX = 131_072
 _FRAME_OVERHEAD_BYTES = 8
 _HEADER_FIXED_BYTES = 12
-_MESSAGE_ID_BYTES = 33  # aiormq gives every message an id
-_OTHER_PROPERTIES_AT_MOST = 14 * 256  # everything but the headers is short: at most 255 bytes each
+_MESSAGE_ID_BYTES = 33  # aiormq adds an id to a message without one.
+_MAX_OTHER_PROPERTIES = 14 * 256  # The 13 properties besides the headers have at most 255 bytes each.
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """The answer to a declare: messages ready for delivery, and consumers (broker: prove-before-delete: not always what
-    it seems)."""
+    """The answer to a declare: messages ready for delivery, and consumers. Zeros prove nothing (broker:
+    prove-before-delete)."""
 
     ready: int
     consumers: int
@@ -57,7 +57,7 @@ class Channel:
         self._closed_here = False
         self._end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         channel.close_callbacks.add(self._on_closed)
-        # aio-pika does not pass this notice on: https://github.com/mosquito/aiormq/issues/116
+        # aio-pika does not report a cancel by RabbitMQ: https://github.com/mosquito/aiormq/issues/116
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
 
     @property
@@ -77,7 +77,6 @@ class Channel:
 
     def _on_closed(self, _: object, reason: BaseException | None) -> None:
         if not self._end.done():
-            # A close of this side, or of its connection, is no error for those that wait.
             self._end.set_result(None if self._closed_here or self._connection.closed_here else reason)
         self._end_consumers()
 
@@ -87,9 +86,9 @@ class Channel:
         self._consumers.clear()
 
     async def _on_broker_cancel(self, frame: spec.Basic.Cancel) -> None:
-        # aiormq hands each delivery over in a task. Those that arrived before this notice run first.
+        # aiormq passes each delivery on in a task. The tasks of deliveries before this notice run first.
         await asyncio.sleep(0)
-        # None for a consumer that this side has just cancelled: both notices may cross.
+        # None if this side has just cancelled the consumer, too.
         consumer = self._consumers.pop(frame.consumer_tag or "", None)
         if consumer is not None:
             consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
@@ -120,10 +119,10 @@ class Channel:
         return QueueInfo(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
 
     async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
-        """Request a durable queue without waiting for it: the next answer on this channel shows that it exists. If it
-        exists with other arguments, the channel is closed; the next command raises `BrokerConflictError`, or
-        `BrokerUnavailableError` when it comes after that."""
-        with translated(f"declare queue {name}"):  # aio-pika's queues are declared only with an answer
+        """Declare a durable queue without waiting: the next answer on this channel shows that it exists. If it exists
+        with other arguments, RabbitMQ closes the channel: the next command raises `BrokerConflictError`, or
+        `BrokerUnavailableError` if it starts after the close."""
+        with translated(f"declare queue {name}"):  # aio-pika always waits for the answer
             await self._underlay.queue_declare(
                 name, durable=True, nowait=True, arguments=_table(arguments), timeout=self._timeout
             )
@@ -152,8 +151,8 @@ class Channel:
             await bound.unbind(exchange, routing_key, arguments=_table(arguments), timeout=self._timeout)
 
     async def begin_bind_queue(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Request a binding without waiting for it: the next answer on this channel shows that it exists."""
-        with translated(f"bind queue {queue} to {exchange}"):  # aio-pika's queues bind only with an answer
+        """Bind a queue without waiting: the next answer on this channel shows that the binding exists."""
+        with translated(f"bind queue {queue} to {exchange}"):  # aio-pika always waits for the answer
             await self._underlay.queue_bind(
                 queue, exchange, routing_key=routing_key, nowait=True, timeout=self._timeout
             )
@@ -161,7 +160,7 @@ class Channel:
     async def bind_exchange(
         self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
-        """Route messages of `source` on to `destination`, where the binding matches."""
+        """Bind an exchange: messages of `source` that match the binding are routed to `destination`."""
         with translated(f"bind exchange {destination} to {source}"):
             bound = await self._channel.get_exchange(destination, ensure=False)
             await bound.bind(source, routing_key, arguments=_table(arguments), timeout=self._timeout)
@@ -169,7 +168,7 @@ class Channel:
     async def unbind_exchange(
         self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
-        """Remove a binding; a missing one is not an error, nor is a missing exchange."""
+        """Remove a binding; neither a missing binding nor a missing exchange is an error."""
         with translated(f"unbind exchange {destination} from {source}"):
             bound = await self._channel.get_exchange(destination, ensure=False)
             await bound.unbind(source, routing_key, arguments=_table(arguments), timeout=self._timeout)
@@ -184,7 +183,7 @@ class Channel:
         return answer.message_count or 0
 
     async def begin_delete_queue(self, name: str) -> None:
-        """Request the deletion of a queue without waiting for it; the next answer on this channel comes after it."""
+        """Delete a queue without waiting: the next answer on this channel shows that it is deleted."""
         with translated(f"delete queue {name}"):
             await self._channel.queue_delete(name, nowait=True, timeout=self._timeout)
 
@@ -196,7 +195,7 @@ class Channel:
         no_ack: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
-        """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
+        """Consume a queue, with at most `prefetch` unacknowledged deliveries (0: no limit)."""
         consumer = Consumer(queue, tag=self._new_tag())
         # Before RabbitMQ has the tag: deliveries, or its cancel, may arrive before the answer.
         self._consumers[consumer.tag] = consumer
@@ -204,7 +203,7 @@ class Channel:
         return consumer
 
     def _new_tag(self) -> str:
-        # Of a fixed width: RabbitMQ returns the messages of a lost channel in the order of the tags (broker:
+        # With a fixed width: RabbitMQ returns the messages of a lost channel in the order of the tags (broker:
         # returns-by-tag).
         return f"c{next(self._consumer_numbers):010}"
 
@@ -219,7 +218,7 @@ class Channel:
 
         try:
             with translated(f"consume queue {consumer.queue}"):
-                # A prefetch concerns unacknowledged deliveries; without acknowledgements there are none.
+                # Without acknowledgements a prefetch has no effect.
                 if not no_ack:
                     await self._channel.set_qos(prefetch, timeout=self._timeout)
                 # `cancel` of this tag is already on its way: a consume behind it would take messages for no reader.
@@ -259,7 +258,7 @@ class Channel:
             await self._start(consumer, prefetch=prefetch, arguments={})
 
     async def cancel(self, consumer: Consumer) -> None:
-        """Stop consuming; deliveries that have arrived stay unacknowledged and are still handed out."""
+        """Stop consuming. Deliveries that have arrived stay unacknowledged, and the consumer still returns them."""
         try:
             if self._consumers.pop(consumer.tag, None) is not None and not self.is_closed:
                 with translated(f"cancel the consumer of {consumer.queue}"):
@@ -272,12 +271,12 @@ class Channel:
         await consumed.cancel(tag, timeout=self._timeout)
 
     async def ping(self) -> None:
-        """Send a request that cannot fail (the prefetch of consumers to come) and wait for the answer."""
-        with translated("ask RabbitMQ for a sign of life"):
+        """Send a command that cannot fail, the prefetch of later consumers, and wait for the answer."""
+        with translated("ping RabbitMQ"):
             await self._channel.set_qos(0, timeout=self._timeout)
 
     async def get(self, queue: str) -> Delivery | None:
-        """Take one message, or None when the queue is empty."""
+        """Get one message; None if the queue is empty."""
         with translated(f"read queue {queue}"):
             message = await self._underlay.basic_get(queue, timeout=self._timeout)
         if isinstance(message.delivery, spec.Basic.GetEmpty):
@@ -285,17 +284,17 @@ class Channel:
         return Delivery.from_aiormq(self, message)
 
     async def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Acknowledge one delivery, or with `multiple` every one up to it.
+        """Acknowledge one delivery, or with `multiple` all deliveries up to it.
 
-        RabbitMQ may still hold acknowledgements of single deliveries when it closes the channel, and it forgets them;
-        those of one call take effect together.
+        RabbitMQ may buffer acknowledgements of single deliveries, and drops them if it closes the channel; those of one
+        call take effect together.
         """
         with translated("acknowledge a message"):
-            # Not waited for: an acknowledgement has no answer, and one that is lost makes a duplicate, never a loss.
+            # Acknowledgements have no answer. A lost one causes a duplicate, never a loss.
             await self._underlay.basic_ack(tag, multiple=multiple, wait=False)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
-        with translated("give a message back"):
+        with translated("return a message"):
             await self._underlay.basic_nack(tag, requeue=requeue, wait=False)
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
@@ -305,10 +304,10 @@ class Channel:
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish; on a channel with confirms, return once the broker has confirmed the message.
 
-        Messages to one destination leave in the order of the calls. Raises `PublishRefusedError` when the broker
-        refused it, or it was `mandatory` and unroutable (the channel stays open), and `BrokerUnavailableError` when no
-        answer came: the broker may have the message or not. While the broker blocks publishers (an alarm), no time-out
-        runs. Raises `MessageTooLargeError`, and sends nothing, when the headers are too large for the broker.
+        Messages to one destination leave in the order of the calls. Raises `PublishRefusedError` if the broker refuses
+        the message, or if it is `mandatory` and unroutable; the channel stays open. Raises `BrokerUnavailableError` if
+        no answer comes: the broker may have the message or not. While an alarm blocks publishers, no time-out runs.
+        Raises `MessageTooLargeError`, and sends nothing, if the headers are too large for the broker.
         """
         properties = message.properties()
         self._check_size(message, properties)
@@ -317,15 +316,15 @@ class Channel:
             destination = (exchange, routing_key)
             if self._order.is_free(message.message_id, destination):
                 return await self._publish(message, properties, exchange, routing_key, mandatory)
-            # aiormq matches returned messages by their id: two of one id must not be in flight together.
+            # aiormq matches returned messages by their id: two with one id must not be in flight together.
             async with self._order.ticket(message.message_id, destination):
                 await self._publish(message, properties, exchange, routing_key, mandatory)
 
     async def _publish(
         self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
     ) -> None:
-        """Publish now. Raises `TimeoutError` when no confirm comes in time and the broker has not blocked us."""
-        # A blocked connection confirms nothing and takes nothing; its silence does not mean that a queue has no leader.
+        """Publish now. Raises `TimeoutError` if no confirm comes in time although the connection is not blocked."""
+        # Without a confirm in time a queue counts as leaderless; a blocked connection must not have that effect.
         with ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
             await self._underlay.basic_publish(
                 message.body,
@@ -337,10 +336,10 @@ class Channel:
             )
 
     def _check_size(self, message: Message, properties: spec.Basic.Properties) -> None:
-        """Refuse a header that does not fit into a frame: RabbitMQ would end the connection (501)."""
+        """Refuse headers that do not fit into a frame: RabbitMQ would close the connection (501)."""
         limit = (self._underlay.connection.connection_tune.frame_max or _FRAME_MAX) - _FRAME_OVERHEAD_BYTES
-        if message.headers_at_most() + _OTHER_PROPERTIES_AT_MOST <= limit:
-            return  # nearly always, and much cheaper than to encode them
+        if message.max_header_bytes() + _MAX_OTHER_PROPERTIES <= limit:
+            return  # nearly always, without encoding them
         size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
         if size > limit:
             raise MessageTooLargeError(f"The headers of the message have {size} bytes; RabbitMQ allows {limit}.")

@@ -1,4 +1,4 @@
-"""The time-out of a publish, which stands still while RabbitMQ blocks the connection.
+"""A time-out that does not run while RabbitMQ blocks the connection.
 
 Used for publisher confirms, and by the leader for its token.
 """
@@ -12,15 +12,14 @@ from typing import Self
 
 from osrdyne.aio.clock import Timer
 
-# Polls within the time-out: silence before a block and after it is not added up, and one poll may come late.
-STEPS = 10
+STEPS = 10  # Polls of `is_blocked` within the time-out.
 
 
 class ConfirmTimeout:
     """`with ConfirmTimeout(seconds, is_blocked):` raises `TimeoutError` out of the await inside.
 
-    It costs a timer and no task, because every publish runs under one. While `is_blocked()` is true the time stands
-    still; it starts again from zero after that. `call_later`: that of a clock; by default that of the event loop.
+    It needs a timer and no task, because every publish uses one. While `is_blocked()` is true the time does not run;
+    after that it starts again from zero. `call_later`: of a clock; by default of the event loop.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class ConfirmTimeout:
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task = task
-        # Cancellations that were requested before: they are of the caller, and are passed on.
+        # Cancellations that the caller requested before; they pass through.
         self._cancelling = task.cancelling()
         self._timer = self._call_later(self._step, self._poll)
         return self
@@ -49,12 +48,12 @@ class ConfirmTimeout:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        # As `asyncio.timeout` does it: only a cancellation of our own becomes a TimeoutError.
+        # As in `asyncio.timeout`: only the cancellation by `_poll` becomes a TimeoutError.
         if self._expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from error
 
     def _poll(self) -> None:
-        # A block starts the time anew: what was published before it may be read only after it.
+        # The time starts again after a block: RabbitMQ may read earlier publishes only then.
         self._silent_steps = 0 if self._is_blocked() else self._silent_steps + 1
         if self._silent_steps >= STEPS:
             self._expired = True

@@ -1,4 +1,4 @@
-"""One AMQP connection, plain: a lost connection stays lost, and its owner decides what that means."""
+"""One plain AMQP connection. A lost connection stays lost; its owner decides what follows."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
 
 LOG_LEVELS: Mapping[str, str] = {"aio_pika": "critical", "aiormq": "critical"}
-"""Levels for the loggers of the libraries: they log connection URLs, and expected failures as errors, which callers
-report with context."""
+"""Levels for the loggers of the libraries: they log connection URLs, and expected failures as errors. Callers log
+failures with context."""
 _NO_LIMIT = 65_535
 _CLOSE_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to connect. Times in seconds; `name` is what RabbitMQ shows for the connection. `uri` holds the password.
+    """How to connect. Times in seconds; `name` is shown by RabbitMQ. `uri` holds the password.
 
-    Without `tls`, an `amqps` URI says itself which files to use (`protocol.uri`).
+    Without `tls`, the parameters of an `amqps` URI name the files for TLS (`protocol.uri`).
     """
 
     uri: str = field(repr=False)
@@ -69,8 +69,8 @@ class _Underlay(aiormq.Connection):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> AbstractChannel:
-        # For each channel aio-pika has just begun to observe the end of the connection, and it goes on after the end
-        # of the channel, 4 KiB each time (https://github.com/mosquito/aio-pika/issues/490).
+        # aio-pika has just added an observer of the connection for this channel. It does not remove it at the end of
+        # the channel, which leaks 4 KiB for each (https://github.com/mosquito/aio-pika/issues/490).
         observer, self._observer = self._observer, None
         assert observer is not None
         try:
@@ -91,7 +91,7 @@ class _UnderlayConnection(UnderlayConnection):
                 await connection.connect()
                 await connection.ready()
         except BaseException:
-            # Logged in, and then cancelled or blocked for too long: nothing else would close the connection.
+            # Cancelled, or blocked for too long, after the log-in: nothing else would close the connection.
             if connection.is_opened:
                 await connection.close()
             raise
@@ -110,7 +110,7 @@ class _PlainConnection(aio_pika.Connection):
         self.connected.set()
 
     def __del__(self) -> None:
-        """Do nothing: aio-pika's finalizer starts a task in whichever thread collects a lost connection."""
+        """Do nothing: aio-pika's finalizer starts a task in any thread that collects a lost connection."""
 
     async def _on_closed(self, closing: asyncio.Future[Any]) -> None:
         self.connected.clear()
@@ -129,7 +129,7 @@ class Connection:
         self._connection = connection
         self._transport = transport
         self._last_number = 0
-        # aio-pika shows neither whether the broker blocks the connection nor its version, limits and end.
+        # aio-pika exposes neither the blocked state of the connection nor the version, limits and end.
         self._underlay = connection.transport.connection
 
     @property
@@ -138,14 +138,13 @@ class Connection:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker has announced that it reads nothing from this connection (memory or disk alarm)."""
+        """Whether RabbitMQ has blocked the connection, because of a memory or disk alarm, and reads nothing from it."""
         if self.is_closed:
             return False
-        # The only public question about it: `ready` suspends while the connection is blocked, and returns otherwise.
+        # aiormq has no public flag for it: `ready` suspends while the connection is blocked, and returns otherwise.
         ready = self._underlay.ready()
         try:
-            # One step of the coroutine and no more: it is never awaited, so that the question costs no task.
-            ready.send(None)
+            ready.send(None)  # one step of the coroutine, without a task
         except StopIteration:
             return False
         finally:
@@ -153,7 +152,7 @@ class Connection:
         return True
 
     async def wait_unblocked(self) -> None:
-        """Return once the broker reads from this connection again, or the connection is closed."""
+        """Wait until the connection is not blocked, or is closed."""
         ready = asyncio.ensure_future(self._underlay.ready())
         closed = self._underlay.closing
         try:
@@ -164,13 +163,13 @@ class Connection:
 
     @property
     def server_version(self) -> str:
-        """The broker's version as it announces it, e.g. "3.10.8"."""
+        """The version of RabbitMQ, such as "3.10.8"; empty if it sends none."""
         version = self._underlay.server_properties.get("version")
         return version if isinstance(version, str) else ""
 
     @property
     def max_channels(self) -> int:
-        """How many channels may be open at once; the broker ends a connection that opens one more."""
+        """How many channels may be open at once; RabbitMQ closes a connection that opens one more."""
         return self._underlay.connection_tune.channel_max or _NO_LIMIT
 
     async def wait_closed(self) -> BaseException | None:
@@ -183,7 +182,7 @@ class Connection:
         """Open a channel; with `confirms`, publishes wait for the broker's confirm."""
         with translated("open a channel"):
             async with asyncio.timeout(self.options.rpc_timeout):
-                # aio-pika waits for the end of a block, but not for the end of a connection that is lost meanwhile.
+                # While the connection is blocked, aio-pika would wait, even if the connection is lost meanwhile.
                 while self.is_blocked:
                     await self.wait_unblocked()
                 if self.is_closed:
@@ -197,37 +196,36 @@ class Connection:
         return Channel(self, channel, underlay)
 
     def _next_number(self) -> int:
-        """The number for a new channel: the one that has been free for longest.
+        """Return the number for a new channel: the one that has been free for longest.
 
-        aiormq would take the number after the highest in use, often one that has just become free. Then a frame that
-        the last channel of this number still sends, or an answer that was on its way to it, ends the new channel.
+        aiormq would take the number after the highest used one, which often has just become free. A late frame from or
+        to the last channel of this number would then close the new channel.
         """
         used = self._underlay.channels
         for _ in range(self.max_channels):
             self._last_number = self._last_number % self.max_channels + 1
             if self._last_number not in used:
                 return self._last_number
-        raise BrokerUnavailableError(f"The connection has the {self.max_channels} channels that RabbitMQ allows it.")
+        raise BrokerUnavailableError(f"The connection has the {self.max_channels} channels that RabbitMQ allows.")
 
     async def close(self) -> None:
-        """Close the connection; never raises, never takes longer than a few seconds."""
+        """Close the connection; never raises, and takes a few seconds at most."""
         self.closed_here |= not self.is_closed
         # In a task: aio-pika waits for its own callback even when it is cancelled.
         closing = asyncio.ensure_future(self._connection.close(asyncio.CancelledError))
         closing.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
         if not done:
-            # RabbitMQ does not answer the close. Its heartbeat timeout frees what the connection held.
+            # RabbitMQ does not answer. Its heartbeat time-out ends the connection there.
             self._transport.abort()
             await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
 
 
 async def connect(options: ConnectionOptions, *, transport: CoalescingTransport | None = None) -> Connection:
-    """Open a connection, over a `transport` of its own.
+    """Open a connection, by default over a new transport.
 
-    Raises `BrokerUnavailableError` when RabbitMQ cannot be reached, `BrokerAccessError` when it refuses the
-    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI or names a TLS file that
-    cannot be used.
+    Raises `BrokerUnavailableError` if RabbitMQ cannot be reached, `BrokerAccessError` if it refuses the credentials or
+    the virtual host, `ConfigurationError` if the URI is not an AMQP URI or names a TLS file that cannot be used.
     """
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
     context = _context(options) if url.scheme == "amqps" else None
@@ -256,15 +254,14 @@ async def _open(
     except BrokerError as error:
         if _was_cut_off(error.__cause__):
             raise BrokerUnavailableError(
-                f"RabbitMQ closed the connection during the log-in to {where}. If this continues: "
-                + ("does it demand a client certificate?" if where.startswith("amqps") else "is this a port for TLS?")
+                f"RabbitMQ closed the connection during the log-in to {where}. If this continues, check whether "
+                + ("it demands a client certificate." if where.startswith("amqps") else "this is a port for TLS.")
             ) from error
         raise
 
 
 def _was_cut_off(error: BaseException | None) -> bool:
-    """Whether the peer closed the socket without a reason, which is all that one side may see of a refused TLS
-    handshake."""
+    """Whether the peer closed the socket without a reason, as it does after a refused TLS handshake."""
     return isinstance(error, AMQPConnectionError) and isinstance(
         error.__cause__, ConnectionResetError | asyncio.IncompleteReadError
     )

@@ -1,5 +1,4 @@
-"""A consumer that never hangs: it ends with an error when the broker cancels it or its channel closes (broker:
-plain-connections)."""
+"""A consumer that ends with an error when RabbitMQ cancels it or its channel closes (broker: plain-connections)."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ from osrdyne.errors import BrokerUnavailableError, OsrdyneError
 
 
 class Consumer:
-    """Deliveries of one queue, in the broker's order.
+    """Deliveries of one queue, in RabbitMQ's order.
 
-    `async for delivery in consumer` ends by raising `BrokerUnavailableError` when there will be no more deliveries
-    for a reason on the broker's side, and without an error after `Channel.cancel`.
+    `async for delivery in consumer` raises `BrokerUnavailableError` if RabbitMQ or the channel ends the consumer, and
+    ends without an error after `Channel.cancel`.
     """
 
     def __init__(self, queue: str, *, tag: str = "") -> None:
@@ -24,12 +23,12 @@ class Consumer:
         self._ended = False
 
     def put(self, delivery: Delivery) -> None:
-        """Hand a delivery to the reader; one after the end is dropped, and stays unacknowledged."""
+        """Add a delivery for the reader. After the end it is dropped, and stays unacknowledged."""
         if not self._ended:
             self._deliveries.put_nowait(delivery)
 
     def end(self, error: OsrdyneError | None = None) -> None:
-        """Accept no more deliveries; those that have arrived are still handed out."""
+        """Accept no more deliveries; the reader still gets those that have arrived."""
         if not self._ended:
             self._ended = True
             self._error = error
@@ -41,11 +40,11 @@ class Consumer:
 
     def waiting(self) -> int:
         """Return how many deliveries have arrived and were not read yet."""
-        # The mark of the end is in the queue as well.
+        # Without the None at the end of the queue.
         return self._deliveries.qsize() - (1 if self._ended else 0)
 
     async def get(self) -> Delivery:
-        """Return the next delivery; raises `BrokerUnavailableError` when there will be none."""
+        """Return the next delivery. Raises `BrokerUnavailableError` after the last one, when the consumer has ended."""
         delivery = await self._deliveries.get()
         if delivery is None:
             self._deliveries.put_nowait(None)
@@ -59,7 +58,6 @@ class Consumer:
         try:
             return await self.get()
         except BrokerUnavailableError:
-            # Ended by this side: the loop of the reader ends without an error.
-            if self._error is None:
+            if self._error is None:  # ended by this side
                 raise StopAsyncIteration from None
             raise

@@ -1,7 +1,6 @@
-"""Translation of the AMQP library's exceptions into those of `osrdyne.errors`.
+"""Translation of the exceptions of aiormq, which aio-pika raises too, into those of `osrdyne.errors`.
 
-It matches exception classes and reply codes, never texts (broker: one-channel-for-commands). aio-pika raises the
-exceptions of aiormq, and publishes most of them in `aio_pika.exceptions`.
+It matches exception classes and reply codes, never texts (broker: one-channel-for-commands).
 """
 
 from __future__ import annotations
@@ -47,21 +46,22 @@ from osrdyne.errors import (
 from osrdyne.logs import mask_uri
 
 _ADDRESS_ERRORS = {
-    socket.EAI_NONAME: "no host has this name",
-    socket.EAI_AGAIN: "the name of the host could not be looked up (is the network up?)",
+    socket.EAI_NONAME: "the host name does not exist",
+    socket.EAI_AGAIN: "the host name could not be resolved (is the network up?)",
 }
 _NETWORK_ERRORS = {
-    errno.ECONNREFUSED: "nothing listens there (is RabbitMQ running?)",
-    errno.EHOSTUNREACH: "there is no way to this host from here",
-    errno.ENETUNREACH: "there is no way to this network from here",
-    errno.ETIMEDOUT: "nothing answered (does a firewall stand between?)",
-    errno.ECONNRESET: "the connection was broken off",
-    errno.EPIPE: "the connection was broken off",
+    errno.ECONNREFUSED: "nothing listens on this port (is RabbitMQ running?)",
+    errno.EHOSTUNREACH: "there is no route to this host",
+    errno.ENETUNREACH: "there is no route to this network",
+    errno.ETIMEDOUT: "there was no answer (does a firewall block the port?)",
+    errno.ECONNRESET: "the connection was reset",
+    errno.EPIPE: "the connection was closed",
 }
 
 
 def translate_error(error: BaseException, doing: str) -> OsrdyneError:
-    """Return the osrdyne error for one of the library's, raised while `doing` something ("declare queue x")."""
+    """Return the osrdyne error for an exception of the library. `doing`: the failed action, such as "declare queue
+    x"."""
     text = mask_uri(str(error)) or type(error).__name__
     match error:
         case OsrdyneError():
@@ -69,11 +69,11 @@ def translate_error(error: BaseException, doing: str) -> OsrdyneError:
         case AuthenticationError() | ProbableAuthenticationError():
             return BrokerAccessError(f"Could not {doing}: RabbitMQ refused the user or the password ({text})")
         case ChannelAccessRefused():
-            return BrokerAccessError(f"Could not {doing}, RabbitMQ refused it: {text}")
+            return BrokerAccessError(f"Could not {doing}: RabbitMQ refused it: {text}")
         case ConnectionNotAllowed():
-            return BrokerAccessError(f"Could not {doing}, RabbitMQ does not allow it: {text}")
+            return BrokerAccessError(f"Could not {doing}: RabbitMQ does not allow it: {text}")
         case ConnectionInternalError():
-            return BrokerInternalError(f"Could not {doing}, RabbitMQ ended the connection: {text}")
+            return BrokerInternalError(f"Could not {doing}: RabbitMQ closed the connection: {text}")
         case ChannelNotFoundEntity():
             return BrokerNotFoundError(f"Could not {doing}: {text}")
         case ChannelPreconditionFailed() | ChannelLockedResource():
@@ -88,10 +88,10 @@ def translate_error(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerUnavailableError(f"TLS failed while trying to {doing}: {reason}.")
         case AMQPConnectionError() | OSError() if (reason := describe_unreachable(error)) is not None:
             return BrokerUnavailableError(f"Could not {doing}: {reason}.")
-        case StopAsyncIteration():  # aiormq raises it when the peer closes the socket before it sends anything
+        case StopAsyncIteration():  # of aiormq, when the peer closes the socket before it sends anything
             return BrokerUnavailableError(f"RabbitMQ closed the connection while trying to {doing}.")
         case AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
-            return BrokerUnavailableError(f"Could not {doing}, the connection to RabbitMQ failed: {text}")
+            return BrokerUnavailableError(f"Could not {doing}: the connection to RabbitMQ failed: {text}")
         case ChannelClosed():
             return BrokerUnavailableError(f"The channel was closed while trying to {doing}: {text}")
         case _:
@@ -99,8 +99,8 @@ def translate_error(error: BaseException, doing: str) -> OsrdyneError:
 
 
 def describe_unreachable(error: BaseException) -> str | None:
-    """Describe the network error behind `error`; None if none of the known ones is. Used for AMQP and the HTTP API."""
-    seen: list[BaseException] = []  # aiormq's errors may be causes of each other
+    """Describe the network error that caused `error`; None if it is none of the known ones. For AMQP and HTTP API."""
+    seen: list[BaseException] = []  # the causes of aiormq's errors may form a cycle
     found: BaseException | None = error
     while found is not None and found not in seen:
         descriptions = _ADDRESS_ERRORS if isinstance(found, socket.gaierror) else _NETWORK_ERRORS
@@ -122,10 +122,9 @@ def _current_task() -> asyncio.Task[object] | None:
 def translated(doing: str) -> Iterator[None]:
     """Raise osrdyne's errors for those of the library. A cancellation of the current task passes through.
 
-    aiormq also cancels waiters when a channel closes under them, or throws a bare `Exception` into them; without a
-    pending cancellation of the task that is a lost channel. And it swallows a cancellation that arrives together with
-    an answer (its time-outs are `asyncio.wait_for`, which does so before Python 3.12): a task that went on then would
-    never end, so the cancellation is raised here.
+    aiormq also raises `CancelledError`, or a bare `Exception`, in callers that wait when a channel closes; without a
+    cancellation of the task that means a lost channel. And aiormq swallows a cancellation that arrives together with an
+    answer, as `asyncio.wait_for` does before Python 3.12: here it is raised again, so that the task ends.
     """
     task = _current_task()
     cancelled_before = 0 if task is None else task.cancelling()

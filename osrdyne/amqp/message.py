@@ -1,4 +1,4 @@
-"""The two shapes of a message: `Message` to be published and `Delivery` received."""
+"""A message to be published (`Message`), and one that was received (`Delivery`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
 from osrdyne.protocol.messages import BROKER_HEADERS, ROUTING_HEADERS, Request, request_from_wire
+from osrdyne.protocol.names import DIRECT_REPLY_TO
 
 if TYPE_CHECKING:
     from osrdyne.amqp.channel import Channel
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 PERSISTENT = 2
 TRANSIENT = 1
 
-_ROOM_FOR_ONE_HEADER = 16  # Lengths, type, and a number if it is one.
-_BYTES_OF_A_CHARACTER = 4
-DIRECT_REPLY_TO_QUEUE = "amq.rabbitmq.reply-to"
+_HEADER_OVERHEAD_BYTES = 16  # Lengths, type, and the value of a number.
+_MAX_CHARACTER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class Message:
     priority: int | None = None
     persistent: bool = True
     user_id: str | None = None
-    """RabbitMQ closes the channel that names another user than its own, so readers can trust it."""
+    """Readers can trust it: RabbitMQ closes a channel that publishes another user than that of its connection."""
 
-    def headers_at_most(self) -> float:
+    def max_header_bytes(self) -> float:
         """Return a quick upper bound of the headers' bytes on the wire; infinity for nested values."""
         size = 0
         for name, value in self.headers.items():
-            size += _ROOM_FOR_ONE_HEADER + _BYTES_OF_A_CHARACTER * len(name)
+            size += _HEADER_OVERHEAD_BYTES + _MAX_CHARACTER_BYTES * len(name)
             if isinstance(value, str):
-                size += _BYTES_OF_A_CHARACTER * len(value)
+                size += _MAX_CHARACTER_BYTES * len(value)
             elif isinstance(value, bytes | bytearray):
                 size += len(value)
             elif not isinstance(value, int | float | None):
@@ -77,10 +77,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """A received message and the means to settle it, exactly as RabbitMQ delivered it.
+    """A message exactly as RabbitMQ delivered it, with methods to acknowledge and return it.
 
-    aio-pika's `IncomingMessage` is not used: it drops empty texts, cuts expirations to other values and replaces a
-    missing priority (decision 0042).
+    aio-pika's `IncomingMessage` is not used: it drops empty texts, changes expirations and replaces a missing priority
+    (decision 0042).
     """
 
     channel: Channel = field(repr=False)
@@ -111,16 +111,16 @@ class Delivery:
         await self.channel.ack(self.tag)
 
     async def nack(self, *, requeue: bool = True) -> None:
-        """Return it to the queue; RabbitMQ 4.3 does not count that as a failure."""
+        """Return it to the queue; RabbitMQ 4.3 does not count that as a failed delivery."""
         await self.channel.nack(self.tag, requeue=requeue)
 
     async def reject(self, *, requeue: bool = True) -> None:
-        """Return it to the queue as a failure: it counts towards the delivery limit on every version (broker:
-        count-failures-by-reject)."""
+        """Return it to the queue as a failed delivery, on every version (broker: count-failures-by-reject); without
+        `requeue` it becomes a dead letter."""
         await self.channel.reject(self.tag, requeue=requeue)
 
     def to_request(self, *, now_ms: int, key: str | None = None) -> Request:
-        """Parse the delivery as a request; `key` replaces the routing key (in a dead letter they differ)."""
+        """Parse the delivery as a request. `key` replaces the routing key, which differs from it in a dead letter."""
         properties = self.properties
         return request_from_wire(
             key=self.routing_key if key is None else key,
@@ -137,16 +137,16 @@ class Delivery:
         )
 
     def to_message(self, *, headers: Mapping[str, object], expiration: str | None) -> Message:
-        """Copy it for republishing, without `user-id` and the broker's own headers (broker: strip-on-republish), and
-        without those that deliver to further queues, which would act with the permissions of this connection."""
+        """Copy it for republishing, without `user-id` and RabbitMQ's own headers (broker: strip-on-republish), and
+        without headers that route to further queues, which would use the permissions of this connection."""
         properties = self.properties
         left_out = BROKER_HEADERS | ROUTING_HEADERS
         return Message(
             body=self.body,
             headers={name: value for name, value in headers.items() if name not in left_out},
             correlation_id=properties.correlation_id,
-            # RabbitMQ refuses the bare name, or makes an address of it, which would be that of this connection.
-            reply_to=None if properties.reply_to == DIRECT_REPLY_TO_QUEUE else properties.reply_to,
+            # RabbitMQ would refuse the bare name, or replace it by the address of this connection.
+            reply_to=None if properties.reply_to == DIRECT_REPLY_TO else properties.reply_to,
             content_type=properties.content_type,
             content_encoding=properties.content_encoding,
             expiration=expiration,

@@ -1,11 +1,10 @@
 """Patches of pamqp, the codec below aiormq; all of them are in this module (broker: pamqp-names).
 
-pamqp 4.0.1 is stricter than the protocol and than RabbitMQ, and it decodes before any code of osrdyne runs: one
-unusual byte in a client's message would close the connection, again after each reconnection. Each patch replaces one
-function of the codec. `tests/unit/amqp/test_amqp_pamqp_patches.py` fails when the pamqp that is installed no longer needs
-one of them.
+pamqp 4.0.1 is stricter than the protocol and RabbitMQ, and it decodes before any code of osrdyne runs: one unusual byte
+in a client's message would close the connection, and again after each reconnection. Each patch replaces one function of
+the codec. `tests/unit/amqp/test_amqp_pamqp_patches.py` fails if the installed pamqp does not need one of them any more.
 
-| patch | it can go when pamqp |
+| patch | to be removed when pamqp |
 |---|---|
 | Queue and exchange names may hold anything but CR and LF: addresses of direct reply-to hold `=` | checks names no more strictly than RabbitMQ (<https://github.com/gmr/pamqp/issues/41>) |
 | Strings that are not UTF-8 (routing keys, properties, header names) decode with `surrogateescape` and encode back to the same bytes, so that the request gets an error reply | decodes any short string, and encodes it back to the same bytes |
@@ -28,7 +27,7 @@ from typing import Any
 from pamqp import constants, decode, encode
 
 LAST_TIMESTAMP = 0xFFFFFFFF
-MAX_DEPTH = 32  # Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two.
+MAX_DEPTH = 32  # Levels of nested tables and arrays that are decoded; RabbitMQ's own headers have two.
 
 
 class Int64(int):
@@ -44,7 +43,7 @@ def decode_short_string(value: bytes) -> tuple[int, str]:
 
 def decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
     (seconds,) = struct.unpack(">Q", value[:8])
-    if seconds > LAST_TIMESTAMP:  # milliseconds then, as pamqp reads it
+    if seconds > LAST_TIMESTAMP:  # milliseconds, as in pamqp
         seconds /= 1000
     return 8, datetime.fromtimestamp(seconds, tz=UTC) if seconds <= LAST_TIMESTAMP else None
 

@@ -1,9 +1,9 @@
-"""The order in which the messages of one channel are published; `channel` asks for a ticket before each publish.
+"""The order in which the messages of one channel are published; `Channel` takes a ticket for each publish.
 
-aiormq finds the publish that a returned message belongs to by the message id alone. With two messages of the same id
-in flight, the one that no queue took would count as confirmed and be lost. So messages with the same id are published
-one after the other. A message to a destination where one already waits for its id waits behind it: the requests of a
-key keep their order, whatever ids their clients choose.
+aiormq finds the publish of a returned message by the message id alone. If two messages with the same id were in flight,
+the returned one could count as confirmed and be lost. So messages with the same id are published one after the other. A
+message to a destination where one already waits for its id waits behind it: the requests of a key keep their order,
+whichever ids their clients choose.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class PublishOrder:
         self._destinations: dict[Destination, _Line] = {}
 
     def is_free(self, message_id: str | None, destination: Destination) -> bool:
-        """Whether a message needs no ticket: nearly always, for a message without an id."""
+        """Whether a message needs no ticket. True for most messages without an id."""
         # A destination has a line only while one of its messages waits for its id.
         return not message_id and destination not in self._destinations
 
     @asynccontextmanager
     async def ticket(self, message_id: str | None, destination: Destination) -> AsyncIterator[None]:
-        """Publish inside. Messages to one destination enter in the order in which they asked."""
+        """Publish inside. Messages to one destination enter in the order of the calls."""
         async with AsyncExitStack() as held:
             if destination in self._destinations or message_id in self._ids:
                 async with _in_line(self._destinations, destination):
@@ -64,6 +64,6 @@ async def _in_line(lines: dict[K, _Line], name: K) -> AsyncIterator[None]:
             yield
     finally:
         line.users -= 1
-        # The last user removes it: names are those of clients, and would grow without limit.
+        # The last user removes it: the names come from clients, and would grow without limit.
         if line.users == 0:
             del lines[name]

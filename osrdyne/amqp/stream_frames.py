@@ -1,11 +1,10 @@
-"""Takes the messages of streams out of the bytes that RabbitMQ sends, many at once. Pure: no socket, no clock.
+"""Decodes the messages of streams from the bytes that RabbitMQ sends, many at once. Pure: no socket, no clock.
 
 aiormq starts a task for each delivery, which limits a reader of streams to a few thousand messages a second (decision
-0098). Deliveries are three kinds of frames, so this module decodes those and passes every other frame on to aiormq,
-which stays in charge of the connection: log-in, TLS, heartbeats, channels, commands and errors.
+0098). So this module decodes the three kinds of frames of deliveries and passes every other frame on to aiormq, which
+handles the rest of the connection: log-in, TLS, heartbeats, channels, commands and errors.
 
-Only for connections that do nothing but consume streams: content that RabbitMQ returns to a publisher has the same
-frames.
+Only for connections that only consume streams: messages that RabbitMQ returns to a publisher have the same frames.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _CORRELATION_ID, _REPLY_TO, _EXPIRATION, _MESSAGE_ID, _TIMESTAMP = 0x0400, 0x020
 
 
 class FrameError(ValueError):
-    """The bytes are not frames of AMQP 0.9.1; the connection cannot be read any further."""
+    """The bytes are not frames of AMQP 0.9.1, so the connection cannot be read any further."""
 
 
 @dataclass(slots=True)
 class StreamMessage:
     """One message of a stream. `headers` have no `x-stream-offset`; texts that are not UTF-8 hold surrogates.
 
-    `offset` is -1 when RabbitMQ sent none: then the queue is not a stream.
+    `offset` is -1 if RabbitMQ sent none: then the queue is not a stream.
     """
 
     offset: int
@@ -69,19 +68,19 @@ class _Content:
 
 
 class StreamFrames:
-    """Splits the bytes of one connection into messages, by channel, and the frames of aiormq."""
+    """Splits the bytes of one connection into messages, by channel, and frames for aiormq."""
 
     def __init__(self) -> None:
         self.messages: dict[int, list[StreamMessage]] = {}
-        """The messages that have arrived, by the number of their channel; the reader takes them away."""
+        """The messages that have arrived, by channel number; `take` removes them."""
         self._rest = b""
         self._open: dict[int, _Content] = {}
 
     def feed(self, data: bytes) -> bytes:
-        """Take what has arrived; return the whole frames that are not messages. Raises `FrameError`.
+        """Decode received bytes; return the complete frames that are not messages. Raises `FrameError`.
 
-        A heartbeat stands for the messages that were taken out: aiormq must see that the connection is alive, and
-        RabbitMQ sends no heartbeats while it sends messages.
+        A heartbeat replaces decoded messages: aiormq must see that the connection is alive, and RabbitMQ sends no
+        heartbeats while it sends messages.
         """
         data = self._rest + data if self._rest else data
         position, end, passed, taken = 0, len(data), [], False
@@ -91,9 +90,9 @@ class StreamFrames:
             if stop >= end:
                 break
             if data[stop] != _FRAME_END:
-                if data[position : position + 4] == b"AMQP":  # the answer to a client of another version
+                if data[position : position + 4] == b"AMQP":  # the answer to another protocol version
                     break
-                raise FrameError("RabbitMQ sent a frame that does not end where it should.")
+                raise FrameError("RabbitMQ sent a frame without an end marker.")
             if kind == _BODY and channel in self._open:
                 self._body(channel, data[start:stop])
             elif kind == _HEADER and channel in self._open:
@@ -113,11 +112,11 @@ class StreamFrames:
         return b"".join(passed)
 
     def take(self, channel: int) -> list[StreamMessage]:
-        """Return the messages of a channel that have arrived since the last call."""
+        """Return and remove the messages of a channel that have arrived."""
         return self.messages.pop(channel, [])
 
     def forget(self, channel: int) -> None:
-        """Drop what has arrived on a channel that is closed."""
+        """Drop the messages of a closed channel."""
         self.messages.pop(channel, None)
         self._open.pop(channel, None)
 

@@ -1,7 +1,7 @@
-"""Reads RabbitMQ streams over AMQP 0.9.1: a range of offsets, and the ends of a stream.
+"""Reads RabbitMQ streams over AMQP 0.9.1: ranges of offsets, the ends of a stream, and new messages.
 
 A stream is a queue that keeps its messages; reading takes nothing out of it. No plugin and no other port is needed.
-Used by `osrdyne_sources`. It reads ranges and knows nothing of Spark.
+Used by `osrdyne_sources`, `osrdyne.telemetry` and the ingest of workers. Independent of Spark.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from osrdyne.amqp.connection import Connection, ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.pamqp_patches import Int64
 from osrdyne.amqp.stream_frames import OFFSET_HEADER, FrameError, StreamFrames, StreamMessage
-from osrdyne.amqp.transport import ClosesReader, CoalescingTransport
+from osrdyne.amqp.transport import CoalescingTransport, FrameReader
 from osrdyne.errors import BrokerConflictError, BrokerSilentError, StreamDataLostError
 
 _LAST_CHUNK = 5_000
-"""Messages of the last chunk that are requested at once; RabbitMQ writes at most 4,096 into one."""
+"""Prefetch with which the last chunk is read; RabbitMQ writes at most 4,096 messages into one."""
 _LAST_CHUNK_ROUNDS = 100
-"""A stream that grows faster than it is read has no last message: its end is where we stop."""
+"""Reads of the last chunk after which the last message read counts as the end of a stream that grows meanwhile."""
 _CONSUME_AGAIN = 5.0
-"""Seconds without a message after which a stream that has some is consumed again."""
+"""Seconds without a message after which a stream that has messages is consumed again."""
 _FOLLOW_AGAIN = 15.0
-"""The same for a reader that has reached the end, where silence is ordinary."""
+"""The same for a reader at the end of the stream, where silence is normal."""
 _EMPTY_WAIT = 2.0
-"""Seconds without a message after which a stream that counts none is empty. RabbitMQ sends what there is at once."""
+"""Seconds without a message after which a stream with a count of zero is empty: RabbitMQ sends messages at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class StreamRange:
     stop: int
 
 
-class _FramesReader(ClosesReader):
-    """Takes the messages out of what arrives, and passes the rest on to aiormq."""
+class _FramesReader(FrameReader):
+    """Decodes stream messages from the received bytes, and passes the rest on to aiormq."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, frames: StreamFrames) -> None:
         super().__init__(loop)
-        self.arrival: asyncio.Future[None] = loop.create_future()  # of the next messages, for all who wait
+        self.arrival: asyncio.Future[None] = loop.create_future()  # done when the next messages arrive
         self._loop_of_futures = loop
         self.frames = frames
 
@@ -70,7 +70,7 @@ class _FramesTransport(CoalescingTransport):
         super().__init__()
         self.frames = StreamFrames()
 
-    def new_reader(self) -> ClosesReader:
+    def new_reader(self) -> FrameReader:
         self._reader = self.frames_reader = reader = _FramesReader(asyncio.get_running_loop(), self.frames)
         reader.login = bytearray()
         return reader
@@ -109,7 +109,7 @@ class StreamConnection:
         await self._connection.close()
 
     async def bounds(self, stream: str) -> StreamRange | None:
-        """Return the offset of the first message and the one after the last; None for a stream without messages.
+        """Return the offset of the first message and the offset after the last; None for a stream without messages.
 
         Raises `BrokerNotFoundError`, and `BrokerConflictError` when the queue is not a stream.
         """
@@ -117,21 +117,22 @@ class StreamConnection:
         return None if stop is None else StreamRange(await self.first_offset(stream), stop)
 
     async def first_offset(self, stream: str) -> int:
-        """Return the offset of the first message of a stream that has some."""
+        """Return the offset of the first message of a stream that is not empty."""
         async with aclosing(self._attached(stream, "first", prefetch=1, silence=self._silence)) as several:
             return (await anext(several))[0].offset
 
     async def next_offset(self, stream: str) -> int | None:
-        """Return the offset after the last message; None for a stream without messages: retention may remove all.
+        """Return the offset after the last message; None for a stream without messages, because retention may remove
+        all.
 
-        AMQP 0.9.1 has no command for it: the last chunk is read to its end.
+        AMQP 0.9.1 has no command for it, so the last chunk is read to its end.
         """
         channel = await self._connection.channel()
         try:
             counted = (await channel.declare_queue(stream, passive=True)).ready
         finally:
             await channel.close()
-        # The count is up to 5 s old: it proves that there are messages, but not that there are none.
+        # The count is up to 5 s old: a count of zero does not prove that the stream is empty.
         silence = self._silence if counted else min(_EMPTY_WAIT, self._silence)
         last = -1
         try:
@@ -143,9 +144,9 @@ class StreamConnection:
         return None if last < 0 else last + 1
 
     async def first_after(self, stream: str, bounds: StreamRange, is_after: Callable[[StreamMessage], bool]) -> int:
-        """Return the first offset of a range from which on `is_after` is true; the end of the range if there is none.
+        """Return the first offset of a range from which on `is_after` is true; the end of the range if it is never.
 
-        It is a binary search: `is_after` should be false up to some message and true from there on.
+        A binary search: `is_after` must be false up to some message and true from there on.
         """
         low, high = bounds.start, bounds.stop
         while low < high:
@@ -162,11 +163,12 @@ class StreamConnection:
     async def read(
         self, stream: str, wanted: StreamRange, *, prefetch: int = 1_000, fail_on_data_loss: bool = True
     ) -> AsyncIterator[list[StreamMessage]]:
-        """Read the messages of a range in order, as they arrive. There must be a message at its end or after it.
+        """Read the messages of a range in order, as they arrive. The stream must have a message at its end or after it.
 
-        A stream may have no message at some offsets. Raises `StreamDataLostError` when messages of the range are no
-        longer in the stream, unless `fail_on_data_loss` is false; `BrokerSilentError` when no message arrives for
-        `silence`; `BrokerUnavailableError` when the connection is lost: reading can go on with another one.
+        A stream may have no message at some offsets. Raises `StreamDataLostError` if messages of the range are no
+        longer in the stream, unless `fail_on_data_loss` is false; `BrokerSilentError` if no message arrives for
+        `silence` seconds; `BrokerUnavailableError` if the connection is lost: the caller may go on reading over another
+        one.
         """
         expected, deadline = wanted.start, asyncio.get_running_loop().time() + self._silence
         while expected < wanted.stop:
@@ -175,7 +177,7 @@ class StreamConnection:
             try:
                 async with aclosing(attached) as several:
                     async for messages in several:
-                        # Later gaps are RabbitMQ's own: a consumer does not pass over removed segments.
+                        # Only before the first message: a consumer never skips removed segments later.
                         if fail_on_data_loss and expected == attached_at and messages[0].offset > expected:
                             await self._check_lost(stream, StreamRange(expected, wanted.stop))
                         fresh = [one for one in messages if expected <= one.offset < wanted.stop]
@@ -201,11 +203,11 @@ class StreamConnection:
         prefetch: int = 1_000,
         on_lost: Callable[[StreamRange], None] | None = None,
     ) -> AsyncGenerator[list[StreamMessage], None]:
-        """Read from an offset on (None: from the first message), and then what is published, without end.
+        """Read from an offset on (None: from the first message), and then new messages as they are published.
 
         Calls `on_lost` with offsets that are no longer in the stream, before the messages after them. While the caller
-        handles messages, at most `prefetch` others arrive. Raises what `read` raises; `BrokerUnavailableError` also
-        when the stream is deleted, with the connection open.
+        handles messages, at most `prefetch` others arrive. Raises the same as `read`; `BrokerUnavailableError` also if
+        the stream is deleted.
         """
         expected = start
         while True:
@@ -214,7 +216,7 @@ class StreamConnection:
             begins = True
             async with aclosing(attached) as several:
                 async for messages in several:
-                    # Later gaps are RabbitMQ's own: a consumer does not pass over removed segments.
+                    # Only before the first message: a consumer never skips removed segments later.
                     if begins and expected is not None and messages[0].offset > expected and on_lost is not None:
                         lost = StreamRange(expected, min(await self.first_offset(stream), messages[0].offset))
                         if lost.stop > lost.start:
@@ -241,10 +243,10 @@ class StreamConnection:
         to_end: bool = False,
         again: float = _CONSUME_AGAIN,
     ) -> AsyncGenerator[list[StreamMessage], None]:
-        """Consume from a position on; with `to_end` only what there is now.
+        """Consume from a position on; with `to_end` only the messages that exist now.
 
-        Consumes again when nothing arrives for `again` seconds: a consumer whose next segment was removed by the
-        retention receives nothing more. After messages it ends instead, because the position has moved.
+        Consumes again if nothing arrives for `again` seconds: a consumer whose next segment was removed by the
+        retention gets no further message. Ends instead if messages have arrived, because the position has moved.
         """
         deadline = asyncio.get_running_loop().time() + silence
         while True:
@@ -259,11 +261,11 @@ class StreamConnection:
                             return
                         break
                     received = True
-                    # Before they are read: RabbitMQ sends the next ones meanwhile.
+                    # Before the caller handles them, so that RabbitMQ sends the next ones meanwhile.
                     await reading.channel.ack(messages[-1].delivery_tag, multiple=True)
                     yield messages
                     if to_end:
-                        # RabbitMQ sends what there is, up to the prefetch, before it answers the next command.
+                        # RabbitMQ sends existing messages, up to the prefetch, before it answers the next command.
                         await reading.channel.ping()
                         if not reading.has_messages():
                             return
@@ -320,7 +322,7 @@ class _Reading:
         self._reader.frames.forget(self.channel.number)
 
     def take(self) -> list[StreamMessage]:
-        """Return what has arrived. Raises `BrokerConflictError` when the queue is not a stream."""
+        """Return the messages that have arrived. Raises `BrokerConflictError` if the queue is not a stream."""
         messages = self._reader.frames.take(self.channel.number)
         if messages and messages[0].offset < 0:
             raise BrokerConflictError(f"The queue {self._stream} is not a stream: declare it with x-queue-type=stream.")
@@ -330,7 +332,7 @@ class _Reading:
         return bool(self._reader.frames.messages.get(self.channel.number))
 
     async def next(self, silence: float) -> list[StreamMessage]:
-        """Return the next messages; raises `BrokerSilentError` when none arrives for `silence` seconds."""
+        """Return the next messages. Raises `BrokerSilentError` if none arrives for `silence` seconds."""
         assert self._ended is not None, "the consumer must be open"
         deadline = asyncio.get_running_loop().time() + silence
         while not (messages := self.take()):
@@ -345,5 +347,5 @@ class _Reading:
 
 
 async def _end_of(consumer: Consumer) -> object:
-    """Wait for the end of a consumer, which raises its reason: its messages go elsewhere."""
+    """Wait for the end of a consumer, which raises the reason. It has no deliveries: `_FramesReader` takes them."""
     return await consumer.get()

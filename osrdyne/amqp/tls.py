@@ -1,4 +1,4 @@
-"""TLS to the broker: an `ssl.SSLContext` from files, and a description of a failed handshake with its remedy."""
+"""TLS to RabbitMQ: an `ssl.SSLContext` from files, and the description of a failed handshake with its remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str
         if file is not None:
             _require_readable(file, place)
     try:
-        # The empty password keeps OpenSSL from asking on the terminal for that of an encrypted key.
+        # Without a password OpenSSL would prompt on the terminal for that of an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise ConfigurationError(
@@ -50,7 +50,7 @@ def _require_readable(file: str, place: str) -> None:
 
 
 def describe_tls_error(error: BaseException) -> str | None:
-    """Describe the TLS error behind `error`, with the remedy; None if there is none."""
+    """Describe the TLS error that caused `error`, with the remedy; None if there is none."""
     fault = _tls_error_behind(error)
     if fault is None:
         return None
@@ -68,7 +68,7 @@ def describe_tls_error(error: BaseException) -> str | None:
 
 
 def _tls_error_behind(error: BaseException) -> ssl.SSLError | None:
-    seen: list[BaseException] = []  # aiormq's errors may be causes of each other
+    seen: list[BaseException] = []  # the causes of aiormq's errors may form a cycle
     found: BaseException | None = error
     while found is not None and found not in seen:
         if isinstance(found, ssl.SSLError):
@@ -79,7 +79,7 @@ def _tls_error_behind(error: BaseException) -> ssl.SSLError | None:
 
 
 def _remedy(verify_code: int) -> str:
-    """OpenSSL's codes: 10 expired, 62 host name, 64 address, all else is about who has signed it."""
+    """The remedy for a code of OpenSSL: 10 expired, 62 host name, 64 address; the others concern the signature."""
     if verify_code == 10:
         return "the broker needs a new one"
     if verify_code in {62, 64}:

@@ -1,19 +1,19 @@
-"""The socket under a connection: frames written together leave together, and none follows the close of its channel.
+"""The socket of a connection: combines frames into one write, sends none after the close of its channel, and keeps the
+reason of a refused log-in.
 
-It also keeps the reason of a refused log-in.
-
-aiormq writes frame by frame, and each write is a system call that wakes the broker up. With many requests under way,
-most of them come in the same pass of the event loop.
+aiormq writes frame by frame, and each write is a system call that wakes RabbitMQ up. With many requests in flight, most
+frames are written in the same pass of the event loop.
 
 A frame that reaches RabbitMQ on a channel that is not open closes the whole connection (broker: channel-ends), and a
 leader loses its term. aiormq sends such frames. It marks a channel as closed some passes of the loop after it has sent
-`channel.close-ok`; until then an RPC that is cancelled or times out, an acknowledgement or a message still leaves on
-the channel. It closes a channel a second time when its close is cancelled, or not answered within a heartbeat. It
-leaves a `channel.close` of the broker unanswered when its write queue is full, or when its channel object is closed
-already; the next `channel.open` with that number closes the connection as well.
+`channel.close-ok`; until then a cancelled RPC, an acknowledgement or a message still leaves on the channel. It closes a
+channel a second time if the close is cancelled, or is not answered within a heartbeat. It leaves a `channel.close` of
+RabbitMQ unanswered if its channel object is closed already; the next `channel.open` with that number then closes the
+connection as well.
 
-So the end of a channel is decided here, where the order of the frames is final: every `channel.close` of the broker is
-answered when it is read, and after a close or its answer nothing leaves on that number until it is opened again.
+So this module handles the end of a channel, because it has the final order of the frames. It answers every
+`channel.close` of RabbitMQ when it reads it, and after a close or its answer it sends nothing on that number until the
+number is opened again.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CHANNEL_CLOSE_OK = struct.pack(">HH", 20, 41)
 
 
 class CoalescingWriter(asyncio.StreamWriter):
-    """Sends what was written in one pass of the event loop at its end, as one piece.
+    """Sends the frames that are written in one pass of the event loop together, at the end of the pass.
 
-    Frames on a channel after its close are dropped. RabbitMQ would ignore it at best; a call that waits for an
-    answer to it fails with the channel.
+    Drops frames on a channel after its close; a call that waits for an answer to one fails when aiormq notices the end
+    of the channel.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class CoalescingWriter(asyncio.StreamWriter):
     ) -> None:
         super().__init__(transport, protocol, reader, loop)
         self._soon = loop.call_soon
-        self._waiting: list[Any] = []
-        self._closed: set[int] = set()  # channels on which a close, or the answer to one, was the last frame
+        self._unsent: list[Any] = []
+        self._closed: set[int] = set()  # channels whose last frame was a close, or the answer to one
 
     def write(self, data: Any) -> None:
         """Write the frames of one channel."""
@@ -71,18 +71,18 @@ class CoalescingWriter(asyncio.StreamWriter):
         self._append(data)
 
     def answer_close(self, channel: int) -> None:
-        """Confirm the broker's close, also after our own: the broker waits for it either way."""
+        """Answer RabbitMQ's close, even after a close of this side: RabbitMQ waits for the answer in both cases."""
         self._closed.add(channel)
         self._append(_HEADER.pack(_METHOD, channel, 4) + CHANNEL_CLOSE_OK + bytes([_FRAME_END]))
 
     def _append(self, data: Any) -> None:
-        if not self._waiting:
+        if not self._unsent:
             self._soon(self.flush)
-        self._waiting.append(data)
+        self._unsent.append(data)
 
     def flush(self) -> None:
-        """Send what waits; nothing when the connection is closing anyway."""
-        data, self._waiting = self._waiting, []
+        """Send the collected frames, unless the connection is closing."""
+        data, self._unsent = self._unsent, []
         if data and not self.is_closing():
             self.transport.writelines(data)
 
@@ -99,35 +99,29 @@ class CoalescingWriter(asyncio.StreamWriter):
         super().close()
 
 
-class LoginReader(asyncio.StreamReader):
-    """Keeps a copy of what the broker sends until the log-in is over."""
-
-    login: bytearray | None = None
-
-    def feed_data(self, data: Any) -> None:
-        if self.login is not None:
-            self.login += data
-        super().feed_data(data)
-
-
-class ClosesReader(LoginReader):
-    """Passes on what arrives, and calls `on_close` with the channel of each `channel.close` first."""
+class FrameReader(asyncio.StreamReader):
+    """Passes received bytes on to aiormq. Before that it calls `on_close` with the number of each channel that RabbitMQ
+    closes, and copies the bytes of the log-in into `login` while that is not None."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.on_close: Callable[[int], None] = lambda _: None
-        self._started = b""  # the beginning of a frame, too short to show what it is
-        self._left = 0  # bytes of the last frame that are still to come
+        self.login: bytearray | None = None
+        self._begun = b""  # the beginning of a frame, too short to show its kind and method
+        self._missing = 0  # bytes of the last frame that have not arrived
 
     def feed_data(self, data: Any) -> None:
         self._scan(data)
+        if self.login is not None:
+            self.login += data
         super().feed_data(data)
 
     def _scan(self, data: bytes) -> None:
-        if self._started:
-            data = self._started + data
-            self._started = b""
-        start, end = self._left, len(data)
+        """Find the frames `channel.close`."""
+        if self._begun:
+            data = self._begun + data
+            self._begun = b""
+        start, end = self._missing, len(data)
         while start + _HEADER.size <= end:
             kind, channel, size = _HEADER.unpack_from(data, start)
             if kind == _METHOD:
@@ -136,15 +130,15 @@ class ClosesReader(LoginReader):
                 if data[start + _METHOD_BYTES.start : start + _METHOD_BYTES.stop] == CHANNEL_CLOSE:
                     self.on_close(channel)
             start += _HEADER.size + size + 1
-        self._left = max(0, start - end)
-        self._started = bytes(data[start:])
+        self._missing = max(0, start - end)
+        self._begun = bytes(data[start:])
 
 
 class CoalescingTransport(TransportFactory):
-    """Opens the socket of one connection as aiormq would (`amqp` and `amqps`), with a `CoalescingWriter`."""
+    """Opens the socket of one connection (`amqp` or `amqps`), with a `FrameReader` and a `CoalescingWriter`."""
 
     def __init__(self) -> None:
-        self._reader: LoginReader | None = None
+        self._reader: FrameReader | None = None
         self._socket: asyncio.WriteTransport | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -164,22 +158,22 @@ class CoalescingTransport(TransportFactory):
         reader.on_close = writer.answer_close
         return reader, writer
 
-    def new_reader(self) -> ClosesReader:
-        """Return a reader whose bytes `refusal` understands."""
-        self._reader = reader = ClosesReader(asyncio.get_running_loop())
+    def new_reader(self) -> FrameReader:
+        """Return the reader of the connection, whose log-in `refusal` parses."""
+        self._reader = reader = FrameReader(asyncio.get_running_loop())
         reader.login = bytearray()
         return reader
 
     def end_login(self) -> None:
-        """Stop keeping what the broker sends."""
+        """Stop copying received bytes."""
         if self._reader is not None:
             self._reader.login = None
 
     def refusal(self) -> spec.Connection.Close | None:
-        """Return the broker's `connection.close` of the log-in; None if it sent none.
+        """Return RabbitMQ's `connection.close` during the log-in; None if it sent none.
 
-        aiormq takes it for an unexpected frame and drops its code and text, so "no such virtual host", "too many
-        connections", "the virtual host is down" and "RabbitMQ stops" would all be the same.
+        aiormq treats it as an unexpected frame and drops its code and text, so that a missing virtual host, a limit of
+        connections, and a virtual host or RabbitMQ that is stopping could not be distinguished.
         """
         received = bytes((self._reader and self._reader.login) or b"")
         while received:

@@ -24,14 +24,13 @@ from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.amqp.message import DIRECT_REPLY_TO_QUEUE
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings, RequestSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.pool.routing.manifest_store import Document, ManifestKind
 from osrdyne.processors.prefetch import PREFETCH, first_prefetch
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.ingress_documents import ALL_CHECKS, CHECKS, routes, store_documents
 from tests.benchmarks.leading import Forwarded, leader
@@ -123,7 +122,7 @@ class _Bench:
             client = await stack.enter_async_context(self._channel())
             server = await stack.enter_async_context(self._channel())
             requests = await server.consume(names.request_queue(key), no_ack=True)
-            answers = await client.consume(DIRECT_REPLY_TO_QUEUE, no_ack=True)
+            answers = await client.consume(DIRECT_REPLY_TO, no_ack=True)
 
             async def answer() -> None:
                 async for request in requests:
@@ -133,7 +132,7 @@ class _Bench:
 
             async def call() -> float:
                 began = time.perf_counter()
-                await self._publish(client, names.requests_exchange, [key], reply_to=DIRECT_REPLY_TO_QUEUE)
+                await self._publish(client, names.requests_exchange, [key], reply_to=DIRECT_REPLY_TO)
                 await answers.get()
                 return (time.perf_counter() - began) * 1000
 

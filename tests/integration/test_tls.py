@@ -116,11 +116,11 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     ),
     "foreign client certificate": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(foreign, ca_file=files.ca_file)),
-        r"refused the connection \(unknown ca\)|does it demand a client certificate\?",
+        r"refused the connection \(unknown ca\)|whether it demands a client certificate",
     ),
     "plain to the port for TLS": (
         lambda broker, *_: broker.amqps_uri.replace("amqps:", "amqp:"),
-        r"is this a port for TLS\?",
+        r"whether this is a port for TLS",
     ),
     "TLS to the plain port": (
         lambda broker, files, _: with_tls(broker.amqp_uri.replace("amqp:", "amqps:"), files),

@@ -19,7 +19,7 @@ from yarl import URL
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions
-from osrdyne.amqp.transport import CoalescingTransport, LoginReader
+from osrdyne.amqp.transport import CoalescingTransport, FrameReader
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 
 PATIENCE = 120.0
@@ -48,7 +48,7 @@ class ScriptedBroker(CoalescingTransport):
         self.silent = False
         self.received: list[object] = []
         self.protocol: asyncio.StreamReaderProtocol | None = None
-        self._reader: LoginReader | None = None
+        self._reader: FrameReader | None = None
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader = self.new_reader()

@@ -68,9 +68,9 @@ def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[O
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "nothing listens there"),
-        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no host has this name"),
-        (OSError(errno.ENETUNREACH, "Network is unreachable"), "no way to this network"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "nothing listens on this port"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "the host name does not exist"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "no route to this network"),
     ],
     ids=["refused", "name", "network"],
 )

@@ -36,11 +36,11 @@ def test_headers_take_no_more_than_the_bound(headers: dict[str, object]) -> None
     """Wrong on the low side, it would cost a connection."""
     table_length = 4
     encoded = encode.field_table(headers)  # type: ignore[arg-type]
-    assert len(encoded) - table_length <= Message(headers=headers).headers_at_most() < math.inf
+    assert len(encoded) - table_length <= Message(headers=headers).max_header_bytes() < math.inf
 
 
 def test_nested_headers_have_no_quick_bound() -> None:
-    assert Message(headers={"x-death": [{"count": 1}]}).headers_at_most() == math.inf
+    assert Message(headers={"x-death": [{"count": 1}]}).max_header_bytes() == math.inf
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.heartbeat import Heartbeat
 
-from osrdyne.amqp.transport import CHANNEL_CLOSE, ClosesReader, CoalescingWriter
+from osrdyne.amqp.transport import CHANNEL_CLOSE, CoalescingWriter, FrameReader
 
 
 class RecordingTransport(asyncio.WriteTransport):
@@ -95,7 +95,7 @@ FRAMES = b"".join(
 async def test_closes_are_seen_however_the_frames_arrive() -> None:
     for size in range(1, len(FRAMES) + 1):
         closed: list[int] = []
-        reader = ClosesReader(asyncio.get_running_loop())
+        reader = FrameReader(asyncio.get_running_loop())
         reader.on_close = closed.append
         for start in range(0, len(FRAMES), size):
             reader.feed_data(FRAMES[start : start + size])
