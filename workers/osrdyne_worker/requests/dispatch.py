@@ -1,7 +1,7 @@
 """Call the handler of a request: decode the body, run the handler, encode its result. Called by the processor.
 
 Coroutine functions run on the event loop, plain functions in a bounded pool of threads, in a job group if there is a
-session. No broker and no deadline here: the processor cancels `run`.
+session. The processor handles deadlines and cancels: it cancels `run`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SessionLostError(OsrdyneError):
 
 
 class InvalidBatchError(RequestError):
-    """A batch handler did not return an answer for each call: a smaller batch would not help."""
+    """A batch handler did not return an answer for each call. Halving the batch would not help."""
 
 
 _LEFT_OUT = RequestError("The request was cancelled before it ran.", code=500, error_code="internal_error")
@@ -73,7 +73,7 @@ class Dispatcher:
     """The handlers of an application. Raises `ConfigurationError` for an invalid handler.
 
     `threads` must have a thread for every request that runs at once; `side_threads` is for short calls about running
-    requests (cancel, progress) and the session (is it alive).
+    requests (cancel, progress) and about the session (health).
     """
 
     def __init__(
@@ -85,35 +85,35 @@ class Dispatcher:
         default = app.registered_default_handler()
         self._default = None if default is None else Target(default, decoder_for(default))
         self._sessions: SessionFactory | None = app.sessions
-        # Handlers and questions never share threads: a health check behind stuck handlers would make the worker look
-        # dead.
+        # Not the threads of the handlers: a health check must not wait behind stuck handlers.
         self._threads = threads
         self._side_threads = side_threads
         self._debug = debug
 
-    def knows(self, path: str) -> bool:
+    def has_handler(self, path: str) -> bool:
+        """Whether a handler is registered for the path. The default handler does not count."""
         return path in self._targets
 
     def may_abandon(self, path: str) -> bool:
-        """Whether the next request may run while a cancelled call of this handler runs on."""
+        """Whether the next request may run beside a cancelled call of this handler that runs on."""
         target = self._targets.get(path, self._default)
         return target is not None and target.handler.abandonable
 
     def batch_options(self, path: str) -> BatchOptions | None:
-        """How requests with this path are collected; None if each runs by itself."""
+        """The options of the batch handler of the path; None if it has none."""
         target = self._targets.get(path)
         return None if target is None else target.handler.batch
 
     def coalesces(self, call: Call) -> bool | None:
-        """Whether one call of its handler answers requests identical to this one; None: its route decides."""
+        """Whether one call of the handler answers all identical requests; None: the route of the request decides."""
         target = self._targets.get(call.path, self._default)
         coalesce = None if target is None else target.handler.coalesce
         if not callable(coalesce):
             return coalesce
         try:
-            said = coalesce(call)
-            return None if said is None else bool(said)
-        except Exception as error:  # of the application; the request itself is not the cause
+            decision = coalesce(call)
+            return None if decision is None else bool(decision)
+        except Exception as error:  # of the application: the request must not fail because of it
             log.warning("coalesce function of a handler failed", path=shown_path(call.path), reason=describe(error))
             return False
 
@@ -124,7 +124,7 @@ class Dispatcher:
         return max(sizes, default=1)
 
     async def run(self, call: Call, *, group_id: str) -> Response | ArrowStream:
-        """Run the handler of one request; its reply, or the stream of its rows, which the caller must close.
+        """Run the handler of one request; return its reply, or the stream of its rows, which the caller must close.
 
         Raises only `SessionLostError`, `DataChangedError` and `CancelledError`.
         """
@@ -161,7 +161,7 @@ class Dispatcher:
             return await self._failure(error, call)
 
     async def next_part(self, stream: ArrowStream, call: Call, *, group_id: str) -> bytes | Response:
-        """The next part of a stream, or its final reply, which may be an error. Raises as `run` does;
+        """Return the next part of a stream, or its final reply, which may be an error. Raises as `run` does;
         `DataChangedError` only before the first part."""
         try:
             # A thread for each part: a stream that waits for credit occupies none.
@@ -183,9 +183,9 @@ class Dispatcher:
             log.warning("stream not closed properly", path=shown_path(call.path), reason=describe(error))
 
     async def run_batch(self, calls: list[Call], *, group_id: str) -> list[Response | None]:
-        """Run the batch handler of the calls, which have the same path and context; the reply of each.
+        """Run the batch handler of the calls, which have the same path and context; return the reply to each.
 
-        If the handler raises, each half of the calls is run by itself, so that one call cannot fail the others. Calls
+        If the handler raises, each half of the calls runs by itself, so that one call cannot fail the others. Calls
         that are cancelled meanwhile are left out (None). Raises only `SessionLostError`, `DataChangedError` and
         `CancelledError`.
         """
@@ -214,16 +214,15 @@ class Dispatcher:
                 # Of the data, and not of one call: the whole batch runs again on the new data.
                 raise
             except InvalidBatchError as error:
-                # The handler ran and its answers cannot be matched to calls: running halves would repeat the side
+                # The handler ran, and its answers cannot be matched to the calls: a further run would repeat its side
                 # effects.
                 results = [error] * len(part)
             except Exception as error:
                 if len(part) > 1:
-                    # Without a session every half would fail too: the worker ends instead, and all requests return to
-                    # the queue.
+                    # Without a session the halves would fail, too: the worker exits instead.
                     await self._check_alive(error, part[0][0])
                     log.warning("batch failed", path=calls[0].path, calls=len(part), reason=describe(error))
-                    # The second half goes below the first: calls run in the order in which they arrived.
+                    # The first half on top of the stack: calls run in the order of their arrival.
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
                     continue
                 results = [error]
@@ -232,7 +231,7 @@ class Dispatcher:
         return [found.get(call) for call in calls]
 
     async def _decode_all(self, target: Target, calls: list[Call], group_id: str) -> list[Any]:
-        """What the handler gets for each call, or the `RequestError` of an invalid body."""
+        """Return the decoded body of each call (None without a decoder), or the `RequestError` of an invalid body."""
         decode = target.decode
         if decode is None:
             return [None] * len(calls)
@@ -244,7 +243,7 @@ class Dispatcher:
     async def _answer_batch(
         self, target: Target, part: list[tuple[Call, Any]], group_id: str
     ) -> list[Response | Exception]:
-        """One call of a batch handler. Raises what it raises."""
+        """Call a batch handler once. Raises what the handler raises."""
         handler, calls = target.handler, [call for call, _ in part]
         arguments = (calls,) if target.decode is None else (calls, [request for _, request in part])
         if not handler.is_async:
@@ -299,17 +298,17 @@ class Dispatcher:
         return self._respond(handler, call, result) if stream is None else stream
 
     async def _in_thread(
-        self, answer: Callable[[], T], call: Call, group_id: str, *, discard: Callable[[T], None] | None = None
+        self, function: Callable[[], T], call: Call, group_id: str, *, discard: Callable[[T], None] | None = None
     ) -> T:
-        """Call `answer` in a thread. If the request is cancelled meanwhile, its value goes to `discard`, in a thread
-        too."""
+        """Call `function` in a thread, in the job group of the request. If the request is cancelled meanwhile, cancel
+        its jobs until the thread has ended, and call `discard` with the result, in a thread as well."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._work, answer, call, group_id)
+        future = loop.run_in_executor(self._threads, self._work, function, call, group_id)
         try:
-            # Shielded: cancelling the future would report the thread as free while it still runs the handler.
+            # Shielded: a cancelled future would count as done while its thread still runs the handler.
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
-            while not future.done():  # the slot is free only when the thread is
+            while not future.done():
                 # Repeatedly: Spark does not cancel a stage that it submits after the first attempt.
                 await self._cancel_group(call, group_id)
                 await asyncio.wait({future}, timeout=CANCEL_INTERVAL)
@@ -323,20 +322,20 @@ class Dispatcher:
             raise result
         return result
 
-    def _work(self, answer: Callable[[], T], call: Call, group_id: str) -> T | Exception:
-        """In a thread: return the reply or the exception. A future cannot carry every exception."""
+    def _work(self, function: Callable[[], T], call: Call, group_id: str) -> T | Exception:
+        """In a thread: call `function`; return its result or its exception. A future cannot carry every exception."""
         try:
             if self._sessions is None:
-                return answer()
-            return self._sessions.run_in_group(call.context.session, group_id, answer)
+                return function()
+            return self._sessions.run_in_group(call.context.session, group_id, function)
         except Exception as error:
             return error
         except BaseException as error:  # a handler called sys.exit
-            # SystemExit must not pass: in a thread it ends nothing, and on the loop it would end the worker.
+            # SystemExit has no effect in a thread, and would end the worker on the event loop.
             return HandlerExitError(f"The handler ended with {describe(error)}.")
 
     async def _cancel_group(self, call: Call, group_id: str) -> None:
-        """Cancel the jobs of this request in the session; log a failure, the next attempt may succeed."""
+        """Cancel the jobs of this request in the session. A failure is logged: the caller repeats the attempt."""
         if self._sessions is None:
             return
         try:
@@ -345,7 +344,7 @@ class Dispatcher:
             log.warning("spark jobs could not be cancelled", group=group_id, exc_info=True)
 
     async def progress(self, session: Any, group_ids: list[str]) -> Mapping[str, int]:
-        """The progress of these requests in the session, added up."""
+        """The sum of the progress of these requests in the session."""
         if self._sessions is None:
             return {}
         return await self._in_side_thread(
@@ -363,7 +362,7 @@ class Dispatcher:
             return False
 
     async def loss_reason(self, session: Any) -> str:
-        """Why the session is no longer alive, in a sentence or two. A session factory need not know it."""
+        """Why the session is lost, in one or two sentences. Session factories may implement it."""
         find = getattr(self._sessions, "loss_reason", None)
         if find is None:
             return SESSION_GONE
@@ -385,7 +384,8 @@ class Dispatcher:
             return {}
 
     async def executor_seconds(self, session: Any) -> float | None:
-        """How long tasks of this worker have run, on one core. None if a session factory does not know it."""
+        """How long tasks of this worker have run, in seconds on one core; None if unknown. Session factories may
+        implement it."""
         find = getattr(self._sessions, "executor_seconds", None)
         if find is None:
             return None
@@ -403,7 +403,7 @@ class Dispatcher:
 
     async def _failure(self, error: Exception, call: Call) -> Response:
         await self._check_alive(error, call)
-        # The traceback goes to the log alone: a caller sees it only where the operator has set `debug`.
+        # Callers get the traceback only if the operator has set `debug`.
         log.error("handler failed", path=shown_path(call.path), correlation_id=call.correlation_id, exc_info=error)
         refusal = await self._refusal(error) or RequestError(describe(error), code=500, error_code="internal_error")
         if self._debug:
@@ -411,7 +411,8 @@ class Dispatcher:
         return error_response(refusal, path=call.path)
 
     async def reload_failed(self, error: Exception, call: Call) -> Response:
-        """The reply to a request whose data could not be reloaded. Raises `SessionLostError` if that is why."""
+        """Return the reply to a request whose data could not be reloaded. Raises `SessionLostError` if the session is
+        lost."""
         await self._check_alive(error, call)
         found = await self._refusal(error)
         reason = describe(error) if found is None else found.message
@@ -419,24 +420,23 @@ class Dispatcher:
         return error_response(RequestError(message, 503, "reload_failed"), path=call.path)
 
     async def _check_alive(self, error: Exception, call: Call) -> None:
-        """Raise `SessionLostError` if the session is gone: that is the cause of `error` then."""
-        # Asked after every unexpected error of a handler: the error of the first request that hits a dead JVM is not
-        # its own fault.
+        """Raise `SessionLostError` if the session is lost, which is then the cause of `error`."""
+        # Called after every unexpected error: a request that fails because the JVM has died must not be answered.
         if not await self.is_alive(call.context.session):
             raise SessionLostError(await self.loss_reason(call.context.session)) from error
 
     async def _refusal(self, error: Exception) -> RequestError | None:
-        """The answer to an error of the session; None if it is an error of the handler itself."""
+        """Return the answer to an error of the session; None if it is an error of the handler itself."""
         if self._sessions is None:
             return None
         try:
             return await self._in_side_thread(lambda sessions: sessions.refusal(error))
-        except Exception:  # reading the error asks the JVM
+        except Exception:  # the factory reads the error from the JVM, which may have died
             log.warning("error of the session could not be read", exc_info=True)
             return None
 
     def _unknown_path(self, path: str) -> RequestError:
-        # The message lists some of them, the details of the answer all.
+        # The message lists some of the paths, `known_paths` lists all.
         known = sorted(self._targets)
         listed = ", ".join(known[:MAX_LISTED_PATHS]) or "none"
         fault = (
@@ -448,8 +448,8 @@ class Dispatcher:
 
 
 def _close_unused(answer: Response | ArrowStream) -> None:
-    """Close the stream of a request that was cancelled while its handler opened it: its job would otherwise go on, and
-    fill the disk with rows that no client reads."""
+    """Close the stream of a request that was cancelled while its handler opened it. Otherwise its job would continue to
+    write rows to the disk that no client reads."""
     if not isinstance(answer, Response):
         answer.close()
 

@@ -139,6 +139,7 @@ class Processor:
         self._coalescing = Coalescing(
             dispatcher,
             self._slots,
+            self._clock,
             spawn=runtime.spawn,
             begin=self._begin_together,
             confirm_running=reporter.confirm_running,
@@ -727,7 +728,7 @@ class Processor:
         completion = Completion(
             status,
             # Other paths are arbitrary text of callers: each would need a report of its own, of any length.
-            job.request.path if self._dispatcher.knows(job.request.path) else "",
+            job.request.path if self._dispatcher.has_handler(job.request.path) else "",
             job.request.redelivered,
             route=self._route_of(job.request),
             priority=priority_of_delivery(job.delivery),

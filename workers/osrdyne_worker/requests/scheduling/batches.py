@@ -1,8 +1,7 @@
 """Batches: requests of one path and priority level that one call of a batch handler answers together.
 
-Each request stays separate: its task waits here for its answer, and the processor handles its deadline, cancel, retry,
-reply and acknowledgement. So if the worker dies at any point, the effect on each request is the same as for a request
-that runs by itself.
+Each request has its own task, which waits here for its answer. The processor handles its deadline, cancel, retry, reply
+and acknowledgement. So if the worker dies, the effect on each request is the same as for a request that runs by itself.
 """
 
 from __future__ import annotations
@@ -67,18 +66,17 @@ class Batches:
         self._open: dict[Kind, Batch] = {}
 
     async def run(self, job: InFlight, options: BatchOptions) -> Response:
-        """The answer to one request, which runs in a batch. Raises what the dispatcher raises for the whole batch."""
+        """Run the request in a batch and return its answer. Raises what the dispatcher raises for the whole batch."""
         batch = self._batch_for(job, options)
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        # A member until it has its answer or is interrupted: what is not a member is never resolved.
+        # A member until it has its answer or is interrupted: only members get an answer.
         batch.members[job] = answer
         if batch.is_full:
             self._close(batch)
-        # Waits beside the other requests of the batch; only the cancellation of this request ends the wait early.
         try:
             return await answer
         except asyncio.CancelledError:
-            # The others go on without it. Its call is marked as cancelled, and the dispatcher leaves it out.
+            # The others continue. The call of this request is marked as cancelled, and the dispatcher leaves it out.
             batch.members.pop(job, None)
             if batch.running is not None and not batch.members:
                 # No request of the batch needs its answer any more. The last request ends only when the handler has
@@ -88,7 +86,7 @@ class Batches:
             raise
 
     def _batch_for(self, job: InFlight, options: BatchOptions) -> Batch:
-        """The batch of this kind that takes further requests."""
+        """Return the batch of this kind that takes further requests; open one if there is none."""
         kind = (job.call.context.key, job.request.path, job.priority)
         batch = self._open.get(kind)
         if batch is None:
@@ -100,7 +98,7 @@ class Batches:
     def _close(self, batch: Batch) -> None:
         """Take no further requests into the batch."""
         if self._open.get(batch.kind) is batch:
-            # Only if it is still this batch: a later batch of the same kind may be open by now.
+            # A later batch of the same kind may be open by now, and stays.
             del self._open[batch.kind]
         batch.full.set()
 
@@ -132,13 +130,12 @@ class Batches:
             return  # all were interrupted while they waited
         group_id = jobs[0].group_id
         for job in jobs:
-            # The group of the first request names the Spark jobs of all: a cancel of the whole batch has to find them.
+            # One Spark job group for the whole batch, so that a cancel of the batch finds its jobs.
             self._begin(job, group_id, len(jobs))
         if any(job.request.redelivered for job in jobs):  # one of them may have ended an earlier worker
             await self._confirm_running()
         if not batch.members:
-            # All were interrupted during the confirm: the handler must not run for nothing.
-            return
+            return  # all were interrupted during the confirm
         running = self._dispatcher.run_batch([job.call for job in jobs], group_id=group_id)
         batch.running = asyncio.ensure_future(running)
         try:
@@ -154,7 +151,7 @@ def _resolve(batch: Batch, jobs: list[InFlight], outcome: list[Response | None] 
     """Give each waiting request its answer, or the exception."""
     for place, job in enumerate(jobs):
         answer = batch.members.get(job)
-        # Interrupted meanwhile: it was settled by the interruption, and must not be answered a second time.
+        # Interrupted meanwhile: the interruption has settled it.
         if answer is None or answer.done():
             continue
         response = None if isinstance(outcome, BaseException) else outcome[place]

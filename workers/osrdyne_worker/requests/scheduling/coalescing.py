@@ -1,8 +1,8 @@
 """Coalescing: identical requests that are in this worker at the same time are answered by one run of their handler.
 
-Each request stays separate: its task waits here for its answer, and the processor handles its deadline, cancel, retry,
-reply and acknowledgement. So if the worker dies at any point, the effect on each request is the same as for a request
-that runs by itself. Handlers with `coalesce`, and requests whose route says so, are run like this.
+It applies to handlers with `coalesce`, and to requests whose route has `coalesce: true`. Each request has its own task,
+which waits here for its answer. The processor handles its deadline, cancel, retry, reply and acknowledgement. So if the
+worker dies, the effect on each request is the same as for a request that runs by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from osrdyne.aio.clock import Clock
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key
 from osrdyne_worker.app.app import Context
@@ -22,7 +23,7 @@ from osrdyne_worker.requests.inflight import InFlight
 from osrdyne_worker.requests.scheduling.priorities import Slots
 
 MAX_SHARING = 100
-"""Requests of one run that let a further request come from the queue."""
+"""Requests of one run that do not count towards the prefetch: for each of them RabbitMQ delivers a further request."""
 
 Identity = tuple[Key, str, bytes, str | None, str | None, str | None, str | None]
 """Key, path, body, its content type and encoding, the content type of the answer, and the principal."""
@@ -47,14 +48,15 @@ class Coalescing:
     """The runs of coalescing handlers in one worker. Used on the event loop only.
 
     `begin` marks a request as running in a job group; `confirm_running` returns when RabbitMQ has the names of the
-    running requests; `context` is that of requests that begin now. `may_abandon` says whether the slot of a run is free
-    for another request once the last of its requests was interrupted, while its handler runs on.
+    running requests; `context` returns that of requests that begin now. `may_abandon` decides whether the handler of a
+    run may continue without a slot, after the last of its requests was interrupted.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         slots: Slots,
+        clock: Clock,
         *,
         spawn: Callable[..., asyncio.Task[None]],
         begin: Callable[[InFlight, str, int], None],
@@ -64,6 +66,7 @@ class Coalescing:
     ) -> None:
         self._dispatcher = dispatcher
         self._slots = slots
+        self._clock = clock
         self._spawn = spawn
         self._begin = begin
         self._confirm_running = confirm_running
@@ -72,24 +75,23 @@ class Coalescing:
         self._runs: dict[Identity, SharedRun] = {}
 
     async def run(self, job: InFlight) -> Response:
-        """The answer to one request. Raises what the dispatcher raises."""
+        """Run the request, alone or with identical ones, and return its answer. Raises what the dispatcher raises."""
         run = self._run_for(job)
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        # A member until it has its answer or is interrupted: what is not a member is never resolved.
+        # A member until it has its answer or is interrupted: only members get an answer.
         run.members[job] = answer
         if run.has_begun:
             self._begin_member(run, job)
         elif len(run.members) > 1:
-            # Not the first one: different requests that wait for a slot would otherwise empty the queue into this
-            # worker.
-            self._let_others_come(run, job)
+            # Not the first one: otherwise requests that all differ would move the whole queue into this worker.
+            self._set_aside(run, job)
         try:
             return await answer
         except asyncio.CancelledError:
-            # The others go on without it, also without the request that came first.
+            # The others continue, even if it was the first one.
             run.members.pop(job, None)
             if not run.members:
-                # No request needs the answer any more. Closed first: a request that comes now gets a run of its own.
+                # No request needs the answer any more. Closed first: a request that arrives now gets another run.
                 self._close(run)
                 run.call.cancel()
                 if run.running is not None:
@@ -113,15 +115,15 @@ class Coalescing:
         )
         run = self._runs.get(identity)
         if run is not None:
-            # A run that has begun uses the data of then: after a reload it may be older than what this request needs.
-            # One that waits has a place in the order of priorities: a more urgent request must not wait behind it.
+            # A run that has begun uses the data of its beginning, which may be too old for this request after a reload.
+            # A run that waits for its slot has a priority: a request with a higher one must not wait behind it.
             fits = run.call.context is self._context() if run.has_begun else run.priority <= job.priority
             if fits:
                 return run
-        call = Call(self._context(), request, max_bytes=job.call.max_bytes)
+        call = Call(self._context(), request, clock=self._clock, max_bytes=job.call.max_bytes)
         run = self._runs[identity] = SharedRun(identity, job.priority, job.group_id, call)
         call.attach(lambda answer: _send_progress(run, answer))
-        # A task of its own, not of the request that came first: that one may be cancelled before the others.
+        # Not the task of the first request, which may be cancelled before the others.
         self._spawn(self._serve(run))
         return run
 
@@ -129,10 +131,10 @@ class Coalescing:
         self._begin(job, run.group_id, 1)
         # The handler may work until the last deadline of its requests.
         run.call.set_timeout(max(run.call.deadline, job.call.deadline))
-        self._let_others_come(run, job)
+        self._set_aside(run, job)
 
-    def _let_others_come(self, run: SharedRun, job: InFlight) -> None:
-        """Let a further request come from the queue in the place of this one: it may be identical too."""
+    def _set_aside(self, run: SharedRun, job: InFlight) -> None:
+        """Make RabbitMQ deliver a further request in the place of this one: it may be identical, too."""
         if len(run.members) <= MAX_SHARING:
             job.set_aside()
 
@@ -184,7 +186,7 @@ class Coalescing:
 
     def _resolve(self, run: SharedRun, outcome: Response | BaseException) -> None:
         """Give each waiting request the answer, or the exception."""
-        # Without an await before it: no request may join a run that has its outcome.
+        # First, and without an await: no request may join a run that has its outcome.
         self._close(run)
         for answer in run.members.values():
             if answer.done():
@@ -197,5 +199,5 @@ class Coalescing:
 
 def _send_progress(run: SharedRun, answer: Answer) -> None:
     for job in tuple(run.members):
-        with suppress(CallCancelledError):  # of this request alone
+        with suppress(CallCancelledError):  # this request was cancelled, the others were not
             job.call.progress(answer)

@@ -1,9 +1,9 @@
 """The prefetch of one queue: how many of its requests may be in the worker, and through which AMQP consumers.
 
-AMQP's prefetch counts all unacknowledged requests of a consumer. With several queues, however many requests run, only
-one of each queue may *wait* in the worker; and a request that is set aside must not block others. Hence a queue has
-several consumers, which are opened and closed as requests begin, are set aside, and are settled. In a steady state none
-is opened or closed: the acknowledgement of one request brings the next.
+AMQP's prefetch counts all unacknowledged requests of a consumer. A worker of several queues needs another limit: only
+one request of each queue may *wait* in the worker, however many run. And a request that is set aside must not block
+others. Hence a queue has several consumers, which are opened and closed as requests begin, are set aside, and are
+settled. In a steady state none is opened or closed: after the acknowledgement of a request RabbitMQ delivers the next.
 
 Requests of batch handlers share a slot. While a worker has such requests and no others of the queue, an additional
 consumer with a large prefetch brings more of them. Requests of other handlers must not wait here: another worker could
@@ -47,23 +47,24 @@ class HeldRequest:
         self.in_batch: bool | None = None
 
     def classify(self, *, in_batch: bool) -> None:
-        """Whether it runs in a batch is known from now on."""
+        """Note whether it will run in a batch."""
         self._prefetch.classify(self, in_batch=in_batch)
 
     def begin(self) -> None:
-        """Its handler runs from now on."""
+        """Note that its handler begins."""
         self._prefetch.change(self, HeldState.RUNNING)
 
     def set_aside(self) -> None:
-        """It stays in the worker, and others go first."""
+        """Note that it stays in the worker while others run first."""
         self._prefetch.change(self, HeldState.SET_ASIDE)
 
     async def settle(self) -> None:
-        """Make room for its acknowledgement. To be awaited right before it is acknowledged or requeued."""
+        """Prepare its acknowledgement or requeueing, after which RabbitMQ may deliver the next request. Call it right
+        before."""
         await self._prefetch.settle(self)
 
     def leave(self) -> None:
-        """It has left the worker."""
+        """Note that it has left the worker."""
         self._prefetch.forget(self)
 
 
@@ -71,9 +72,9 @@ class Prefetch:
     """The consumers and the unacknowledged requests of one queue.
 
     `limit`: requests that may be in the worker, running ones included; None: one may wait, however many run.
-    `more_for_batches`: the prefetch of the additional consumer of batch handlers; 0: there is none. `free_slots`: how
-    many requests could begin to run now. `open_consumer` starts one more consumer; `close_consumer` cancels one, and
-    its unacknowledged requests stay; `close_soon` does so without waiting for it.
+    `more_for_batches`: the prefetch of the additional consumer of batch handlers; 0: without one. `free_slots`: the
+    number of further requests that could run now. `open_consumer` starts a consumer; `close_consumer` cancels one and
+    leaves its unacknowledged requests in the worker; `close_soon` does so without waiting for it.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Prefetch:
         self.open: list[QueueConsumer] = []
 
     def start(self) -> None:
-        # Without a limit one request of each queue, so that the worker holds the highest one of every level.
+        # Without a limit, one request of each queue: the worker then holds the next request of each level.
         self._open(1 if self._limit is None else self._limit)
 
     def stop(self) -> None:
@@ -113,20 +114,20 @@ class Prefetch:
         return request
 
     def classify(self, request: HeldRequest, *, in_batch: bool) -> None:
-        """Note the kind of a request; open or close the consumer of batch handlers accordingly."""
+        """Note whether a request runs in a batch; open or close the consumer of batch handlers accordingly."""
         request.in_batch = in_batch
         self._kinds[in_batch] += 1
         self._adapt_to_kinds()
 
     def change(self, request: HeldRequest, state: HeldState) -> None:
-        """Change the state of a request, and open consumers for the requests that may come now."""
+        """Change the state of a request, and open consumers for the requests that may arrive now."""
         request.state = state
         # As many as are missing, each with a prefetch of 1: RabbitMQ cannot raise the prefetch of an open consumer.
         for _ in range(-self._surplus()):
             self._open(1)
 
     async def settle(self, request: HeldRequest) -> None:
-        """Close a consumer if the acknowledgement of `request` would bring one request too many."""
+        """Close a consumer if RabbitMQ would deliver one request too many after the acknowledgement of `request`."""
         request.state = HeldState.SETTLING
         if request.consumer.for_batches:
             return
@@ -148,13 +149,13 @@ class Prefetch:
     def _open(self, prefetch: int, *, for_batches: bool = False) -> QueueConsumer:
         consumer = QueueConsumer(prefetch, for_batches=for_batches)
         self.open.append(consumer)
-        # Counted as open although it is not: the sums stay true until the intake has ended.
+        # Counted as open even after `stop`, which opens none: otherwise `_surplus` would demand it again and again.
         if not self._stopped:
             self._open_consumer(consumer)
         return consumer
 
     def _adapt_to_kinds(self) -> None:
-        """The consumer of batch handlers is open while there are requests of batches and no others."""
+        """Open the consumer of batch handlers while all requests are of batches; close it otherwise."""
         if self._stopped or not self._more_for_batches:
             return
         wanted = self._kinds[True] > 0 and self._kinds[False] == 0
@@ -167,8 +168,9 @@ class Prefetch:
             self._close_soon(consumer)
 
     def _surplus(self) -> int:
-        """How many requests too many can come, or wait, once the settling requests are settled; may be negative."""
-        # A request that was set aside blocks its consumer's prefetch without being one that could run.
+        """How many requests more than allowed may arrive or wait, once the settling ones are settled. Negative:
+        consumers are missing."""
+        # A request that was set aside uses up the prefetch of its consumer, although it does not run.
         set_aside = self._count(HeldState.SET_ASIDE, open_consumer=True)
         can_come = sum(consumer.prefetch for consumer in self.open if not consumer.for_batches) - set_aside
         if self._limit is not None:
@@ -179,7 +181,7 @@ class Prefetch:
         return can_come - running + waiting_of_closed - 1 - self._free_slots()
 
     def _count(self, state: HeldState, *, open_consumer: bool) -> int:
-        """Requests in `state` whose consumer is open, or is not; without those of the consumer of batch handlers."""
+        """Count the requests in `state` whose consumer is open, or is not; without the consumer of batch handlers."""
         return sum(
             request.state is state
             and not request.consumer.for_batches
@@ -189,7 +191,7 @@ class Prefetch:
 
     def _superfluous(self, settling: HeldRequest) -> QueueConsumer | None:
         """The consumer to close when `settling` is settled: its own, unless that one has a prefetch above 1."""
-        if self._limit is None or settling.consumer.prefetch == 1 != self._limit:
+        if self._limit is None or (settling.consumer.prefetch == 1 and self._limit != 1):
             return settling.consumer if settling.consumer in self.open else None
         aside = {request.consumer for request in self._requests if request.state is HeldState.SET_ASIDE}
         # The first one has the large prefetch of the queue: without it the worker would fetch one request at a time.

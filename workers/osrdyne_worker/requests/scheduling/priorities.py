@@ -1,8 +1,8 @@
 """Strict priority between the queues of a worker: which request runs next.
 
-RabbitMQ delivers the next request of a queue only after the acknowledgement of the last one: for a moment a queue seems
-empty that is not. So before a request of a lower level runs, the slots ask the queues of the higher levels
-(`PriorityLevel`). A queue that is unreachable does not block lower levels.
+RabbitMQ delivers the next request of a queue only after the acknowledgement of the last one: for a moment the queue
+seems empty although it is not. So before a request of a lower level runs, `Slots` asks RabbitMQ about the queues of the
+higher levels (`PriorityLevel`). A queue that is unreachable does not block lower levels.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from itertools import count
 
 from osrdyne.aio.clock import Clock
@@ -19,18 +20,20 @@ from osrdyne.protocol.names import QueueName
 from osrdyne_worker.requests.scheduling.rates import EventBudget
 
 DELIVERY_TIMEOUT = 0.5
-"""Seconds to wait for a delivery that must be on its way, before the queue is asked again."""
+"""Seconds to wait for a delivery of a queue that is not empty, before the queue is checked again."""
 MAX_SILENT_CHECKS = 6
-"""How many checks in a row a queue may leave unanswered before lower levels go on without it."""
+"""Checks in a row without an answer, after which the queue no longer blocks lower levels."""
 
+_PROMOTED = -1
+"""The priority of suspects that have waited long enough: above every level."""
 _BEGUN = -2
-"""The place of requests that have begun and wait for a slot again: before those that were promoted."""
+"""The priority of requests that have begun and wait for a slot again."""
 
 
 class PriorityLevel:
-    """What is known about the queue of one priority level. Updated by its intake and by the requests of the queue.
+    """The state of the queue of one priority level. Updated by its intake and by the requests of the queue.
 
-    `count_ready` returns how many requests of the queue the processor has not received; None if unknown.
+    `count_ready` returns the number of requests in the queue that the processor has not received; None if unknown.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -72,9 +75,9 @@ class PriorityLevel:
         self._changed.set()
 
     def arrived(self) -> None:
-        """A request of the queue has arrived: there may be more behind it."""
+        """A request of the queue has arrived. More may follow."""
         self._waiting += 1
-        # A delivery proves that the queue has a leader, whatever its last answers were.
+        # A delivery proves that the queue has a leader.
         self._silent_checks = 0
         self._reachable, self._empty = True, False
         self._changed.set()
@@ -88,21 +91,22 @@ class PriorityLevel:
         self._changed.set()
 
     async def check(self) -> None:
-        """Ask RabbitMQ whether the queue is empty, or wait for a change at most `DELIVERY_TIMEOUT`."""
-        # A request that waits here already proves that the queue is not empty: no question is needed.
+        """Ask RabbitMQ whether the queue is empty; if not, wait for a change, at most `DELIVERY_TIMEOUT`."""
+        # Not while a request of the level waits in this worker: lower levels wait for it anyway.
         if self._waiting == 0 and self._count_ready is not None and await self._is_empty(self._count_ready):
             return
         await self._changed.wait(DELIVERY_TIMEOUT)
 
     async def _is_empty(self, count_ready: Callable[[], Awaitable[int | None]]) -> bool:
-        """Whether there is nothing to wait for. A delivery before the answer has arrived before the answer."""
-        self._empty = True  # until a delivery arrives
-        self._checking = True  # the level blocks while the answer is outstanding
+        """Ask RabbitMQ; True if the level no longer blocks. Deliveries that RabbitMQ has sent before its answer also
+        arrive before it."""
+        self._empty = True  # a delivery that arrives meanwhile changes this
+        self._checking = True  # the level blocks until the answer arrives
         try:
             ready = await count_ready()
         except BrokerError:
             self._reachable = False
-            # The level no longer blocks: a channel that is lost is opened again by its intake, which may take long.
+            # The intake opens the lost channel again, which may take long: lower levels do not wait for that.
             return True
         finally:
             self._checking = False
@@ -110,7 +114,7 @@ class PriorityLevel:
         # A queue without a leader may stay so for minutes; lower levels must not wait for that.
         self._reachable = self._silent_checks < MAX_SILENT_CHECKS
         if ready != 0:
-            # Unknown counts as not empty: strict priority may delay a lower level, and never overtakes a higher one.
+            # Unknown counts as not empty: a lower level may wait too long, and never runs too early.
             self._empty = False
         return self._empty or not self._reachable
 
@@ -133,12 +137,25 @@ class PriorityLevels:
         """Check the highest level that blocks `priority`."""
         blocking = [level for level in self._by_queue.values() if level.priority < priority and level.blocks]
         if blocking:
-            # One at a time, the highest first: while it holds requests the answers of the others change nothing.
+            # One at a time, the highest first: while it has requests, the other levels do not matter.
             await min(blocking, key=lambda level: level.priority).check()
 
 
+@dataclass(slots=True, order=True)
+class _Waiter:
+    """A request that waits for a slot, or for all slots (`alone`). `events`: what it takes from the budget."""
+
+    priority: int
+    order: int
+    """Of equal priorities, the waiter that came first is next."""
+    granted: asyncio.Future[None] = field(compare=False)
+    alone: bool = field(compare=False)
+    events: int = field(compare=False)
+
+
 class Slots:
-    """`size` slots to run in. The waiter with the highest priority (lowest number) is next, then the longest waiting.
+    """The `size` slots in which requests run. The next waiter is the one with the highest priority (lowest number),
+    among equals the first one.
 
     No waiter is granted a slot while a higher level may hold a request that has not arrived yet, or while the `budget`
     of events is used up. `spawn` starts the tasks that check the levels and wait for the budget.
@@ -157,8 +174,10 @@ class Slots:
         self._spawn = spawn
         self._budget = budget
         self._checking = False
-        self._pausing = False
-        self._waiting: list[tuple[int, int, asyncio.Future[None], bool, int]] = []
+        """Whether a task checks the levels."""
+        self._awaiting_budget = False
+        """Whether a task waits for the budget."""
+        self._waiting: list[_Waiter] = []
         self._order = count()
 
     @property
@@ -167,7 +186,7 @@ class Slots:
 
     def try_acquire(self, priority: int = 0, *, events: int = 0) -> bool:
         """Take a slot if one is free, no request waits, no higher level blocks and the budget is not used up."""
-        # With waiters the order of the heap decides: a newcomer must not pass them.
+        # With waiters the order of the heap decides: a new request must not overtake them.
         if self._free == 0 or self._waiting or self._budget_wait() or self._is_blocked(priority):
             return False
         self._free -= 1
@@ -178,20 +197,20 @@ class Slots:
         """Wait for a slot and take it. `events`: what the request takes from the budget."""
         if self.try_acquire(priority, events=events):
             return
-        await self._wait_turn(priority, alone=False, events=events)
+        await self._wait(self._new_waiter(priority, events=events))
 
     async def acquire_again(self, priority: int) -> None:
-        """Wait for a slot for a request that has begun: it has taken its events."""
-        # Before those that wait for the budget: they cannot use the slot.
+        """Wait for a slot for a request that has begun, and has taken its events from the budget."""
+        # Ahead of requests that wait for the budget, which cannot use the slot.
         is_limited = self._budget is not None and self._budget.rate is not None
-        await self._wait_turn(_BEGUN if is_limited else priority, alone=False)
+        await self._wait(self._new_waiter(_BEGUN if is_limited else priority))
 
     async def acquire_all(self, priority: int, *, patience: float, events: int = 0) -> None:
-        """Take all slots once no request goes first. After `patience` seconds the waiter goes before all others."""
-        # Its own place in the order is drawn here, so that the timer can find the waiter again.
-        timer = asyncio.get_running_loop().call_later(patience, self._promote, order := next(self._order))
+        """Take all slots when no request of a higher priority waits. After `patience` seconds, the waiter is next."""
+        waiter = self._new_waiter(priority, alone=True, events=events)
+        timer = asyncio.get_running_loop().call_later(patience, self._promote, waiter)
         try:
-            await self._wait_turn(priority, alone=True, order=order, events=events)
+            await self._wait(waiter)
         finally:
             timer.cancel()
 
@@ -199,25 +218,25 @@ class Slots:
         self._free += self._size if all_slots else 1
         self._grant()
 
-    async def _wait_turn(self, priority: int, *, alone: bool, order: int | None = None, events: int = 0) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The counter breaks ties: requests of one level run in the order in which they arrived.
-        heapq.heappush(self._waiting, (priority, next(self._order) if order is None else order, turn, alone, events))
+    def _new_waiter(self, priority: int, *, alone: bool = False, events: int = 0) -> _Waiter:
+        return _Waiter(priority, next(self._order), asyncio.get_running_loop().create_future(), alone, events)
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        heapq.heappush(self._waiting, waiter)
         self._grant()
         try:
-            await turn
+            await waiter.granted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # granted in the same moment: pass the slot on
-                self.release(all_slots=alone)
+            if waiter.granted.done() and not waiter.granted.cancelled():  # granted at the same time: pass the slot on
+                self.release(all_slots=waiter.alone)
             else:
-                # The heap keeps the entry until it comes to the top; `_grant` drops what is done.
-                turn.cancel()
+                # The waiter stays in the heap until it is the first one; `_grant` then drops it.
+                waiter.granted.cancel()
                 self._grant()
             raise
 
-    def _promote(self, order: int) -> None:
-        # Above every level: nothing arrives that could go before it any more.
-        self._waiting = [(-1 if one[1] == order else one[0], *one[1:]) for one in self._waiting]
+    def _promote(self, waiter: _Waiter) -> None:
+        waiter.priority = _PROMOTED
         heapq.heapify(self._waiting)
         self._grant()
 
@@ -229,12 +248,12 @@ class Slots:
             self._budget.take(events)
 
     async def _wait_for_budget(self) -> None:
-        """Wait until the budget is not used up, or nothing waits for it."""
+        """Wait until the budget is not used up, or until no request waits for it."""
         try:
             while self._budget is not None and self._waiting and (wait := self._budget.wait()) > 0:
                 await self._budget.changed.wait(wait)
         finally:
-            self._pausing = False
+            self._awaiting_budget = False
         self._grant()
 
     def _is_blocked(self, priority: int) -> bool:
@@ -243,36 +262,35 @@ class Slots:
     def _grant(self) -> None:
         """Grant free slots to waiters, in order, as long as no higher level blocks them."""
         while self._free and self._waiting:
-            priority, _, turn, alone, events = self._waiting[0]
-            if turn.done():
-                heapq.heappop(self._waiting)
-            elif alone and self._free < self._size:
-                # It stays at the head, and no waiter behind it is granted a slot: otherwise all slots would never be
-                # free at once.
+            waiter = self._waiting[0]
+            if waiter.granted.done():
+                heapq.heappop(self._waiting)  # it was cancelled
+            elif waiter.alone and self._free < self._size:
+                # No waiter behind it gets a slot: otherwise all slots would never be free at once.
                 return
-            elif priority != _BEGUN and self._budget_wait():
-                if not self._pausing and self._spawn is not None:
-                    self._pausing = True
+            elif waiter.priority != _BEGUN and self._budget_wait():
+                if not self._awaiting_budget and self._spawn is not None:
+                    self._awaiting_budget = True
                     self._spawn(self._wait_for_budget())
                 return
-            elif self._is_blocked(priority):
+            elif self._is_blocked(waiter.priority):
                 if not self._checking and self._spawn is not None:
                     self._checking = True
-                    # One such task at a time: it repeats until the first waiter may run, whichever that is by then.
+                    # One task at a time: it repeats the check for the waiter that is the first one then.
                     self._spawn(self._check_levels())
                 return
             else:
                 heapq.heappop(self._waiting)
-                self._free -= self._size if alone else 1
-                self._take_events(events)
-                # The slot is taken before the waiter runs: two grants in a row never give the same slot.
-                turn.set_result(None)
+                # Here and not when the waiter runs again: two grants in a row must not give the same slot.
+                self._free -= self._size if waiter.alone else 1
+                self._take_events(waiter.events)
+                waiter.granted.set_result(None)
 
     async def _check_levels(self) -> None:
         """Check the levels that block the first waiter until none does; the first waiter may change meanwhile."""
         try:
-            while self._free and self._waiting and self._levels and self._is_blocked(self._waiting[0][0]):
-                await self._levels.check(self._waiting[0][0])
+            while self._free and self._waiting and self._levels and self._is_blocked(self._waiting[0].priority):
+                await self._levels.check(self._waiting[0].priority)
         finally:
             self._checking = False
         self._grant()

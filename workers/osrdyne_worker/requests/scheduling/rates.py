@@ -1,6 +1,6 @@
-"""The rate of a worker: how many events a minute it serves, and how many events a request has.
+"""The rate of a worker: the number of events a minute that it serves, and the number of events in a request.
 
-The leader sets the rate (quotas: `rates`). Requests beyond it wait for their slot, and in their queue, in order.
+The leader sets the rate (quotas: `rates`). Requests beyond it wait in order, in the worker and in their queue.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from osrdyne.protocol.rates import LARGEST_EVENT, LONGEST_REQUEST, EventRate, bl
 from osrdyne_worker.app.errors import RequestError
 
 BURST = 1.0
-"""Seconds. A worker that was late, or had nothing to do, may catch up with the events of this time."""
+"""Seconds. After an idle time, a worker may serve the events of this time at once."""
 MAX_DEBT = LONGEST_REQUEST
-"""Seconds. A request whose events need longer is refused: all requests behind it would wait for them."""
+"""Seconds. A request whose events need longer is refused: all requests behind it would have to wait."""
 _LARGE_BODY = 64 * 1024
 """Bytes. Larger bodies are counted in a thread."""
 _EPSILON = 1e-9
@@ -37,8 +37,8 @@ class EventBudget:
         self.changed = Wakeup(clock)
 
     def use(self, rate: EventRate | None) -> None:
-        """Use another rate from now on. Events that are already taken are paid for at the new one, but they delay
-        the next request by no more than `MAX_DEBT` or the time that was left at the old rate."""
+        """Use another rate from now on. The wait for events that were already taken changes with the rate, but it does
+        not grow beyond `MAX_DEBT`."""
         now = self._clock.monotonic()
         if rate is not None and self.rate is not None:
             debt = self._free_at - now
@@ -65,10 +65,10 @@ class EventBudget:
             self._free_at = max(self._free_at, earliest) + seconds
 
     async def count(self, request: Request) -> int:
-        """The events of a request; 0 without a rate. Raises `RequestError` if they are too many."""
+        """Return the number of events in a request; 0 without a rate. Raises `RequestError` if there are too many."""
         if (rate := self.rate) is None:
             return 0
-        # One at a time, and in the order of arrival: a request with few events must not pass one with many.
+        # One at a time, in the order of arrival: a small request must not overtake a large one that is being counted.
         async with self._counting:
             body, size = request.body, rate.event_bytes
             is_large = len(body) > _LARGE_BODY
@@ -85,8 +85,8 @@ class EventBudget:
 
 
 def count_events(body: bytes, event_bytes: int, *, arrays: bool = False) -> int:
-    """The events of a body in blocks: those of its list `events`, each for itself; else the body is one event. With
-    `arrays`, as in telemetry, a body that is a list has its elements as events."""
+    """Count the events of a body in blocks. The elements of its list `events` are events; a body without one is itself
+    one event. With `arrays`, as in telemetry, the elements of a body that is a list are events as well."""
     events = _events(body, arrays=arrays)
     if not events:
         return blocks(min(len(body), LARGEST_EVENT), event_bytes)
@@ -94,7 +94,7 @@ def count_events(body: bytes, event_bytes: int, *, arrays: bool = False) -> int:
 
 
 def _events(body: bytes, *, arrays: bool) -> list[object]:
-    # Most bodies have none, and are not parsed. With `\u` the name may be escaped; with a zero byte, UTF-16.
+    # Most bodies have no events and are not parsed. `\u`: the name may be escaped; zero byte: the body may be UTF-16.
     is_array = arrays and body.lstrip()[:1] == b"["
     if not is_array and not any(sign in body for sign in (b'"events"', b"\\u", b"\0")):
         return []

@@ -1,8 +1,8 @@
 """Suspects: requests that may have killed a worker; and refused texts, which have killed workers.
 
-A request that returns with a failed delivery may be why its last worker died. It is set aside, runs last and alone, and
-is not run again if that kills this worker as well. The controller then has its text (path and body) refused for a
-while.
+A request that returns with a failed delivery may be the cause of the death of its last worker. It is set aside, runs
+last and alone, and is not run again if that kills this worker as well. The workers of the pool then refuse its text
+(path and body) for a while.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ SUSPECT_PRIORITY = 1_000_000
 PATIENCE = 60.0
 """Seconds after which a suspect runs although others wait: a harmless one must not expire under steady load."""
 VERDICT_TIME = 3.0
-"""Seconds for which a suspect with two failed deliveries stays aside at least. RabbitMQ delivers it to another worker
-of the group before the controller has noticed the death of the first."""
+"""Seconds that a suspect with two failed deliveries waits at least. RabbitMQ delivers it to another worker of the group
+before the controller has noticed the death of the last one."""
 ALONE_TIMEOUT = 5.0
 """Seconds to wait until all other requests have left the worker."""
 MAX_TEXTS = 1000
 
 
 class SuspectGate:
-    """Lets one suspect at a time run in a process that several workers share: if the process ends, the suspect that ran
-    may be the cause, and those that waited are not."""
+    """Allows one suspect at a time in a process that several workers share: if the process ends, only the suspect that
+    ran may be the cause."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
     async def one_at_a_time(self, *, patience: float = PATIENCE) -> AsyncIterator[None]:
-        """Hold the gate inside; after `patience` seconds without it too, because a harmless suspect must not expire."""
+        """Hold the gate during the block. After `patience` seconds the block runs without the gate: a harmless suspect
+        must not expire."""
         try:
             async with asyncio.timeout(patience):
                 await self._lock.acquire()
@@ -54,13 +55,13 @@ class SuspectGate:
 
 
 def is_suspect(request: Request) -> bool:
-    """Whether a worker may have died of it. RabbitMQ before 4.3 also counts requests that were requeued."""
+    """Whether a worker may have died because of it. RabbitMQ before 4.3 also counts requests that were requeued."""
     return request.redelivered and request.delivery_count > 0
 
 
 @dataclass(slots=True)
 class DeathEvidence:
-    """What reports contain about the requests that may end this worker: the controller reads it after its death."""
+    """The facts about requests that may end this worker. Reports contain them for the controller."""
 
     alone: str = ""
     """Text fingerprint of the suspect that runs alone now."""
@@ -69,7 +70,7 @@ class DeathEvidence:
     lost_session: list[str] = field(default_factory=list)
     """Fingerprints of the requests that ran when the session was lost."""
     stuck: str = ""
-    """Text fingerprint of the first request whose handler did not end: this worker exits because of it."""
+    """Text fingerprint of the request whose handler did not end, which is why this worker exits."""
 
     def fields(self, *, suspects: int) -> Mapping[str, object]:
         """The fields of a report; `suspects`: how many are in the worker."""
