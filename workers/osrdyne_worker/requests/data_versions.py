@@ -40,8 +40,8 @@ class DataLoading(Protocol):
         ...
 
     async def reload(self, version: int | None) -> Context:
-        """Load the data again, as `version`; the new context. Raises what the application raises; nothing has changed
-        then."""
+        """Load the data again, as `version`, and return the new context. Changes nothing if the application raises an
+        error, which is passed on."""
         ...
 
     async def unload(self, context: Context) -> None:
@@ -93,16 +93,16 @@ class DataVersions:
         return self._current.version
 
     def loaded(self, context: Context) -> None:
-        """The worker has started with this context."""
+        """Set the context with which the worker has started."""
         self._current = LoadedData(context, context.data_version)
 
     def use(self) -> LoadedData:
-        """The current data, for a request that begins to run."""
+        """Return the current data, for a request that begins to run."""
         self._current.uses += 1
         return self._current
 
     def release(self, data: LoadedData) -> None:
-        """A request that used `data` has left the worker."""
+        """Note that a request that used `data` has left the worker."""
         data.uses -= 1
         self._unload_unused(data)
 
@@ -115,7 +115,7 @@ class DataVersions:
         return required is None or (self.version is not None and self.version >= required)
 
     async def prepare(self, required: int | None, *, on_reload: Callable[[], None] = lambda: None) -> None:
-        """Return when such a request may run; `on_reload` is called before it waits for a reload.
+        """Wait until such a request may run. Calls `on_reload` before it waits for a reload.
 
         Raises `RequestError` if the data has no such version, and what a reload raises.
         """
@@ -123,10 +123,10 @@ class DataVersions:
             return
         newest = await self._newest(self._loading, required) if self._loading.names_versions else None
         if newest is not None:
-            # The source of the data names its versions: no number of a client can claim more than there is.
+            # The source of the data names its versions: the number of a client causes no reload.
             if self.version is None or newest > self.version:
                 on_reload()
-                await self._join_or_go_on(newest, required)
+                await self._join_or_use_former(newest, required)
             if required is not None and self.version is not None and self.version < required:
                 raise RequestError(
                     f"The request needs version {required} of the data; the newest version is {self.version}.",
@@ -141,41 +141,41 @@ class DataVersions:
     async def reload(self, *, unless: LoadedData | None = None, forget: bool = False) -> None:
         """Load the data again, in a reload that begins now or later; raises what the application raises.
 
-        `unless`: return once this data is not the current data any more. `forget`: drop the versions that requests have
+        `unless`: no reload if the current data is not this one any more. `forget`: drop the versions that requests have
         named, so that the next request that names one reloads the data.
         """
         if unless is not None and self._current is unless and self._running is not None:
-            # All requests that find the same data changed share one reload.
+            # All requests that find that the same data has changed share one reload.
             await asyncio.shield(self._running.done)
         if unless is None or self._current is unless:
             self._forget = self._forget or forget
             await self._join(None)
 
     async def _newest(self, loading: DataLoading, required: int | None) -> int | None:
-        """The newest version now; None if unknown."""
-        # Set before the check: requests that come meanwhile go on with the current data.
+        """Return the newest version; None if unknown."""
+        # Before the check: requests that arrive meanwhile use the current data.
         self._checked_at = self._clock.monotonic()
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):
                 return await loading.newest_version()
         except Exception as error:
             log.warning("newest version of the data unknown", reason=type(error).__name__, exc_info=error)
-            # Without a check the request must not be answered from data that may be older than its version.
+            # The data may be older than the version that the request needs.
             if required is not None:
                 raise
             return None
 
-    async def _join_or_go_on(self, newest: int, required: int | None) -> None:
+    async def _join_or_use_former(self, newest: int, required: int | None) -> None:
         try:
             await self._join(newest)
         except Exception:
             if required is not None:
                 raise
-            # The request names no version: the former data answers it. The next check waits for longer.
+            # The request names no version, so the former data answers it. The next check comes later.
             self._checked_at = self._clock.monotonic() + FAILURE_PAUSE
 
     async def _join(self, version: int | None) -> None:
-        """Wait for a reload that begins from now on, or one that began when `version` was already asked for."""
+        """Wait for a reload that begins after this call, or that loads `version` or a later one."""
         if version is not None:
             self._wanted = version if self._wanted is None else max(self._wanted, version)
         earlier = self._begun
@@ -183,7 +183,7 @@ class DataVersions:
             running = self._running or self._begin()
             named = version is not None and running.target is not None and running.target >= version
             if running.number > earlier or named:
-                # Shielded: a request that is cancelled leaves, and the reload goes on for the others.
+                # Shielded: if this request is cancelled, the reload continues for the others.
                 await asyncio.shield(running.done)
                 return
             await asyncio.wait({running.done})
@@ -191,7 +191,7 @@ class DataVersions:
     def _begin(self) -> Reload:
         self._begun += 1
         done = asyncio.get_running_loop().create_future()
-        # An error that no request waits for any more is not a fault: it is logged where it happens.
+        # `_run` logs the error: asyncio must not report it if no request waits for it any more.
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
         reload = self._running = Reload(self._begun, self._wanted, self._forget, done)
         self._wanted, self._forget = None, False
@@ -202,13 +202,12 @@ class DataVersions:
         loading, since = self._loading, self._clock.monotonic()
         assert loading is not None
         limit = self._runtime.settings.processing_timeout
-        # A thread cannot be ended from outside. Requests without a version would go on to be served, and all others
-        # would wait without end.
+        # A thread cannot be ended from outside, and requests that need the version would wait without end.
         stuck = asyncio.get_running_loop().call_later(
             limit, self._runtime.request_exit, Unrecoverable(f"The reload of the data did not end within {limit:g} s.")
         )
         try:
-            # Before the data is read: what is written meanwhile has a later version, and is loaded next time.
+            # Before the data is read: data that is written meanwhile has a later version, and is loaded next time.
             version = await loading.newest_version()
             if version is None and not reload.forget:
                 known = [one for one in (reload.target, self.version) if one is not None]
@@ -216,7 +215,7 @@ class DataVersions:
             context = await loading.reload(version)
             former, self._current = self._current, LoadedData(context, version)
         except Exception as error:
-            # Nothing has changed: requests that need no later version are answered from the former data.
+            # Requests that need no later version are answered from the former data.
             log.error("data not reloaded", reason=type(error).__name__, exc_info=error)
             self._running = None
             reload.done.set_exception(error)

@@ -29,7 +29,7 @@ class Interruption(StrEnum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     REQUEUED = "requeued"
-    """This worker stops or pauses: another one, or a later one, receives the request."""
+    """This worker stops or pauses: RabbitMQ delivers the request again later, or to another worker."""
     LOST = "lost"
     """Its channel is closed: RabbitMQ has requeued it already, and no answer could be acknowledged."""
 
@@ -50,11 +50,11 @@ class InFlight:
     started: bool = False
     """Its task has begun to run."""
     is_suspect: bool = False
-    """An earlier worker may have died of it: it runs last, and alone."""
+    """An earlier worker may have died because of it: it runs last, and alone."""
     waits: bool = True
-    """It counts as waiting in its priority level."""
+    """Its priority level counts it as waiting."""
     events: int = 0
-    """What it takes from the budget of its worker."""
+    """The number of its events, which it takes from the budget of the worker."""
     probe: str | None = None
     """The id of the probe for which it was taken."""
     is_reported: bool = False
@@ -64,11 +64,11 @@ class InFlight:
     paused: bool = False
     """Its answer is a stream that waits for credit, and it has given its slot back meanwhile."""
     in_handler: bool = False
-    """Its handler runs; also after the request was interrupted and settled, until the handler ends."""
+    """Its handler runs; after an interruption until the handler ends, although the request is already settled."""
     is_abandoned: bool = False
     """It was interrupted, and its slot is free for another request although its handler runs on."""
     batch_size: int = 0
-    """The requests of the batch in which it runs, itself included; 0 outside of batches. The batch has the slot."""
+    """The number of requests in the batch in which it runs; 0 outside of batches. The batch has the slot."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
     """The task that settles an interrupted request while its handler may still run."""
     data: LoadedData | None = None
@@ -103,33 +103,33 @@ class InFlight:
         """Stop the work on it; False if it is being settled or was interrupted before."""
         if self.phase is Phase.SETTLING or self.interruption is not None:
             return False
-        # Set before the task is cancelled: the task tells by it a cancelled request from the end of the worker.
+        # Before the task is cancelled: it distinguishes an interruption from the end of the worker by this field.
         self.interruption = reason
-        # The handler sees it at its next check; a thread cannot be interrupted in any other way.
+        # The handler sees this at its next check; a thread cannot be interrupted in any other way.
         self.call.cancel()
-        # A task that has not started is not cancelled, it would skip its clean-up: it checks `interruption` itself.
+        # A task that has not started would skip its clean-up: it checks `interruption` when it starts.
         if self.task is not None and self.started:
             self.task.cancel()
         return True
 
     def claim(self) -> bool:
-        """Begin to settle it; False if another task has begun. It can no longer be interrupted."""
+        """Begin to settle it; False if another task already does. From then on it cannot be interrupted."""
         if self.phase is Phase.SETTLING:
             return False
-        # No await between check and change: of two tasks, exactly one acknowledges the request.
+        # No await between the check and the change: exactly one task settles the request.
         self.phase = Phase.SETTLING
         return True
 
     def classify(self, *, in_batch: bool) -> None:
-        """It will run in a batch, or by itself."""
+        """Note whether it will run in a batch."""
         if self.held is not None:
             self.held.classify(in_batch=in_batch)
 
     def begin(self) -> None:
-        """It has a slot."""
+        """Note that it has a slot."""
         self._end_wait()
         if self.held is not None:
-            # The prefetch may open a consumer for the next request, which then waits here for its slot.
+            # The prefetch may open a consumer for the next request.
             self.held.begin()
 
     def set_aside(self) -> None:
@@ -139,23 +139,23 @@ class InFlight:
             self.held.set_aside()
 
     def leave(self) -> None:
-        """It has left the worker."""
+        """Note that it has left the worker."""
         self._end_wait()
         if self.held is not None:
             self.held.leave()
         if self.level is not None:
-            # A lower level that waits for this queue asks it again: RabbitMQ may deliver the next request now.
+            # A lower level that waits for this queue checks it again: RabbitMQ may deliver the next request now.
             self.level.settled()
 
     def _end_wait(self) -> None:
         if self.waits and self.level is not None:
-            # Once for each request: counted twice, the level would know of fewer waiting requests than it has.
+            # Once for each request: otherwise the level would count too few waiting requests.
             self.level.begun()
         self.waits = False
 
     async def ack(self) -> None:
         await self._make_room()
-        # After `_make_room`: the acknowledgement lets RabbitMQ send the next request at once.
+        # After `_make_room`: RabbitMQ may deliver the next request as soon as it has the acknowledgement.
         await self.delivery.ack()
 
     async def nack(self) -> None:

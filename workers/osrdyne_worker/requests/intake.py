@@ -1,7 +1,7 @@
 """Takes requests from one queue: wait for the queue, consume it, stop when the controller requests it.
 
-There is one intake for each queue and broker connection, with a channel of its own: trouble with one queue does not
-affect the others. Deliveries go to the processor; an intake settles only those that came after its stop.
+There is one intake for each queue and broker connection, with a channel of its own: a failure of one queue does not
+affect the others. The intake passes deliveries to the processor, and settles only those that arrive after its stop.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = get_logger("worker")
 
 
 class Share(NamedTuple):
-    """How a queue is consumed. `priority`: 0 is the highest. `prefetch`: None: one request may wait in the worker,
-    however many run."""
+    """How a queue is consumed. `priority`: 0 is the highest. `prefetch`: the requests that may be in the worker; None:
+    one may wait, however many run."""
 
     priority: int
     prefetch: int | None
@@ -37,9 +37,9 @@ class Share(NamedTuple):
 def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
     """The share of `queue` when `queues` are consumed, highest priority first; None: it is not consumed.
 
-    A single queue fills all slots of the worker. Of several queues, each may have one request waiting here, so that the
-    worker can run the highest one next. With one slot the running request counts as well: a request that waits behind
-    it in the same queue would only be withheld from other workers.
+    A single queue fills all slots of the worker. Of several queues, one request each may wait in the worker, which runs
+    the highest one next. With one slot the running request counts as well: a second request of the same queue would
+    wait behind it, while other workers could run it.
     """
     if queue not in queues:
         return None
@@ -47,8 +47,8 @@ def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) 
 
 
 def more_for_batches(share: Share, largest_batch: int) -> int:
-    """How many requests beyond its share a worker gets while it has only requests of batch handlers: together as many
-    as one batch that runs and another one that is collected can hold. 0 without batch handlers."""
+    """The additional prefetch while a worker has only requests of batch handlers; 0 without batch handlers. With the
+    share it is enough for one batch that runs and another one that is collected."""
     return max(0, 2 * largest_batch - (share.prefetch or 0)) if largest_batch > 1 else 0
 
 
@@ -70,7 +70,7 @@ class Intake:
         self._queue = queue
         self._queues = queues
         self._processor = processor
-        # One level for each queue, whichever connection consumes it: requests that still run go on counting in it.
+        # One level for each queue, not for each connection: requests of a lost connection may still run.
         self._level = processor.levels.of(queue)
         self._channel: Channel | None = None
         self._failures = 0
@@ -92,7 +92,7 @@ class Intake:
             self._lose_channel()
 
     async def _take(self, share: Share) -> None:
-        """Wait for the queue and consume it; wait a moment after a failure."""
+        """Wait for the queue and consume it. After a failure, wait for the back-off."""
         if not self._failures:
             # Not after a failure: a queue that cannot be consumed must not block the levels below it.
             self._level.expect(share.priority)
@@ -101,16 +101,15 @@ class Intake:
                 await self._consume(share)
         except BrokerError as error:
             if self._broker.is_closed:
-                # The loss of the connection ends all intakes at once; only trouble with this one queue is retried here.
+                # The loss of the connection ends all intakes; only a failure of this queue is retried here.
                 raise
-            # The other queues go on: they have channels of their own.
             self._failures += 1
             self._level.unreachable()
             log.warning("request queue cannot be consumed", queue=self._queue, reason=str(error))
             await self._clock.sleep(RETRY.delay(self._failures))
 
     async def _queue_exists(self) -> bool:
-        """Wait for the queue; False when it is not to be consumed any more."""
+        """Wait until the queue exists; False if it must not be consumed any more."""
         timeout = self._runtime.settings.queue_missing_timeout
         since, attempts = self._clock.monotonic(), 0
         while not await self._broker.queue_exists(self._queue):
@@ -118,12 +117,11 @@ class Intake:
             self._level.unreachable()
             missing_for = self._clock.monotonic() - since
             if self._share is None:
-                # The controller takes a queue out of the list before it deletes it: a missing queue is then no fault.
+                # The controller removes a queue from the list before it deletes it: no error then.
                 return False
             if missing_for >= timeout:
                 reason = f"The request queue {self._queue} was missing for {missing_for:.0f} s."
-                # The group has ended, or the worker was started for a queue that will not come: the controller decides
-                # what follows.
+                # The group may have ended. The controller starts another worker if the key needs one.
                 self._runtime.request_exit(QueueMissing(reason))
             if attempts == 1:
                 log.warning("request queue missing", queue=self._queue)
@@ -131,13 +129,13 @@ class Intake:
         return True
 
     async def _consume(self, share: Share) -> None:
-        """Consume until the share changes. Loses the channel and raises `BrokerError` when a consumer fails."""
-        # Kept from one share to the next: running requests are acknowledged on the channel that delivered them.
+        """Consume until the share changes. If a consumer fails, closes the channel and raises `BrokerError`."""
+        # One channel for all shares: running requests are acknowledged on the channel that delivered them.
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._broker.connection.channel()
         channel, failures = self._channel, list[BrokerError]()
         log.info("taking requests", queue=self._queue)
-        # Counted until all consumers are cancelled: a suspect runs alone only when no queue can deliver any more.
+        # Until all consumers are cancelled: a suspect runs alone only when no queue can deliver any more.
         self._processor.intakes += 1
         try:
             async with asyncio.TaskGroup() as group:
@@ -146,15 +144,15 @@ class Intake:
                     while self._share == share:
                         await self._queues.changed()
                 finally:
-                    # Before the cancels: a request that begins now must not open one more consumer.
+                    # Before the cancels: a request that begins now must not open a further consumer.
                     consumers.stop()
                 if self._share is None:
                     self._level.detach()
-                else:  # it is consumed again at once: no lower level may go first meanwhile
+                else:  # it is consumed again at once: lower levels must wait meanwhile
                     self._level.expect(self._share.priority)
-                # While RabbitMQ blocks the connection it would not read the cancel, and the answer would time out.
+                # RabbitMQ does not read from a blocked connection: the answer to the cancel would time out.
                 await self._broker.until_unblocked()
-                # Cancelled and not closed: running requests keep their deliveries and are acknowledged later.
+                # The channel stays open: running requests are acknowledged on it later.
                 await consumers.close()
         except* BrokerError as errors:
             failures += _flat(errors)
@@ -162,19 +160,19 @@ class Intake:
             self._processor.intakes -= 1
         if failures:
             self._lose_channel()
-            # One error is enough to log: the channel of all consumers of this queue is closed because of it.
+            # The first error is enough: it has closed the channel of all consumers.
             raise failures[0]
-        # What was received and has not begun: another worker of the group, or the next share, gets it.
+        # Requests that have not begun. RabbitMQ delivers them to another worker, or to the next share.
         self._processor.requeue(channel=channel)
         log.info("no longer taking requests", queue=self._queue)
 
     def _lose_channel(self) -> None:
         """Close the channel: RabbitMQ then requeues its unacknowledged requests."""
         self._level.detach()
-        # Taken before the close, so that a second call closes nothing and a new channel is opened next time.
+        # First, so that a second call does nothing.
         channel, self._channel = self._channel, None
         if channel is not None:
-            # Before the close, which returns the requests to their queue: their handlers stop here.
+            # Before the close, after which RabbitMQ requeues the requests.
             self._processor.lose(channel)
             self._broker.discard(channel)
 
@@ -212,27 +210,27 @@ class _Consumers:
         self._group.create_task(self._close(closing), name="intake-consumer-close")
 
     async def _hand_over(self, opening: QueueConsumer) -> None:
-        """Consume, and give each delivery to the processor. Ends once the consumer is cancelled and drained."""
+        """Consume, and pass each delivery to the processor. Returns when the consumer is cancelled and drained."""
         try:
             await self._consume(opening)
         except BaseException:
-            self.stop()  # before the task group knows it, which takes no further tasks then
+            self.stop()  # the task group aborts next, and accepts no further tasks then
             raise
 
     async def _consume(self, opening: QueueConsumer) -> None:
         intake = self._intake
         consumer = opening.consumer = await self._channel.consume(intake._queue, prefetch=opening.prefetch)
-        # RabbitMQ has confirmed the consumer: the next failure waits for the shortest delay again.
+        # RabbitMQ has confirmed the consumer: the back-off begins again with the next failure.
         intake._failures = 0
         if intake._share == self._share and opening in self._prefetch.open:
             intake._level.attach(self._share.priority, self._count_ready)
         else:
-            # The share changed while RabbitMQ confirmed this consumer, or it is not needed any more.
+            # The share has changed meanwhile, or the consumer is no longer needed.
             await self._close(opening)
         async for delivery in consumer:
             if intake._share is None:
-                # Never accepted: the worker has stopped taking requests of this queue, and another one gets it.
-                await delivery.nack(requeue=True)  # it arrived before the consumer was cancelled
+                # It arrived between the stop and the cancel of the consumer: another worker gets it.
+                await delivery.nack(requeue=True)
                 continue
             intake._processor.accept(
                 delivery,
@@ -244,23 +242,23 @@ class _Consumers:
 
     async def _close(self, closing: QueueConsumer) -> None:
         if closing.consumer is None:
-            return  # `_consume` closes it once RabbitMQ has confirmed it
+            return  # `_consume` closes it when RabbitMQ has confirmed it
         try:
             await self._channel.cancel(closing.consumer)
         except BrokerError as error:
-            # The reader of this consumer ends with the same error, and with it the share.
+            # `_consume` raises the same error, which ends the share.
             closing.consumer.end(error)
 
     async def _count_ready(self) -> int | None:
-        """Requests of the queue that the processor has not received; None if unknown.
+        """Count the requests of the queue that the processor has not received; None if unknown.
 
-        RabbitMQ reports 0 for a queue whose leader does not answer in time; it reports no consumer either then.
+        For a queue whose leader does not answer in time, RabbitMQ reports neither requests nor consumers.
         """
         queue = await self._channel.declare_queue(self._intake._queue, passive=True)
-        # RabbitMQ counts them as delivered, the processor has not seen them yet.
+        # RabbitMQ counts these as delivered, but the processor has not received them yet.
         buffered = sum(one.consumer.waiting() for one in self._prefetch.open if one.consumer is not None)
         waiting = queue.ready + buffered
-        # None of our own consumers is counted: the answer comes from a queue without a leader and proves nothing.
+        # No requests and not even the consumers of this worker: the queue has no leader.
         return waiting if waiting or queue.consumers else None
 
 

@@ -1,4 +1,4 @@
-"""The outcome of a request, and the time that its handler has. Pure decisions; the processor carries them out."""
+"""The outcome of a request, and the time limit of its handler. Pure decisions; the processor carries them out."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def time_left(request: Request, *, now_ms: int, settings: RuntimeSettings) -> fl
     """Seconds to the deadline, plus `max_clock_skew`; 0 if it has passed, None without a deadline."""
     if request.deadline_ms is None:
         return None
-    # The deadline comes from a client's clock: within the allowed skew it may be later than it seems here.
+    # The deadline is of the client's clock, which may be behind the clock of this worker by the allowed skew.
     skew_ms = int(settings.max_clock_skew * 1000)
     if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
         return 0.0
-    # Never 0 here: 0 means that the deadline has passed, and the request would not run at all.
+    # Not 0, which means that the deadline has passed.
     return max(MIN_TIME, (request.deadline_ms + skew_ms - now_ms) / 1000)
 
 
@@ -57,9 +57,9 @@ def time_to_work(left: float | None, settings: RuntimeSettings) -> float:
 
 
 def early_result(*, interruption: Interruption | None, was_cancelled: bool, left: float | None) -> Result | None:
-    """The result of a request that is not run at all; None if it is run."""
+    """The result of a request that must not run; None if it may run."""
     if interruption is not None:
-        # Before the deadline is looked at: a lost request must not be answered `expired` by this worker.
+        # Before the deadline: this worker must not answer `expired` to a lost request.
         return result_of(interruption)
     if was_cancelled:
         return result_of(Interruption.CANCELLED)

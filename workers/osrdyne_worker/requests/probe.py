@@ -1,6 +1,6 @@
-"""Takes exactly one request for a probe: its outcome tells the leader whether a circuit may close.
+"""Takes exactly one request for a probe: the leader decides by its outcome whether a circuit may close.
 
-The worker is paused, so that no intake consumes. The report of the outcome repeats the id of the probe.
+The worker is paused, so no intake consumes. The report of the outcome repeats the id of the probe.
 Source: docs/design/circuits.md.
 """
 
@@ -28,8 +28,8 @@ class ProbeIntake:
         self._channel: Channel | None = None
 
     async def take_one(self, probe_id: str, queues: Iterable[QueueName]) -> bool:
-        """Begin one request of the first queue that has any; False if none has. Raises `BrokerError` if the connection
-        is lost."""
+        """Begin a request of the first queue that has any; False if none has. Raises `BrokerError` if the connection is
+        lost."""
         for queue in queues:
             try:
                 if self._channel is None or self._channel.is_closed:
@@ -38,13 +38,13 @@ class ProbeIntake:
             except BrokerError as error:
                 if self._broker.is_closed:
                     raise
-                # RabbitMQ closes the channel if the queue is missing: the next one gets another.
+                # RabbitMQ closes the channel if the queue is missing: the next queue needs another channel.
                 log.warning("no probe from this request queue", queue=queue, reason=str(error))
                 self.close()
                 continue
             if delivery is not None:
                 log.info("taking one request for a probe", queue=queue, probe=probe_id)
-                # Priority 0: nothing else is consumed that could go before it.
+                # Priority 0: the worker consumes no other requests.
                 self._processor.accept(delivery, priority=0, broker=self._broker, probe=probe_id)
                 return True
         return False
@@ -53,6 +53,6 @@ class ProbeIntake:
         """Close the channel: RabbitMQ then requeues what is not acknowledged."""
         channel, self._channel = self._channel, None
         if channel is not None:
-            # Before the close, which returns the requests to their queue: their handlers stop here.
+            # Before the close, after which RabbitMQ requeues the requests.
             self._processor.lose(channel)
             self._broker.discard(channel)

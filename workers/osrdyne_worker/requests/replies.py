@@ -36,9 +36,9 @@ class ReplySender:
     reference_statuses: bool = False
 
     async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> None:
-        """Publish with a confirm; do nothing for a request without a reply address, or with an unusable one.
+        """Publish with a confirm; do nothing for a request without a usable reply address.
 
-        A reply queue that refuses (it is full) is retried a few times; then `PublishRefusedError` is raised.
+        If the reply queue is full, tries again a few times, and then raises `PublishRefusedError`.
         """
         if request.reply_to is None:
             return
@@ -75,7 +75,7 @@ class ProgressSender:
         self._loop_thread = threading.get_ident()
 
     def send(self, job: InFlight, answer: Answer) -> None:
-        """Send one value. A thread waits for the confirm. A coroutine does not; the final answer waits instead."""
+        """Send one value. In a thread, waits for the confirm. On the event loop, the final answer waits for it."""
         sending = self._replies.send(job.broker.replies, job.request, answer_to_response(answer, progress=True))
         if threading.get_ident() != self._loop_thread:
             _wait(job, asyncio.run_coroutine_threadsafe(sending, self._loop))
@@ -90,14 +90,14 @@ def _wait(job: InFlight, future: Future[None]) -> None:
         try:
             return future.result(timeout=CANCEL_CHECK_INTERVAL)
         except TimeoutError:
-            # A handler that waits for a blocked connection still has to notice that it was cancelled.
+            # A handler that waits for a blocked connection must notice that it was cancelled.
             job.call.raise_if_cancelled()
         except OsrdyneError as error:
             raise CallCancelledError("The progress could not be sent.") from error
 
 
 async def _without_errors(sending: Coroutine[Any, Any, None]) -> None:
-    """A coroutine cannot wait for its progress. If the connection is lost, the final answer fails as well."""
+    """Send without raising: no handler waits for it. If the connection is lost, the final answer fails as well."""
     try:
         await sending
     except OsrdyneError as error:
@@ -105,7 +105,7 @@ async def _without_errors(sending: Coroutine[Any, Any, None]) -> None:
 
 
 def fitting(response: Response, request: Request, max_bytes: int) -> Response:
-    """The response, or an `error` in its place if it is too large."""
+    """Return the response, or an `error` in its place if it is too large."""
     if len(response.body) <= max_bytes:
         return response
     size = len(response.body)
@@ -114,7 +114,7 @@ def fitting(response: Response, request: Request, max_bytes: int) -> Response:
 
 
 def unsendable(error: Exception, request: Request, response: Response) -> Response:
-    """An `error` in place of a response whose headers AMQP cannot carry."""
+    """Return an `error` in place of a response whose headers AMQP cannot carry."""
     what = "are too large" if isinstance(error, MessageTooLargeError) else "cannot be sent"
     refusal = RequestError(f"The headers of the answer {what}: {error}", code=500, error_code="invalid_answer")
     return replace(error_response(refusal, path=request.path), progress=response.progress)

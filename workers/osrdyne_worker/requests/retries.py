@@ -63,7 +63,7 @@ def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | 
 
 
 def callers_header(headers: Mapping[str, object], code: int) -> tuple[str, object] | None:
-    """The caller's header for this code, and its value; the header of the exact code goes before that of its class."""
+    """Return the caller's header for this code, and its value. That of the code takes precedence over its class."""
     found = {name.lower(): value for name, value in headers.items() if name.lower().startswith(CALLERS_PREFIX)}
     for name in (f"{CALLERS_PREFIX}{code}", f"{CALLERS_PREFIX}{class_of(code)}"):
         if name in found:
@@ -84,7 +84,7 @@ def _is_forbidden(headers: Mapping[str, object], code: int) -> bool:
 
 def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message:
     """The copy of a request that waits for its next attempt. It has no `expiration`, which would end it meanwhile."""
-    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}  # they count for each attempt
+    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}  # each attempt has its own counts
     headers = {name: value for name, value in delivery.headers.items() if name not in left_out}
     headers |= {ATTEMPTS_HEADER: retry.attempts, DELAY_HEADER: str(retry.delay_ms)}
     if request.deadline_ms is not None:
@@ -95,7 +95,7 @@ def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message
 
 
 def counted(request: Request, response: Response) -> Response:
-    """The answer, with the number of attempts if there was more than one."""
+    """Add the number of attempts to the answer if there was more than one."""
     before = read_attempts(request.headers)
     return replace(response, headers={**response.headers, ATTEMPTS_HEADER: before + 1}) if before else response
 
@@ -130,7 +130,7 @@ class Retries:
         return retry
 
     async def send(self, broker: BrokerConnection, delivery: Delivery, request: Request, retry: Retry) -> bool:
-        """Publish with a confirm; False if RabbitMQ refuses the copy: the response is then the answer.
+        """Publish the copy with a confirm; False if RabbitMQ refuses it: the response is then the answer.
 
         Raises `BrokerError` if the connection is lost: RabbitMQ then delivers the request again.
         """
@@ -138,11 +138,11 @@ class Retries:
         message = retry_message(delivery, request, retry)
         try:
             channel = await broker.retry_channel()
-            # Crash before the confirm: RabbitMQ delivers the request again. Before the acknowledgement that follows:
-            # the copy waits for its attempt, and the request is delivered again as well, a duplicate.
+            # Crash before the confirm: RabbitMQ delivers the request again. Crash between the confirm and the
+            # acknowledgement: the copy waits for its attempt, and the request is delivered again, a duplicate.
             await channel.publish(message, exchange=self._exchange, routing_key=delivery.routing_key, mandatory=True)
         except (BrokerError, MessageTooLargeError) as error:
-            # The request was not acknowledged, and RabbitMQ delivers it again: it must not be answered as well.
+            # RabbitMQ delivers the unacknowledged request again: it must not be answered as well.
             if broker.is_closed:
                 raise
             log.error(

@@ -31,8 +31,8 @@ from osrdyne_worker.requests.inflight import InFlight
 from osrdyne_worker.requests.replies import ReplySender
 
 PAUSE_AFTER = 1.0
-"""Seconds without credit after which a stream gives its slot back. Not at once: a pause brings a further request into
-the worker, which other workers of the group could run."""
+"""Seconds without credit after which a stream gives its slot back. Not at once: RabbitMQ then delivers a further
+request to this worker, which other workers of the group could run."""
 MAX_PAUSED = 16
 """Streams of a worker that may be without a slot; further ones wait for credit in their slots."""
 LISTEN_TIMEOUT = 10.0
@@ -42,7 +42,7 @@ CALLER_CHECK_INTERVAL = 5.0
 
 
 class Credit:
-    """How many parts of one stream may be sent. Pure."""
+    """The number of parts of one stream that may be sent. Pure."""
 
     def __init__(self, granted: int) -> None:
         self.granted = granted
@@ -54,28 +54,31 @@ class Credit:
         return self.sent < self.granted
 
     def grant(self, up_to: int) -> None:
-        """Allow the parts up to this number. A late message, with a smaller number, takes nothing back."""
-        # Limited: a client that grants a million parts at once would make the worker fill its reply queue.
+        """Allow the parts up to this number. A smaller number, of a late message, is ignored."""
+        # Limited: otherwise a client could make the worker fill the reply queue with a million parts.
         self.granted = max(self.granted, min(up_to, self.sent + MAX_CREDIT))
 
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """One stream of this worker. Its id is a secret between worker and client: who knows it may grant credit."""
+    """One stream of this worker. Its id is a secret between worker and client: with the id one may grant credit.
+
+    `received` is set by each credit message, `received_at` is the time of the last one.
+    """
 
     credit: Credit
-    heard: Wakeup
-    heard_at: float
+    received: Wakeup
+    received_at: float
     attempt: int
     stream_id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def part(self, body: bytes) -> Response:
-        """The next part as a reply; it uses one credit."""
+        """Make the reply for the next part, which uses one credit."""
         self.credit.sent += 1
         return Response(body=body, content_type=ARROW_TYPE, progress=True, headers=self._headers(PART_HEADER))
 
     def last(self, response: Response) -> Response:
-        """The final reply, marked as the end of this stream."""
+        """Mark the final reply as the end of this stream."""
         return replace(response, headers={**response.headers, **self._headers(PARTS_HEADER)})
 
     def _headers(self, number: str) -> dict[str, object]:
@@ -94,8 +97,8 @@ class Wait(Enum):
 class Streams:
     """The streams of one worker. Used on the event loop only.
 
-    `pause` gives the slot of a request back, if it may; `resume` waits for a slot again. `is_gone` asks whether a
-    client is gone.
+    `pause` gives the slot of a request back and returns whether it did; `resume` waits for a slot again. `is_gone`
+    returns whether the client of a request has disconnected.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Streams:
         self._listening: WatchCell[bool | None] = WatchCell(None)
 
     def listening(self, available: bool | None) -> None:
-        """Whether credit messages can be received; None: not known yet."""
+        """Note whether credit messages can be received; None: not known yet."""
         self._listening.set(available)
 
     async def is_wanted(self, request: Request) -> bool:
@@ -135,11 +138,11 @@ class Streams:
         stream = None if grant is None else self._open.get(grant.stream_id)
         if grant is not None and stream is not None:
             stream.credit.grant(grant.up_to)
-            stream.heard_at = self._clock.monotonic()
-            stream.heard.set()
+            stream.received_at = self._clock.monotonic()
+            stream.received.set()
 
     async def send(self, job: InFlight, next_part: Callable[[], Awaitable[bytes | Response]]) -> Response | None:
-        """Send the parts as credit allows; the final reply, or None if the client is gone.
+        """Send the parts as credit allows; return the final reply, or None if the client has disconnected.
 
         Raises `BrokerError` (`PublishRefusedError` if the reply queue refuses a part), and what `next_part` raises.
         """
@@ -152,7 +155,7 @@ class Streams:
         self._open[stream.stream_id] = stream
         try:
             while True:
-                # Before the part is made: a stream that waits for credit holds no part in memory.
+                # First the credit, then the part: a stream that waits for credit holds no part in memory.
                 waited = await self._until_credit(job, stream)
                 if waited is Wait.GONE:
                     return None
@@ -161,25 +164,25 @@ class Streams:
                 part = await next_part()
                 if isinstance(part, Response):
                     return stream.last(part)
-                # Crash before the confirm, or later: the request was not acknowledged and is delivered again. The next
-                # worker begins a stream with another id, so that the client never mixes the two.
+                # Crash before or after the confirm: the unacknowledged request is delivered again. The next worker
+                # begins a stream with another id, so that the client does not mix the two.
                 await self._replies.send(job.broker.replies, job.request, stream.part(part))
         finally:
             del self._open[stream.stream_id]
 
     async def _until_credit(self, job: InFlight, stream: OpenStream) -> Wait:
         paused = False
-        since = stream.heard_at = self._clock.monotonic()
+        since = stream.received_at = self._clock.monotonic()
         check_at = since + CALLER_CHECK_INTERVAL
         while not stream.credit.is_open:
-            heard = await stream.heard.wait(PAUSE_AFTER)
+            received = await stream.received.wait(PAUSE_AFTER)
             now = self._clock.monotonic()
-            # Messages that grant nothing more must not keep the slot.
-            if stream.credit.is_open or (heard and now - since < PAUSE_AFTER):
+            # The time runs from `since`: messages without further credit must not keep the slot.
+            if stream.credit.is_open or (received and now - since < PAUSE_AFTER):
                 continue
-            # The slot is for the requests that can go on. The deadline and cancels end the stream as before.
+            # Other requests can use the slot. The deadline and cancels can still end the stream.
             paused = paused or self._pause(job)
-            if now - stream.heard_at >= SILENCE_TIMEOUT:
+            if now - stream.received_at >= SILENCE_TIMEOUT:
                 return Wait.SILENCE
             if now >= check_at:
                 check_at = now + CALLER_CHECK_INTERVAL
