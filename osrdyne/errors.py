@@ -1,8 +1,7 @@
-"""The one tree of errors.
+"""The errors of osrdyne.
 
-Each class's docstring is its message template's first sentence; `retryable` says whether trying again later can
-help. Foreign exceptions are translated into these at the boundary (`amqp/`, `broker/`, `drivers/`).
-Nothing here may carry a secret: URIs are masked before they reach a field.
+`amqp/`, `broker/` and `drivers/` translate the exceptions of libraries into these classes. `retryable`: whether a later
+attempt may succeed. Neither messages nor fields may contain a secret: URIs are masked before.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from typing import Any, ClassVar
 
 
 class OsrdyneError(Exception):
-    """Something went wrong in osrdyne.
+    """The base of all errors of osrdyne.
 
-    `str(error)` is one sentence for a person; `fields` are the structured facts for a log line.
+    `str(error)` is a sentence for people; `fields` are structured values for a log line.
     """
 
     retryable: ClassVar[bool] = False
@@ -39,15 +38,15 @@ class BrokerUnavailableError(BrokerError):
 
 
 class BrokerSilentError(BrokerUnavailableError):
-    """RabbitMQ did not answer in time, although the connection lives: a queue without its leader, perhaps."""
+    """RabbitMQ did not answer in time over an open connection, for example because a queue has no Raft leader."""
 
 
 class BrokerInternalError(BrokerUnavailableError):
-    """RabbitMQ ended the connection because of an error of its own (541), which it draws from what it was sent."""
+    """RabbitMQ closed the connection with an internal error (541), usually caused by a frame that it received."""
 
 
 class BrokerAccessError(BrokerError):
-    """RabbitMQ refused the credentials or a permission is missing."""
+    """RabbitMQ refused the credentials, or a permission is missing."""
 
 
 class BrokerConflictError(BrokerError):
@@ -59,7 +58,7 @@ class BrokerNotFoundError(BrokerError):
 
 
 class StreamDataLostError(BrokerError):
-    """Messages of a stream that were to be read are no longer in it."""
+    """Requested messages of a stream are no longer in it."""
 
 
 class LastValueStoreError(OsrdyneError):
@@ -69,13 +68,13 @@ class LastValueStoreError(OsrdyneError):
 
 
 class PublishRefusedError(BrokerError):
-    """RabbitMQ refused a message: negative confirm, or no queue for it."""
+    """RabbitMQ refused a message: with a negative confirm, or because no queue was bound for it."""
 
     retryable = True
 
 
 class QueueNotSweptError(OsrdyneError):
-    """A queue could not be swept for expired requests; the requests taken out of it return to it."""
+    """A sweep of a queue for expired requests failed; the requests taken out of the queue return to it."""
 
 
 class QueueFullError(PublishRefusedError):
@@ -83,27 +82,28 @@ class QueueFullError(PublishRefusedError):
 
 
 class AddressRefusedError(PublishRefusedError):
-    """The reply address is invalid, or of a node that has left. RabbitMQ closes a connection that publishes to it."""
+    """The reply address is invalid, or of a node that has left the cluster. RabbitMQ closes connections that publish to
+    it."""
 
     retryable = False
 
 
 class LeadershipLostError(BrokerError):
-    """This controller no longer holds the leader token, so it may not act."""
+    """This controller does not hold the leader token any more, so it may not act."""
 
     retryable = True
 
 
 class CommandRefusedError(LeadershipLostError):
-    """RabbitMQ refused a command on the channel of the leader token, and with it went the token."""
+    """RabbitMQ refused a command on the channel of the leader token, which closed the channel and ended the term."""
 
 
 class InvalidMessageError(OsrdyneError):
-    """A message on one of our queues cannot be understood."""
+    """A message in a queue of the pool is malformed."""
 
 
 class MessageTooLargeError(InvalidMessageError):
-    """The headers of a message do not fit into one frame; RabbitMQ would close the connection that sends it."""
+    """The headers of a message do not fit into one frame; RabbitMQ would close a connection that sends it."""
 
 
 class InvalidKeyError(InvalidMessageError):
@@ -121,7 +121,7 @@ class DriverUnavailableError(DriverError):
 
 
 class StartFailedError(DriverError):
-    """A worker could not be started; `log_lines` are its last words."""
+    """A worker could not be started; `log_lines` are the end of its log."""
 
     def __init__(self, message: str, *, log_lines: tuple[str, ...] = (), **fields: Any) -> None:
         super().__init__(message, **fields)
@@ -137,7 +137,7 @@ class PoolConflictError(OsrdyneError):
 
 
 class UnprotectedTransportError(OsrdyneError):
-    """The policy of a key demands TLS, and the request came over plain HTTP from another host."""
+    """The policy of a key requires TLS, but the request came over plain HTTP from another host."""
 
 
 class VersionConflictError(PoolConflictError):
@@ -145,7 +145,7 @@ class VersionConflictError(PoolConflictError):
 
 
 class PoisonNotFoundError(OsrdyneError):
-    """There is no such entry in the poison inventory."""
+    """The poison inventory has no such entry."""
 
 
 class NoSuchQueueError(OsrdyneError):
@@ -153,4 +153,4 @@ class NoSuchQueueError(OsrdyneError):
 
 
 class PortTakenError(OsrdyneError):
-    """A port we were to listen on is in use by another process."""
+    """The port to listen on is in use by another process."""

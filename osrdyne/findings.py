@@ -1,4 +1,4 @@
-"""The results of checks, as `osrdyne doctor` shows them. Made by `broker` and `drivers`."""
+"""The results of checks, which `osrdyne doctor` prints. Returned by `broker` and `drivers`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check: what was looked at, whether it is fine, and the remedy if not.
+    """One result of a check: the subject, whether it is fine, and the remedy if not.
 
-    `fatal`: the daemon cannot do its work while it is not fine.
+    `fatal`: the daemon cannot work while it is not fine.
     """
 
     subject: str

@@ -1,6 +1,7 @@
-"""Logging: structlog events with constant phrases, JSON on a pipe and colours on a terminal.
+"""Logging with structlog: JSON on a pipe, colours on a terminal.
 
-Called once by each entry point. Everything variable is a key of the event, never part of the phrase.
+Each entry point configures it once. The name of an event is a constant phrase; every variable value is a key of the
+event.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")  # A message
 def mask_uri(text: str) -> str:
     """Replace the password of every URI in `text` by `***`.
 
-    Masks too much rather than too little: a password may contain `/`, `:` and `@` unencoded, so everything up to the
-    last `@` before a blank is masked.
+    A password may contain `/`, `:` and `@` unencoded, so everything up to the last `@` before a blank is masked, which
+    may be too much.
     """
     return _URI_PASSWORD.sub(r"\1***@", text) if "://" in text else text
 
@@ -34,16 +35,17 @@ def _mask_line(_: Any, __: str, line: Any) -> str:
 
 
 def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
-    """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
+    """Set up logging for this process. `json=None`: JSON unless the stream is a terminal."""
     terminal = (stream or sys.stderr).isatty()
     configure_events(level, as_json=not terminal if json is None else json, stream=stream)
-    # Libraries that log by themselves: only what needs a person. The AMQP client logs connection URLs (censored) and
-    # expected failures as errors; our own layers report those with context.
+    # Of libraries only critical records: the AMQP client logs connection URLs, and expected failures as errors, which
+    # osrdyne logs with context.
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 
 
 def _escape_control_characters(_: Any, __: str, event: Any) -> Any:
-    """In the message of an application, which may quote a caller; structlog escapes the other values."""
+    """Escape control characters in the message of an application, which may quote a caller. structlog escapes the other
+    values."""
     text = event.get("event")
     return event | {"event": _CONTROL.sub(_escaped, text)} if isinstance(text, str) else event
 
@@ -60,10 +62,11 @@ _COMMON: tuple[structlog.typing.Processor, ...] = (
 
 
 def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing.Processor]:
-    """From an event to a line. The line is masked when it is finished: nested values and tracebacks too."""
+    """Return the processors that render an event as a line. The finished line is masked, so that nested values and
+    tracebacks are masked, too."""
     if as_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(), _mask_line]
-    # A plain traceback: the default one prints local variables, credentials among them.
+    # A plain traceback: the default one prints local variables, which may be credentials.
     plain = structlog.dev.plain_traceback
     colors = (stream or sys.stderr).isatty()
     return [
@@ -73,7 +76,7 @@ def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing
     ]
 
 
-# Levels of libraries whose records are of no use to the author of an application.
+# Levels of libraries whose records the author of an application does not need.
 QUIET_LIBRARIES: Mapping[str, str] = {
     "asyncio": "warning",
     # The HTTP client logs each URL, whose path or query may hold a secret.
@@ -85,9 +88,9 @@ QUIET_LIBRARIES: Mapping[str, str] = {
 def configure_application_logs(
     levels: Mapping[str, str], *, json: bool | None = None, stream: TextIO | None = None
 ) -> None:
-    """Write what an application logs with Python's `logging` as events; `component` is the name of the logger.
+    """Write the records of Python's `logging` as events; `component` is the name of the logger.
 
-    `levels`: the level of each logger, `root` for all others (`info` if not given).
+    `levels`: the level of each logger, and `root` for all others (default `info`).
     """
     as_json = not (stream or sys.stderr).isatty() if json is None else json
     handler = logging.StreamHandler(stream)
@@ -112,7 +115,7 @@ def _name_component(_: Any, __: str, event: Any) -> Any:
 
 
 def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
-    """Set up structlog, and no other logging. `stream=None`: whatever standard error is when something is written."""
+    """Set up structlog, and no other logging. `stream=None`: standard error at the time of each event."""
     structlog.configure(
         processors=[*_COMMON, *_rendering(as_json=as_json, stream=stream)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -122,10 +125,10 @@ def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None)
 
 
 def get_logger(name: str, **bound: Any) -> Logger:
-    """A logger whose events carry `component=name` and the given keys.
+    """Return a logger whose events have `component=name` and the given keys.
 
-    In a program that has not configured structlog, warnings go to standard error: structlog's own default would
-    print everything to standard output.
+    If the program has not configured structlog, warnings are written to standard error: structlog's default writes all
+    events to standard output.
     """
     if not structlog.is_configured():
         configure_events("warning", as_json=False)

@@ -1,4 +1,4 @@
-"""The directories of this user, as the XDG Base Directory Specification names them. Creates nothing."""
+"""The directories of this user by the XDG Base Directory Specification. Creates nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Where files live that can be made again: `osrdyne` below `$XDG_CACHE_HOME`, by default below `~/.cache`."""
+    """The directory for files that can be created again: `osrdyne` in `$XDG_CACHE_HOME`, by default `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "osrdyne"
 
 
 def state_directory() -> Path:
-    """Where files live that outlast a restart: `osrdyne` below `$XDG_STATE_HOME`, by default below `~/.local/state`."""
+    """The directory for files that outlast a restart: `osrdyne` in `$XDG_STATE_HOME`, by default `~/.local/state`."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "osrdyne"

@@ -1,4 +1,4 @@
-"""Time as a collaborator, so that tests can own it, and the delays between attempts."""
+"""The clock that components get as a parameter, so that tests can control the time, and delays between attempts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A callback that will run later."""
+    """A scheduled callback."""
 
     def cancel(self) -> None:
         """Cancel the callback; no-op if it already ran."""
@@ -19,27 +19,27 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Where every component gets its time from."""
+    """The source of time of every component."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean something."""
+        """Seconds on a clock that never goes back; only differences have a meaning."""
         ...
 
     def time(self) -> float:
-        """Seconds since the epoch; may jump. Only for what crosses machines: deadlines and timestamps."""
+        """Seconds since the epoch; may jump. Only for values that other machines read: deadlines and timestamps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass; zero or less only yields."""
+        """Sleep for `seconds`; zero or less only yields to other tasks."""
         ...
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call it once, after `seconds`. It needs no task, so the caller may wait for something else meanwhile."""
+        """Call `callback` once, after `seconds`, without a task."""
         ...
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of the machine and the event loop."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -60,7 +60,7 @@ def now_ms(clock: Clock) -> int:
 
 
 async def sleep_until(at_ms: int, clock: Clock) -> None:
-    """Let the time pass until `at_ms`, milliseconds since the epoch."""
+    """Sleep until `at_ms`, in milliseconds since the epoch."""
     await clock.sleep(at_ms / 1000 - clock.time())
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Subscription(Generic[K]):
-    """The keys changed since this subscriber last asked, in the order of their first change; later ones coalesce."""
+    """The keys that have changed since the last `take`, each once, in the order of their first change."""
 
     def __init__(self, keys: Iterable[K] = ()) -> None:
         self._keys: dict[K, None] = dict.fromkeys(keys)
@@ -27,26 +27,26 @@ class Subscription(Generic[K]):
         self._event.set()
 
     def take(self) -> list[K]:
-        """The keys changed so far, at once; none when none did."""
+        """Return the changed keys without waiting."""
         # Taken in one step: a key that changes while its last change is handled is reported again.
         keys, self._keys = self._keys, {}
         self._event.clear()
         return list(keys)
 
     async def wait(self) -> list[K]:
-        """Wait until at least one key has changed, and take them all."""
+        """Wait until at least one key has changed, and return all changed keys."""
         await self._event.wait()
         return self.take()
 
 
 class ChangeFeed(Generic[K]):
-    """Tells subscribers which keys changed; holds no values, so a subscriber always reads the present ones."""
+    """Notifies subscribers which keys changed. It holds no values; a subscriber reads the present ones."""
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription[K]] = []
 
     def subscribe(self, *, already: Iterable[K] = ()) -> Subscription[K]:
-        """A new subscription that starts with the keys in `already`."""
+        """Return a subscription that starts with the keys in `already`."""
         subscription = Subscription(already)
         self._subscriptions.append(subscription)
         return subscription
@@ -57,7 +57,7 @@ class ChangeFeed(Generic[K]):
 
 
 class WatchCell(Generic[T]):
-    """Holds a value; readers wait for the next change. Values in between may be missed, the last one never is."""
+    """Holds a value; readers wait for changes. A reader may miss values in between, but never the last one."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -68,7 +68,7 @@ class WatchCell(Generic[T]):
         return self._value
 
     def set(self, value: T) -> None:
-        """Replace the value and wake every waiting reader, if it differs from the present one."""
+        """Replace the value and wake every waiting reader, if the value differs from the present one."""
         if value == self._value:
             return
         self._value = value
@@ -76,15 +76,16 @@ class WatchCell(Generic[T]):
         self._changed = asyncio.Event()
 
     async def changed(self) -> T:
-        """Wait for the next change and return the value then."""
+        """Wait for the next change and return the new value."""
         await self._changed.wait()
         return self._value
 
 
 class Wakeup:
-    """Level, not edge: `wait` returns once something was set since the last `wait`, or when the time is over.
+    """Level-triggered: `wait` returns at once if `set` was called since the last `wait`, else at the next `set` or when
+    the time is over.
 
-    One task waits, any number may set.
+    Only one task may wait; any number of tasks may call `set`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -98,7 +99,7 @@ class Wakeup:
             _resolve(self._waiter)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for `set`, at most `timeout` seconds (None: without limit). True when it was set."""
+        """Wait for `set`, at most `timeout` seconds (None: without limit). True if it was set."""
         if not self._is_set:
             if timeout is None or timeout > 0:
                 await self._wait_at_most(timeout)

@@ -1,6 +1,4 @@
-"""Tasks with an owner, and work in threads: endless tasks, waits with a limit, jobs in order per key, long functions,
-calls that block.
-"""
+"""Tasks and threads: endless tasks, limits for waiting, jobs in order per key, slow functions, and blocking calls."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ K = TypeVar("K")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SMALL = 32 * 1024  # Characters of a document that is handled faster on the loop than in a thread.
+SMALL = 32 * 1024  # Characters of a document that is processed faster on the event loop than in a thread.
 
 _pauses_lock = threading.Lock()
 _pauses = 0
@@ -40,27 +38,29 @@ def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any,
 
 
 async def at_most(seconds: float, coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Await `coroutine`; cancel it after `seconds`."""
+    """Await `coroutine`, and cancel it after `seconds`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await coroutine
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Await the first of `coroutines`; cancel the others."""
+    """Await the first of `coroutines`, and cancel the others. Raises its exception."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
+    for task in done:
+        task.result()
 
 
 class KeyedJobs(Generic[K, T]):
-    """Passes items of one key to `work` one after the other, in the order given, and items of different keys
-    concurrently.
+    """Passes the items of one key to `work` one after the other, in the order of submission, and those of different
+    keys concurrently.
 
-    A key has a task only while it has items. The tasks belong to the given group: `work` that raises brings it down.
+    A key has a task only while it has items. The tasks belong to the given group: an exception of `work` ends it.
     """
 
     def __init__(self, group: asyncio.TaskGroup, name: str, work: Callable[[T], Awaitable[None]]) -> None:
@@ -78,7 +78,7 @@ class KeyedJobs(Generic[K, T]):
         self._group.create_task(self._run(key), name=f"{self._name} {key!r}")
 
     def withdraw(self, key: K, item: T) -> bool:
-        """Remove an item that waits for those before it; False if `work` has it, or had it."""
+        """Remove an item that waits behind others; False if `work` has begun with it, or has ended."""
         queue = self._queues.get(key, deque())
         try:
             del queue[queue.index(item, 1)]
@@ -87,20 +87,20 @@ class KeyedJobs(Generic[K, T]):
         return True
 
     def is_busy(self, key: K) -> bool:
-        """Whether an item of the key is worked on, or waits."""
+        """Whether the key has items in progress or waiting."""
         return key in self._queues
 
     async def _run(self, key: K) -> None:
         queue = self._queues[key]
         while queue:
             await self._work(queue[0])
-            # Removed after the work: the key counts as busy meanwhile, so that `submit` starts no second task for it.
+            # Removed after the work: until then `submit` starts no second task for the key.
             queue.popleft()
         del self._queues[key]
 
 
 async def off_loop(size: int, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """Run a function that touches nothing of the event loop in a thread, if `size` (in characters) makes it slow."""
+    """Call a function that uses nothing of the event loop; in a thread if `size` (in characters) makes it slow."""
     if size <= SMALL:
         return function(*arguments, **named)
 
@@ -113,10 +113,10 @@ async def off_loop(size: int, function: Callable[P, T], *arguments: P.args, **na
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector of cyclic garbage in the whole process."""
+    """Pause the garbage collector of the whole process."""
     global _pauses
-    # The collector holds the interpreter, and with it the event loop, while it visits all objects, again and again as a
-    # large document grows: half of the work, and the longest pause of the loop.
+    # While a large document is parsed, the collector visits all objects again and again, and blocks the event loop for
+    # that time: half of the work, and the longest pause of the loop.
     with _pauses_lock:
         _pauses += 1
         gc.disable()
@@ -130,10 +130,10 @@ def collector_paused() -> Iterator[None]:
 
 
 class Threads:
-    """Run calls that block in daemon threads, at most `limit` at once. An abandoned call keeps its place until it ends.
+    """Runs blocking calls in daemon threads, at most `limit` at once. A call counts until it ends, even if its caller
+    was cancelled.
 
-    No caller waits for a service that does not answer, and the process can exit: Python would wait for the threads of
-    an executor.
+    Unlike the threads of an executor, daemon threads do not keep the process from exiting while a service hangs.
     """
 
     def __init__(self, name: str, *, limit: int) -> None:
@@ -142,7 +142,7 @@ class Threads:
         self._running: set[threading.Thread] = set()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Return or raise what the function returns or raises."""
+        """Return the result of the function, or raise its exception."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
@@ -161,14 +161,13 @@ class Threads:
             if not outcome.done():
                 settle()
 
-        # A daemon thread: a call to a service that hangs must not keep the process from exiting.
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._running.add(thread)
         thread.start()
         return await outcome
 
     def join(self, timeout: float) -> None:
-        """Wait for the calls under way, `timeout` seconds in all at most. Blocks."""
+        """Wait for the calls in progress, at most `timeout` seconds in all. Blocks."""
         until = time.monotonic() + timeout
         for thread in list(self._running):
             thread.join(max(0.0, until - time.monotonic()))

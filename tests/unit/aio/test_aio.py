@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from osrdyne.aio.clock import Backoff, SystemClock
 from osrdyne.aio.signals import ChangeFeed, Wakeup, WatchCell
-from osrdyne.aio.tasks import SMALL, KeyedJobs, TaskEndedError, off_loop, start_endless
+from osrdyne.aio.tasks import SMALL, KeyedJobs, TaskEndedError, first_of, off_loop, start_endless
 from osrdyne.testing.clock import VirtualClock
 
 
@@ -284,3 +284,20 @@ async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends(
 async def test_small_work_is_done_on_the_loop() -> None:
     assert await off_loop(SMALL, threading.get_ident) == threading.get_ident()
     assert await off_loop(SMALL + 1, threading.get_ident) != threading.get_ident()
+
+
+async def test_first_of_raises_the_exception_of_the_first_and_cancels_the_others() -> None:
+    cancelled = asyncio.Event()
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    async def wait_until_cancelled() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ValueError, match="broken"):
+        await first_of(fail(), wait_until_cancelled())
+    await asyncio.wait_for(cancelled.wait(), 60)

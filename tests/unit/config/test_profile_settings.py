@@ -57,7 +57,7 @@ def test_memory_yields_to_a_setting_of_spark() -> None:
     ("profile", "message"),
     [
         ({"match": "a{b"}, r"the { at character 2 is not closed"),
-        ({"match": "{a:(?=b)}"}, r"the expression of 'a' is not valid: .*\(expressions are those of RE2\)"),
+        ({"match": "{a:(?=b)}"}, r"the expression of 'a' is not valid: .*\(the syntax is that of RE2\)"),
         ({"match": "{a:(b)}"}, r"has groups"),
         ({"match": "a", "spark_master": "nowhere"}, r"'nowhere' is no Spark master"),
         ({"match": "a", "memory": "100MiB"}, r"greater than or equal to 471859200"),
