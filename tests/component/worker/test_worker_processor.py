@@ -79,6 +79,14 @@ class Bench:
                     continue
             return "done"
 
+        @app.handler("/large")
+        async def large(call: Call) -> bytes:
+            return bytes(2**20 + 1)
+
+        @app.handler("/large_code")
+        async def large_code(call: Call) -> Answer:
+            return Answer("x", code=2**70)
+
         @app.handler("/odd_headers")
         async def odd_headers(call: Call) -> Answer:
             return Answer("x", headers={"x-odd": object()})
@@ -343,6 +351,29 @@ async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(b
     assert bench.statuses() == ["cancelled"]
 
 
+@pytest.mark.parametrize(("path", "code"), [("/large", 413), ("/large_code", 500)])
+async def test_report_has_the_status_and_code_that_the_caller_got(bench: Bench, path: str, code: int) -> None:
+    """A report with a code that AMQP cannot carry would end the worker."""
+    encode_headers(bench)
+    await bench.take(path)
+    await bench.processor.until_idle()
+    [completed] = [one for one in bench.reporter._window.take(1.0) if one.event is Event.REQUEST_COMPLETED]
+    assert (bench.statuses(), completed.headers["x-status"], completed.headers["x-code"]) == (["error"], b"error", code)
+
+
+async def test_failed_report_does_not_settle_the_request_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        bench.reporter.dropped()
+        raise RuntimeError("the report failed")
+
+    monkeypatch.setattr(bench.reporter, "completed", fail)
+    bench.go.set()
+    await bench.take("/wait")
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.broker.count("ack"), bench.broker.count("reject")) == (["ok"], 1, 0)
+    assert not bench.channel.is_closed
+
+
 async def test_reason_to_exit_repeats_little_of_a_long_path(bench: Bench) -> None:
     dispatcher = bench.processor._dispatcher
     dispatcher._default = dispatcher._targets["/deaf"]
@@ -390,6 +421,17 @@ async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(b
     await bench.processor.until_idle()
     assert bench.statuses() == ["error", "ok"]
     assert bench.broker.look_up(REPLIES).ready[0].message.headers["x-non-terminating-response"] is True
+
+
+def encode_headers(bench: Bench) -> None:
+    """As the real channel does: headers that AMQP cannot carry raise an error of the encoder."""
+    publish = bench.broker_connection.replies.publish
+
+    async def strict(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        message.properties().marshal()
+        await publish(message, exchange=exchange, routing_key=routing_key)
+
+    bench.broker_connection.replies.publish = strict  # type: ignore[method-assign]
 
 
 def limit_headers(bench: Bench) -> None:

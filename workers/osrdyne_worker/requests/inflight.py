@@ -58,6 +58,8 @@ class InFlight:
     probe: str | None = None
     """The id of the probe for which it was taken."""
     is_reported: bool = False
+    is_settled: bool = False
+    """It was acknowledged or returned to RabbitMQ."""
     will_be_retried: bool = False
     """It failed and is being published for its next attempt: a cancel is meant for that attempt."""
     has_slot: bool = False
@@ -157,16 +159,19 @@ class InFlight:
         await self._make_room()
         # After `_make_room`: RabbitMQ may deliver the next request as soon as it has the acknowledgement.
         await self.delivery.ack()
+        self.is_settled = True
 
     async def nack(self) -> None:
         """Requeue it; this does not count as a failed delivery."""
         await self._make_room()
         await self.delivery.nack(requeue=True)
+        self.is_settled = True
 
     async def reject(self, *, requeue: bool = True) -> None:
         """Requeue it as a failed delivery, or dead-letter it."""
         await self._make_room()
         await self.delivery.reject(requeue=requeue)
+        self.is_settled = True
 
     async def _make_room(self) -> None:
         if self.held is not None:

@@ -15,10 +15,8 @@ MIN_TIME = 0.001
 
 
 class Outcome(Enum):
-    """How the processor settles a request."""
+    """How the processor settles a request that it does not answer."""
 
-    ANSWERED = auto()
-    """Acknowledged: RabbitMQ has confirmed the reply."""
     RETRIED = auto()
     """Acknowledged: RabbitMQ has confirmed the copy that waits for the next attempt."""
     ABANDONED = auto()
@@ -36,7 +34,7 @@ class Outcome(Enum):
 
 
 Result = Response | Outcome
-"""A reply to be sent, or an outcome without a reply."""
+"""A reply, or an outcome without a reply."""
 
 
 def time_left(request: Request, *, now_ms: int, settings: RuntimeSettings) -> float | None:

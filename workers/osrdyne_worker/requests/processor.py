@@ -647,11 +647,10 @@ class Processor:
         # `_answer` returns after the confirm of the reply or of the copy. Until then the request is unacknowledged.
         outcome = await self._answer(job, result) if isinstance(result, Response) else result
         match outcome:
-            case Outcome.ANSWERED:
+            case Response():
                 # Crash before: the request is delivered again, and its caller gets two answers. After: it is answered.
                 await job.ack()
-                assert isinstance(result, Response)
-                self._completed(job, str(result.status), code=result.code)
+                self._completed(job, str(outcome.status), code=outcome.code)
             case Outcome.RETRIED:
                 # Crash before: the copy and the request, which is delivered again, are duplicates. After: the copy
                 # alone remains.
@@ -679,8 +678,9 @@ class Processor:
                 # A frame on its closed channel would close the whole connection (broker: channel-ends).
                 pass
 
-    async def _answer(self, job: InFlight, response: Response) -> Outcome:
-        """Publish the retry of a failed request, or its reply. Returns when RabbitMQ has confirmed it."""
+    async def _answer(self, job: InFlight, response: Response) -> Result:
+        """Publish the retry of a failed request, or its reply, and wait for the confirm. Return the reply that was
+        sent, or the outcome."""
         if job.progress:  # the final reply must come last
             await asyncio.wait(job.progress)
         # After the handler, because the retry terms of the route depend on the code of the response.
@@ -694,14 +694,16 @@ class Processor:
         try:
             # Over the connection that delivered the request, or one opened beside it: if that is lost, RabbitMQ
             # delivers the request again anyway.
-            await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
+            return await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
         except PublishRefusedError as error:
             # The reply queue is full. The next run may find room; the delivery limit ends the request otherwise.
             log.warning("reply refused by its queue", path=shown_path(job.request.path), reason=str(error))
             return Outcome.REJECTED
-        return Outcome.ANSWERED
 
     async def _reject(self, job: InFlight) -> None:
+        """Return a request to its queue as failed, after an unexpected error."""
+        if job.is_settled:
+            return  # the report failed: RabbitMQ would close the channel that settles a delivery twice
         try:
             await job.reject()
         except BrokerError as error:

@@ -35,20 +35,22 @@ class ReplySender:
     clock: Clock
     reference_statuses: bool = False
 
-    async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> None:
+    async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> Response:
         """Publish with a confirm; do nothing for a request without a usable reply address.
 
-        If the reply queue is full, tries again a few times, and then raises `PublishRefusedError`.
+        Returns the response that was sent: an `error` in place of one that AMQP cannot carry. If the reply queue is
+        full, tries again a few times, and then raises `PublishRefusedError`.
         """
         if request.reply_to is None:
-            return
-        message = self._message(request, fitting(response, request, self.max_bytes))
+            return response
+        sent = fitting(response, request, self.max_bytes)
         try:
-            await self._publish(channel, request.reply_to, message)
+            await self._publish(channel, request.reply_to, self._message(request, sent))
         except (TypeError, ValueError, MessageTooLargeError) as error:  # invalid headers set by a handler
             log.error("reply has invalid headers", path=shown_path(request.path), reason=str(error))
-            message = self._message(request, unsendable(error, request, response))
-            await self._publish(channel, request.reply_to, message)
+            sent = unsendable(error, request, response)
+            await self._publish(channel, request.reply_to, self._message(request, sent))
+        return sent
 
     def _message(self, request: Request, response: Response) -> Message:
         return reply_message(request, response, worker_id=self.worker_id, reference_statuses=self.reference_statuses)
@@ -85,10 +87,11 @@ class ProgressSender:
         task.add_done_callback(job.progress.discard)
 
 
-def _wait(job: InFlight, future: Future[None]) -> None:
+def _wait(job: InFlight, future: Future[Response]) -> None:
     while True:
         try:
-            return future.result(timeout=CANCEL_CHECK_INTERVAL)
+            future.result(timeout=CANCEL_CHECK_INTERVAL)
+            return
         except TimeoutError:
             # A handler that waits for a blocked connection must notice that it was cancelled.
             job.call.raise_if_cancelled()
