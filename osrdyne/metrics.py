@@ -1,7 +1,7 @@
-"""All Prometheus metrics of the controller, in one registry object that is passed around (no module state).
+"""All Prometheus metrics of the controller, in one object that components get as a parameter (no module state).
 
-No label holds a key or a secret: keys are unbounded, and per-group figures are in the HTTP API. Labels with names of
-routes are bounded by the manifests that were active while this daemon led: a message may claim any other name.
+No label holds a key or a secret: keys are unbounded, and values of single groups are in the HTTP API. Labels with names
+of routes are limited to the manifests that were active while this daemon led, because a message may claim any name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _SLOW = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-OTHER = "other"  # Label for what is not one of the known values.
+OTHER = "other"  # Label for values that are not known.
 
 
 def priority_label(priority: int | None) -> str:
@@ -22,7 +22,7 @@ def priority_label(priority: int | None) -> str:
 
 
 class Metrics:
-    """One set of metrics; every instance has a registry of its own, so that tests do not meet."""
+    """One set of metrics; every instance has a registry of its own, so that tests share none."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -32,22 +32,20 @@ class Metrics:
         self.terms_lost = Counter("osrdyne_terms_lost", "Terms that ended with an error.", registry=registry)
         self.groups = Gauge("osrdyne_groups", "Worker groups by expected state.", ["state"], registry=registry)
         self.groups_waiting = Gauge(
-            "osrdyne_groups_waiting", "Groups that wait for a place under max_groups.", registry=registry
+            "osrdyne_groups_waiting", "Groups that wait because of max_groups.", registry=registry
         )
         self.distinct_keys = Gauge(
-            "osrdyne_distinct_keys", "Different keys used in the life of this daemon.", registry=registry
+            "osrdyne_distinct_keys", "Different keys since the start of this daemon.", registry=registry
         )
-        self.orphans = Counter(
-            "osrdyne_orphans", "Orphaned requests by what became of them.", ["outcome"], registry=registry
-        )
+        self.orphans = Counter("osrdyne_orphans", "Orphaned requests by outcome.", ["outcome"], registry=registry)
         self.forward_seconds = Histogram(
             "osrdyne_forward_seconds",
-            "From taking an orphan to its confirmed forward.",
+            "Time from the delivery of an orphan to the confirm of its forward.",
             buckets=_FAST,
             registry=registry,
         )
         self.activation_seconds = Histogram(
-            "osrdyne_activation_seconds", "From requiring a key to its bound queue.", buckets=_FAST, registry=registry
+            "osrdyne_activation_seconds", "Time until the queue of a key is bound.", buckets=_FAST, registry=registry
         )
         self.dead_letters = Counter(
             "osrdyne_dead_letters",
@@ -56,11 +54,11 @@ class Metrics:
             registry=registry,
         )
         self.replies_failed = Counter(
-            "osrdyne_replies_failed", "Replies of the controller that no queue took.", registry=registry
+            "osrdyne_replies_failed", "Replies of the controller that no queue accepted.", registry=registry
         )
         self.activity = Counter("osrdyne_activity_reports", "Activity reports by event.", ["event"], registry=registry)
         self.invalid_messages = Counter(
-            "osrdyne_invalid_messages", "Messages that could not be understood, by queue.", ["queue"], registry=registry
+            "osrdyne_invalid_messages", "Malformed messages, by queue.", ["queue"], registry=registry
         )
         self.forged_messages = Counter(
             "osrdyne_forged_messages",
@@ -70,7 +68,7 @@ class Metrics:
         )
         self.forged_reply_to = Counter(
             "osrdyne_forged_reply_to",
-            "Requests dropped because no answer may go to their reply address, by who found out.",
+            "Requests dropped because no answer may be sent to their reply address, by component.",
             ["component"],
             registry=registry,
         )
@@ -78,11 +76,11 @@ class Metrics:
             "osrdyne_queue_commands", "Commands on request queues, by command.", ["command"], registry=registry
         )
         self.deletes_refused = Counter(
-            "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
+            "osrdyne_queue_deletes_refused", "Deletions without proof that the queue is empty.", registry=registry
         )
         self.audit_records = Counter(
             "osrdyne_audit_records",
-            "Records of changes through the API, by whether RabbitMQ has them: stored, lost.",
+            "Records of changes through the API, by result: stored in RabbitMQ, lost.",
             ["result"],
             registry=registry,
         )
@@ -94,7 +92,7 @@ class Metrics:
         )
         self.topology_repairs = Counter(
             "osrdyne_topology_repairs",
-            "Objects of the pool that were missing or changed in RabbitMQ and were put right, by kind of object.",
+            "Repairs of objects that were missing or changed in RabbitMQ, by kind of object.",
             ["object"],
             registry=registry,
         )
@@ -105,7 +103,7 @@ class Metrics:
     def _add_managed(self, registry: CollectorRegistry) -> None:
         self.ingress = Counter(
             "osrdyne_ingress",
-            "Requests of a managed pool by what became of them, route and priority.",
+            "Requests of a managed pool by outcome, route and priority.",
             ["outcome", "route", "priority"],
             registry=registry,
         )
@@ -116,7 +114,7 @@ class Metrics:
             registry=registry,
         )
         self.telemetry_bytes = Counter(
-            "osrdyne_telemetry_bytes", "Bytes of the bodies of these messages.", registry=registry
+            "osrdyne_telemetry_bytes", "Bytes in the bodies of messages in the log of telemetry.", registry=registry
         )
         self.telemetry_lag_messages = Gauge(
             "osrdyne_telemetry_lag_messages",
@@ -126,59 +124,59 @@ class Metrics:
         )
         self.telemetry_lag_seconds = Gauge(
             "osrdyne_telemetry_lag_seconds",
-            "Age of the first of them.",
+            "Age of the oldest message that a reader has not read, by reader and partition.",
             ["reader", "partition"],
             registry=registry,
         )
         self.telemetry_lag_drained = Gauge(
             "osrdyne_telemetry_lag_drained_seconds",
-            "Seconds until a reader has read everything, at its present rates; infinite: never.",
+            "Seconds until a reader has read all messages at the present rates; infinite: never.",
             ["reader"],
             registry=registry,
         )
         self.telemetry_ingests = Counter(
             "osrdyne_telemetry_ingests",
-            "Requests to store telemetry that have ended: stored, empty, conflict, failed.",
+            "Ended ingests by outcome: stored, empty, conflict, failed.",
             ["table", "outcome"],
             registry=registry,
         )
         self.telemetry_stored_events = Counter(
             "osrdyne_telemetry_stored_events",
-            "Events that these requests have stored, by table and partition.",
+            "Events that ingests have stored, by table and partition.",
             ["table", "partition"],
             registry=registry,
         )
         self.telemetry_invalid_events = Counter(
             "osrdyne_telemetry_invalid_events",
-            "Invalid events that they have stored, by table and partition.",
+            "Invalid events that ingests have stored, by table and partition.",
             ["table", "partition"],
             registry=registry,
         )
         self.telemetry_copies = Counter(
             "osrdyne_telemetry_copies",
-            "Messages that they have dropped or marked as copies.",
+            "Messages that ingests have dropped or marked as copies.",
             ["table"],
             registry=registry,
         )
         self.telemetry_purged_rows = Counter(
             "osrdyne_telemetry_purged_rows",
-            "Rows that they have removed from the table because of its storage limit.",
+            "Rows that ingests have removed from the table because of its storage limit.",
             ["table"],
             registry=registry,
         )
         self.telemetry_table_rows = Gauge(
             "osrdyne_telemetry_table_rows",
-            "Rows of the whole table, with invalid events.",
+            "Rows of the table, including invalid events.",
             ["table"],
             registry=registry,
         )
         self.telemetry_table_bytes = Gauge(
-            "osrdyne_telemetry_table_bytes", "Bytes of its files.", ["table"], registry=registry
+            "osrdyne_telemetry_table_bytes", "Bytes of the files of the table.", ["table"], registry=registry
         )
         self.last_value_events = Gauge(
             "osrdyne_last_value_events",
-            "What the last-value reader has counted since its store was made: events, written, late, future, "
-            "invalid, and the offsets lost.",
+            "Counts of the last-value reader since its store was created: events, written, late, future, invalid, lost "
+            "offsets.",
             ["outcome"],
             registry=registry,
         )
@@ -195,12 +193,12 @@ class Metrics:
         )
         self.cleaned = Counter(
             "osrdyne_cleaned",
-            "Requests of queues that were looked through for expired ones, by what became of them.",
+            "Requests taken out of their queue by sweeps for expired ones, by outcome.",
             ["outcome"],
             registry=registry,
         )
         self.cleaning_seconds = Histogram(
-            "osrdyne_cleaning_seconds", "How long looking through one queue took.", buckets=_FAST, registry=registry
+            "osrdyne_cleaning_seconds", "Duration of the sweep of one queue.", buckets=_FAST, registry=registry
         )
         self.enqueue_waiting = Gauge(
             "osrdyne_enqueue_waiting",
@@ -209,18 +207,18 @@ class Metrics:
         )
         self.evicted = Counter(
             "osrdyne_evicted",
-            "Waiting requests that were answered `maxlen` because a later one took their place.",
+            "Waiting requests that were answered `maxlen` because a later one displaced them.",
             registry=registry,
         )
         self.quota_used = Gauge(
             "osrdyne_quota_used_ratio",
-            "Used part of a daily quota, by meter; of the name that has used most, if each has a quota of its own.",
+            "Used share of a daily quota, by meter; the largest one if each name has a quota of its own.",
             ["meter"],
             registry=registry,
         )
         self.splits = Counter(
             "osrdyne_splits",
-            "Requests whose key a rule of the splitter matches, and whether it made another key of it.",
+            "Requests whose key matches a rule of the splitter, by rule and whether the key was split.",
             ["rule", "outcome"],
             registry=registry,
         )
@@ -231,7 +229,7 @@ class Metrics:
         )
         self.refused_again = Counter(
             "osrdyne_refused_again",
-            "Refused requests of a managed pool that had been delivered before: they may be answered twice.",
+            "Refused requests of a managed pool that were delivered before; they may be answered twice.",
             registry=registry,
         )
 
@@ -239,7 +237,7 @@ class Metrics:
         self._routes: set[str] = set()
         self.completed = Counter(
             "osrdyne_completed",
-            "Requests that workers have completed, as they report it, by the status of the answer.",
+            "Requests that workers have reported as completed, by status of the answer.",
             ["status", "route", "priority"],
             registry=registry,
         )
@@ -251,13 +249,13 @@ class Metrics:
         )
         self.oldest = Gauge(
             "osrdyne_oldest_waiting_seconds",
-            "For how long the oldest of them has waited.",
+            "Waiting time of the oldest request in queues, by priority.",
             ["priority"],
             registry=registry,
         )
         self.retrying = Gauge(
             "osrdyne_retrying_requests",
-            "Requests that wait for their next attempt, by how long such ones wait in seconds, over all groups.",
+            "Requests that wait for their next attempt, by delay in seconds, over all groups.",
             ["delay"],
             registry=registry,
         )
@@ -282,11 +280,11 @@ class Metrics:
         )
 
     def know_routes(self, names: Iterable[str]) -> None:
-        """Names of routes that may be labels from now on."""
+        """Allow names of routes as labels."""
         self._routes.update(names)
 
     def of_route(self, route: object, priority: int | None) -> dict[str, str]:
-        """The labels `route` and `priority` of a request; `route` as a message claims, if it does."""
+        """The labels `route` and `priority` of a request. `route`: the name that a message claims, or None."""
         known = route in self._routes if isinstance(route, str) else False
         name = str(route) if known else OTHER if route else ""
         return {"route": name, "priority": priority_label(priority)}
@@ -297,7 +295,7 @@ class Metrics:
             "osrdyne_worker_starts", "Worker starts by outcome.", ["outcome"], registry=registry
         )
         self.start_seconds = Histogram(
-            "osrdyne_worker_start_seconds", "From asking the driver to ready.", buckets=_SLOW, registry=registry
+            "osrdyne_worker_start_seconds", "Time until a worker is ready.", buckets=_SLOW, registry=registry
         )
         self.processes = Gauge(
             "osrdyne_processes", "Processes of pooled workers by state.", ["state"], registry=registry
@@ -324,7 +322,7 @@ class Metrics:
         )
         self.assign_seconds = Histogram(
             "osrdyne_assign_seconds",
-            "From asking for a worker to its place in a process, for pooled workers.",
+            "Time until a pooled worker is assigned to a process.",
             buckets=(*_FAST, 30.0, 60.0, 300.0),
             registry=registry,
         )
@@ -339,7 +337,7 @@ class Metrics:
         )
         self.memory_pressure = Counter(
             "osrdyne_memory_pressure",
-            "What was ended because the memory of a host or cgroup was short: group, process.",
+            "Groups and processes ended because the memory of a host or cgroup was short, by action.",
             ["action"],
             registry=registry,
         )
@@ -352,23 +350,23 @@ class Metrics:
         )
         self.executor_seconds = Counter(
             "osrdyne_executor_seconds",
-            "How long tasks of all workers have run on executors, in seconds on one core, as the workers report it.",
+            "Time of tasks of all workers on executors, in seconds on one core, as reported by the workers.",
             registry=registry,
         )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
         self.mismarked_workers = Counter(
             "osrdyne_mismarked_workers",
-            "Workers that the driver does not mark with the settings that it was given for them.",
+            "Workers that the driver lists with the hash of other settings.",
             registry=registry,
         )
         self.workers_wanted = Gauge(
             "osrdyne_workers_wanted",
-            "Workers that scaling wants, over all groups that it looks after.",
+            "Desired number of workers, over all groups with scaling.",
             registry=registry,
         )
         self.scalings = Counter(
             "osrdyne_scalings", "Changes of a group's number of workers.", ["direction"], registry=registry
         )
         self.workers_drained = Counter(
-            "osrdyne_workers_drained", "Workers asked to finish and end, replaced or not needed.", registry=registry
+            "osrdyne_workers_drained", "Workers that were replaced or not needed, and drained.", registry=registry
         )
