@@ -1,7 +1,7 @@
-"""Creates the users of the RabbitMQ in docker-compose.yml, once: definitions for RabbitMQ, and the daemon's URI.
+"""Creates the users of the RabbitMQ in docker-compose.yml once: definitions for RabbitMQ, and the daemon's URI.
 
-`osrdyne` is an administrator with a random password, which the daemon alone reads. `guest` is a client: it may send
-requests, read streamed answers, ask for the progress of starts and cancel requests, and nothing else. Workers can reach
+`osrdyne` is an administrator with a random password, which only the daemon can read. `guest` is a client: it may send
+requests, read streamed answers, query the progress of starts and cancel requests, and nothing else. Workers can reach
 the broker, so the well-known password of `guest` must not allow more.
 """
 
@@ -19,7 +19,7 @@ DAEMON_USER_ID = 10001
 
 
 def password_hash(password: str) -> str:
-    """RabbitMQ's own form: a salt of four bytes, and the SHA-256 of salt and password."""
+    """The hash in RabbitMQ's format: a salt of four bytes, and the SHA-256 of salt and password."""
     salt = os.urandom(4)
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 

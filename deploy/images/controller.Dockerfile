@@ -1,11 +1,12 @@
-# The daemon with the drivers that need no host of their own: docker and kubernetes.
+# The daemon with the drivers for containers: docker and kubernetes.
 #   docker build -f deploy/images/controller.Dockerfile -t osrdyne/controller .
-# A digest pins it wholly: --build-arg BASE=python@sha256:…
+# To pin the base image: --build-arg BASE=python@sha256:…
 ARG BASE=python:3.11-slim-bookworm
 FROM $BASE AS build
 WORKDIR /src
-# Every file that pip downloads has its hash here (`make requirements`). --only-binary: nothing is built, which would install
-# build tools without hashes. What osrdyne depends on is a layer of its own: a change of the code does not install it again.
+# Every file that pip downloads has its hash here (`make requirements`). --only-binary: pip builds nothing, because it would
+# install build tools without hashes. The dependencies of osrdyne are a layer of their own, so that a change of the code does
+# not install them again.
 COPY deploy/images/requirements-build.txt deploy/images/requirements-controller.txt ./
 RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-build.txt \
@@ -27,7 +28,7 @@ ENV PATH=/opt/osrdyne/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /home/osrdyne
 EXPOSE 4242
-# The process is alive. Whether all is well is /ready, which is no reason to end it.
+# Whether the process is alive. Not /ready, because a daemon that is not ready must not be restarted.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD ["python", "-c", \
  "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('OSRDYNE__API__PORT', 4242)}/health\", timeout=4)"]
 ENTRYPOINT ["osrdyne"]

@@ -2,13 +2,13 @@
 #   FROM osrdyne/spark-worker
 #   COPY my_app.py /opt/osrdyne/app/
 # Build: docker build -f deploy/images/spark-worker.Dockerfile -t osrdyne/spark-worker .
-# A digest pins it wholly: --build-arg BASE=python@sha256:…
+# To pin the base image: --build-arg BASE=python@sha256:…
 ARG BASE=python:3.11-slim-bookworm
 FROM $BASE AS build
 WORKDIR /src
 # Every file that pip downloads has its hash here (`make requirements`). PySpark has no wheel on PyPI: it is built with
 # the tools of requirements-build.txt, because pip would download others without hashes into an isolated environment.
-# What osrdyne depends on is a layer of its own: a change of the code does not install it again.
+# The dependencies of osrdyne are a layer of their own, so that a change of the code does not install them again.
 COPY deploy/images/requirements-build.txt deploy/images/requirements-spark-worker.txt ./
 RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-build.txt \
@@ -35,11 +35,11 @@ RUN /opt/osrdyne/bin/pip install --no-cache-dir --no-index --no-deps /tmp/wheels
  && /opt/osrdyne/bin/pip check \
  && rm -r /tmp/wheels
 ENV PATH=/opt/osrdyne/bin:$PATH JAVA_HOME=/opt/java PYTHONUNBUFFERED=1 PYTHONPATH=/opt/osrdyne/app
-# The class data sharing archive, with which Spark starts faster. It fits this Java, this PySpark and their paths.
+# The class data sharing archive, with which Spark starts faster. It is valid for this Java, this PySpark and their paths.
 RUN osrdyne spark warm-archive --directory /opt/osrdyne/share/osrdyne/class-data
 # A number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 WORKDIR /home/osrdyne
-# Spark's Java process runs. osrdyne itself goes by what the worker reports over AMQP; this is for people and dashboards.
+# Whether Spark's Java process runs, for operators and dashboards. osrdyne itself uses the worker's reports over AMQP.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=2m CMD grep -qsz '^/opt/java/' /proc/[0-9]*/cmdline
 CMD ["osrdyne-worker", "osrdyne_worker.pipelines.sql:app"]
