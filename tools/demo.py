@@ -1,7 +1,7 @@
 """The demo: a private RabbitMQ, a daemon and real Spark workers answer real requests over TPC-H data.
 
-Run by `make demo`. It tells a story with timings, checks every step of it, ends by itself and leaves nothing running.
-Exit code 0: everything happened as described.
+Run by `make demo`. It prints and checks each step with its duration, ends by itself and leaves nothing running. Exit
+code 0: all checks passed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLL_INTERVAL = 0.5
 
 
 def demo_settings() -> Settings:
-    """Short delays, so that an idle group ends while you watch, and workers that start fast."""
+    """Short delays, so that idle groups end during the demo, and workers that start fast."""
     return Settings.model_validate(
         {
             "pool": {"id": "demo"},
@@ -58,7 +58,7 @@ async def first_request(client: AsyncClient, api: str) -> None:
 
 
 async def warm_requests(client: AsyncClient) -> None:
-    chapter("2. The next ones go straight to it")
+    chapter("2. Further requests go directly to this worker")
     first = await ask(client, LARGE, PRICING_SUMMARY)
     durations = []
     for _ in range(WARM_CALLS):
@@ -100,7 +100,7 @@ async def another_key(client: AsyncClient, api: str) -> None:
 
 
 async def show_cold_starts(api: str) -> None:
-    """Where the time of each cold start went, as the workers report it; the first query soon after its answer."""
+    """Print the parts of each cold start, as the workers report them; that of the first query after its answer."""
     for _ in range(int(REPORT_LIMIT / POLL_INTERVAL)):
         groups = await list_groups(api)
         if all("first_query" in worker["cold_start"] for group in groups for worker in group["workers"]):
@@ -114,7 +114,7 @@ async def show_cold_starts(api: str) -> None:
 
 
 async def list_groups(api: str) -> list[dict[str, Any]]:
-    """The groups as the daemon's API has them."""
+    """The groups from the daemon's API."""
     async with httpx.AsyncClient(base_url=api, trust_env=False, timeout=60.0) as http:
         groups: list[dict[str, Any]] = (await http.get("/v1/groups")).json()["groups"]
         return groups
@@ -137,7 +137,7 @@ async def refused_requests(client: AsyncClient) -> None:
 
 async def missing_data(client: AsyncClient) -> None:
     chapter("5. A key without data")
-    tell("A key means nothing to the daemon: a worker starts for it, finds no data, and answers with that error.")
+    tell("The daemon does not interpret keys: a worker starts, finds no data for its key, and answers with that error.")
     try:
         async with timed(f"{MISSING} answered"):
             await ask(client, MISSING, "select 1")
@@ -148,7 +148,7 @@ async def missing_data(client: AsyncClient) -> None:
 
 
 async def idle_groups(api: str) -> None:
-    chapter("6. Idle groups go away")
+    chapter("6. Idle groups end")
     tell("Without requests a queue is unbound after 10 s here (10 min by default). Once it is proven that no client")
     tell("holds a request of it, its worker stops and the queue is deleted.")
     async with timed("all groups gone"):
@@ -161,7 +161,7 @@ async def idle_groups(api: str) -> None:
 
 async def story() -> None:
     console.print("[bold]osrdyne[/bold]: every key has its own warm Spark worker, reached through RabbitMQ.")
-    chapter("0. Setting the stage")
+    chapter("0. Start")
     async with timed("TPC-H tables, scale 0.001 and 0.01, as Parquet"):
         settings = await asyncio.to_thread(sample_settings, demo_settings(), scales=("0.001", "0.01"))
     started = time.perf_counter()
@@ -177,7 +177,7 @@ async def story() -> None:
         await idle_groups(api)
     await pooled_story(first_chapter=7)
     chapter("Everything is stopped. Where to look next")
-    tell("osrdyne dev                  the same stack, to play with: osrdyne call, osrdyne groups")
+    tell("osrdyne dev                  the same stack, for your own requests: osrdyne call, osrdyne groups")
     tell("docs/tutorials/first-worker.md     from here to a worker of your own")
     tell("docs/reference/workers/pooled.md   what pooled keys share, and what they do not")
     tell("docs/explanation/architecture.md   why no request is lost")

@@ -1,7 +1,7 @@
-"""The demo of a cluster: a standalone cluster of Spark from the wheel of PySpark, and one key whose jobs run on it.
+"""The demo of a cluster: a standalone Spark cluster from the PySpark package, and one key whose jobs run on it.
 
-Run by `make demo-cluster`. It checks every step, ends by itself and leaves nothing running. Exit code 0: everything
-happened as described.
+Run by `make demo-cluster`. It prints and checks each step, ends by itself and leaves nothing running. Exit code 0: all
+checks passed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def demo_settings(master: str) -> Settings:
                     "spark.pyspark.python": sys.executable,
                     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
                     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-                    # Executors end while you watch; by default after one minute, or five with shuffle files.
+                    # Executors end during the demo; by default after one minute, or five with shuffle files.
                     "spark.dynamicAllocation.executorIdleTimeout": "5s",
                     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "5s",
                     "spark.dynamicAllocation.shuffleTracking.timeout": "5s",

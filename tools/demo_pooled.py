@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 def demo_settings() -> Settings:
-    """One process for all keys: it is the spare, until the first key is placed in it."""
+    """One process for all keys. It is the spare until the first key is placed in it."""
     pooled = {"keys_per_process": len(KEYS), "spares": 1, "max_processes": 1}
     settings = Settings.model_validate(
         {

@@ -1,7 +1,7 @@
 """The demo of priorities: alerts overtake a backlog of data on a real Spark worker, and routes change while it works.
 
-Run by `make demo-priorities`. It tells a story, checks every step of it, ends by itself and leaves nothing running.
-Exit code 0: everything happened as described.
+Run by `make demo-priorities`. It prints and checks each step, ends by itself and leaves nothing running. Exit code 0:
+all checks passed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUTES = {
         "rest": "FROM /messages/* INTO $upstream",
     }
 }
-TURNED = {
+CHANGED_ROUTES = {
     "routes": {
         "urgent": {"route": "FROM /messages/* WHERE level = 'urgent' INTO $upstream", "priority": 1},
         "rest": "FROM /messages/* INTO $upstream",
@@ -37,14 +37,14 @@ TURNED = {
 
 
 class Camera:
-    """Sends requests, and notes the order of the answers."""
+    """Sends requests, and records the order of the answers."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._tasks: list[asyncio.Task[None]] = []
         self.answered: list[str] = []
         self.under_way = asyncio.Event()
-        """Some requests are answered."""
+        """Set once a request is answered."""
 
     def send(self, name: str, **headers: str) -> None:
         async def call() -> None:
@@ -66,7 +66,7 @@ async def apply(api: str, manifest: object) -> None:
 
 
 def overtaken(camera: Camera, first: str) -> int:
-    """How many requests were answered before the last one whose name begins so."""
+    """The number of requests that were answered before the last one whose name begins with `first`."""
     return max(place for place, name in enumerate(camera.answered) if name.startswith(first))
 
 
@@ -96,18 +96,18 @@ async def routes_change(camera: Camera, api: str) -> None:
     for number in range(BACKLOG):
         camera.send(f"data {number}", **{"x-output": "data"})
     await camera.under_way.wait()
-    await apply(api, TURNED)
+    await apply(api, CHANGED_ROUTES)
     for number in range(ALERTS):
         camera.send(f"urgent {number}", level="urgent")
     await camera.all_answered()
     tell("a header decides now: FROM /messages/* WHERE level = 'urgent' INTO $upstream, priority 1")
     tell(f"order of the answers: {' '.join(name[0] for name in camera.answered)}")
-    check(overtaken(camera, "urgent") < BACKLOG // 2, "what the new route calls urgent overtakes what waits")
+    check(overtaken(camera, "urgent") < BACKLOG // 2, "urgent requests of the new route overtake waiting ones")
 
 
 async def story() -> None:
-    console.print("[bold]osrdyne[/bold]: routes decide which requests of a managed pool go first.")
-    chapter("0. Setting the stage")
+    console.print("[bold]osrdyne[/bold]: routes set the priorities of requests in a managed pool.")
+    chapter("0. Start")
     base = Settings.model_validate({"pool": {"id": "demo_pri", "kind": "managed"}, "api": {"port": 0}})
     settings = await asyncio.to_thread(sample_settings, base, scales=("0.001",))
     async with running_stack(settings) as running:

@@ -1,7 +1,7 @@
-"""The demo of protection: a circuit opens and recovers, a policy clamps a proposal, a quota runs out when it should.
+"""The demo of protection: a circuit opens and recovers, a policy clamps a proposal, a quota runs out as predicted.
 
-Run by `make demo-protection`. It tells a story, checks every step of it, ends by itself and leaves nothing running.
-Exit code 0: everything happened as described.
+Run by `make demo-protection`. It prints and checks each step, ends by itself and leaves nothing running. Exit code 0:
+all checks passed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CIRCUITS = {
 KEY = "device-7"
 MESSAGE_BYTES = 32 * 1024
 RATE = 10  # Messages a second.
-REFUSED = 5  # Messages that are sent after the quota has given out.
+REFUSED = 5  # Messages that are sent after the quota is used up.
 
 
 async def request(api: httpx.AsyncClient, method: str, path: str, body: object = None, **params: str) -> Any:
@@ -140,7 +140,7 @@ async def quota_runs_out(api: httpx.AsyncClient, client: AsyncClient) -> None:
 
 async def story() -> None:
     console.print("[bold]osrdyne[/bold]: circuits, policies and quotas protect a managed pool and its backends.")
-    chapter("0. Setting the stage")
+    chapter("0. Start")
     settings = Settings.model_validate(
         {
             "pool": {"id": POOL, "kind": "managed"},

@@ -1,4 +1,4 @@
-"""What the demos share: a console, chapters, checks, and an end that states the reason of a failure in one line."""
+"""Shared parts of the demos: console, chapters, checks, and failures in one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The demo of telemetry: simulated devices, a log, and tables that Spark stores it in, on a private RabbitMQ.
 
-Run by `make demo-telemetry`. It tells a story, checks every step of it, draws a graph of the lag over time, ends by
-itself and leaves nothing running. Exit code 0: everything happened as described. One second stands for one minute.
+Run by `make demo-telemetry`. It prints and checks each step, draws a graph of the lag over time, ends by itself and
+leaves nothing running. Exit code 0: all checks passed. One second stands for one minute.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from osrdyne.telemetry.simulator_run import RunSummary
 
 TABLES: dict[str, dict[str, Any]] = {"cold": {}, "warm": {"preset": "store-s2", "units": 6}}
 LIMIT = 720
-"""Events a minute of one unit of S1: six units of S2 take 60 times as many."""
+"""The rate of one unit of S1, in events a minute. Six units of S2, for the speed of the demo, have 60 times as many."""
 ALARMS = Fraction(6)
-"""A minute."""
+"""Alarms a minute."""
 MESSAGES_A_DAY = 400_000
-"""Of one unit of S1."""
+"""The daily quota of one unit of S1."""
 QUOTA_PART = 100
-"""The quota of the last example is smaller by this factor, and so is the time until it gives out."""
+"""The quota of the last example is smaller by this factor, and so is the time until it is used up."""
 REFUSED = 200
+"""Messages that are sent after the quota is used up."""
 EVENTS = 30
-"""In a message of the spike: fewer, larger messages."""
+"""Events in a message of the spike."""
 OVERSHOOT = EVENTS
 """Events by which the warm table may exceed its rate: a message is stored as a whole."""
 MIDNIGHT_MARGIN = 120.0
+"""Seconds before 00:00 UTC in which the example with a quota does not begin."""
 
 
 @dataclass
@@ -225,7 +227,7 @@ async def _far_from_midnight() -> None:
 
 async def tell_story(*, graph: Path, spike: int, minutes: int) -> None:
     console.print("[bold]osrdyne[/bold]: devices write to a log, and readers that never wait for each other store it.")
-    chapter("0. Setting the stage")
+    chapter("0. Start")
     tell(f"One second stands for one minute: all rates, that of the warm table included, are {SPEED} times higher.")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="osrdyne-plant-") as directory:

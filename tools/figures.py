@@ -1,4 +1,4 @@
-"""Count the code: `.venv/bin/python tools/figures.py` prints the figures as JSON; `--collect` also asks pytest.
+"""Figures of the code as JSON: `.venv/bin/python tools/figures.py`; `--collect` adds the cases that pytest collects.
 
 Product code is `osrdyne/` and `workers/`. Empty lines count; lengths are in lines; percentiles are of the nearest rank.
 A constructor is an `__init__`, a builder is a function called `build…`, `make…`, `create…` or `wire…`; parameters are
@@ -30,7 +30,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def sources(*folders: str) -> list[Path]:
-    """Python files that git knows."""
+    """The Python files in git."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *folders], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
