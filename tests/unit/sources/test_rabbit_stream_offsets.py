@@ -26,6 +26,11 @@ def test_batches_move_every_reader_to_the_end(streams: dict[str, tuple[int, int]
     assert list(stop) == sorted(stop)
 
 
+def test_stream_with_few_messages_is_read_beside_a_large_backlog() -> None:
+    start, available = {"large": 0, "small": 0}, {"large": 1_000_000, "small": 1}
+    assert next_end(start, available, 1000, fail_on_data_loss=True) == {"large": 999, "small": 1}
+
+
 @given(streams=STREAMS, parts=st.integers(1, 20))
 def test_splits_cover_a_batch_once(streams: dict[str, tuple[int, int]], parts: int) -> None:
     start = {name: min(pair) for name, pair in streams.items()}

@@ -1,4 +1,4 @@
-"""Offsets of several streams and what to read next. Pure.
+"""Offsets of several streams, and the ranges to read next. Pure.
 
 An offset of the source maps each stream to the offset of the next message to read; Spark stores it in the checkpoint.
 """
@@ -46,15 +46,15 @@ def ends(bounds: Bounds, start: Offsets) -> dict[str, int]:
 
 
 def next_end(start: Offsets, available: Offsets, most: int | None, *, fail_on_data_loss: bool) -> dict[str, int]:
-    """Return how far to read from `start`: at most `most` offsets, shared by the streams as they lag behind.
+    """Return how far to read from `start`: at most `most` offsets, divided among the streams by their lags.
 
     Raises `StreamDataLostError` when a stream ends before `start`, unless `fail_on_data_loss` is false: then it is
     read from its first message, because a stream never loses its last messages unless it was deleted.
     """
-    for stream in sorted(start.keys() - available.keys()):
+    if missing := start.keys() - available.keys():
         raise ConfigurationError(
-            f"The checkpoint has the stream {stream!r}, which the options no longer name: name it, or begin with a new "
-            "checkpoint."
+            f"The checkpoint has the stream {min(missing)!r}, which the options no longer name: name it, or begin with "
+            "a new checkpoint."
         )
     start = {stream: start.get(stream, 0) for stream in available}
     for stream, stop in available.items():
@@ -73,10 +73,11 @@ def next_end(start: Offsets, available: Offsets, most: int | None, *, fail_on_da
     total = sum(lags.values())
     if most is None or total <= most:
         return ordered(available)
-    # Each stream gets its share rounded down; what is left goes to the streams in turn, so that all move on.
+    # Each stream gets its share rounded down. The rest goes first to the streams without a share: otherwise a stream
+    # with few messages would never be read beside one with a large backlog.
     shares = {stream: lag * most // total for stream, lag in lags.items()}
     left = most - sum(shares.values())
-    for stream in sorted(lags, key=lambda name: (shares[name] - lags[name], name)):
+    for stream in sorted(lags, key=lambda name: (shares[name] > 0, shares[name] - lags[name], name)):
         extra = min(left, lags[stream] - shares[stream], 1)
         shares[stream] += extra
         left -= extra
@@ -84,7 +85,7 @@ def next_end(start: Offsets, available: Offsets, most: int | None, *, fail_on_da
 
 
 def split(start: Offsets, stop: Offsets, most: int) -> list[Split]:
-    """Divide what lies between two offsets into ranges of at most `most` offsets.
+    """Divide the messages between two offsets into ranges of at most `most` offsets.
 
     A stream that ends before its start was declared again, and is read from its first message.
     """
