@@ -1,6 +1,6 @@
 """RabbitMQ for code that blocks: Spark calls a source from threads without an event loop.
 
-The event loop runs in a thread of its own, so that heartbeats go on while Spark does something else.
+The event loop runs in a thread of its own, so that it answers heartbeats while Spark works on a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_URI_BYTES = 16_384
 
 
 def read_uri(path: str) -> str:
-    """Read the AMQP URI. Raises `ConfigurationError`, which never holds what is in the file."""
+    """Read the AMQP URI. Raises `ConfigurationError`, which contains nothing of the file."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             uri = file.read(_MAX_URI_BYTES).strip()
@@ -95,7 +95,8 @@ class BlockingBroker:
         return await (await self._connected()).first_after(stream, bounds, is_after)
 
     def read(self, stream: str, wanted: StreamRange) -> Generator[list[StreamMessage]]:
-        """Read a range in order. After a lost connection it goes on where it was, for `timeout` without a message."""
+        """Read a range in order. After a lost connection, connects again and continues at the next message; gives up
+        after `timeout` without a message."""
         options, lost = self._options, None
         while True:
             with self._reading(stream, wanted) as next_messages:

@@ -64,14 +64,14 @@ def to_batch(stream: str, messages: Sequence[StreamMessage]) -> pa.RecordBatch:
 
 
 def _text(text: str | None) -> str | None:
-    """Replace what is not UTF-8 by U+FFFD: Arrow and Spark take no other text."""
+    """Replace invalid UTF-8 by U+FFFD: Arrow and Spark accept valid text only."""
     if text is None or text.isascii():
         return text
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _header(value: object) -> str | None:
-    """A header as text: texts as they are, null as null, everything else as JSON."""
+    """A header as text: text and null unchanged, numbers in digits, anything else as JSON."""
     if type(value) is str:
         return _text(value)
     if type(value) is int:  # not a bool

@@ -1,7 +1,7 @@
-"""`RabbitStream`, the data source that Spark knows as `rabbitmq-stream`.
+"""`RabbitStream`, the data source with the name `rabbitmq-stream` in Spark.
 
 Spark creates it in short-lived Python processes, pickles it into the plan and copies it to the executors. So it holds
-the options and nothing else; a connection is opened by the reader, where it reads.
+only the options. Each reader opens its own connection.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ def to_partitions(splits: Sequence[Split]) -> list[InputPartition]:
 
 
 def read_partition(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a partition as Arrow batches; nothing for the partition that Spark adds to none."""
+    """Yield the messages of a partition as Arrow batches; none for the partition that Spark adds to an empty batch."""
     wanted = partition.value
     if not isinstance(wanted, Split):
         return
     waiting: list[StreamMessage] = []
     size = 0
-    # Spark may stop reading in between: then the range is closed before its connection.
+    # Spark may stop reading at any time: the reader of the range is then closed before its connection.
     with BlockingBroker(options) as broker, closing(broker.read(wanted.stream, wanted.wanted)) as several:
         for messages in several:
             waiting += messages
