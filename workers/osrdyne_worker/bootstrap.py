@@ -24,13 +24,13 @@ from osrdyne_worker.runtime.start_times import StartTimes
 
 
 class SharedProcess(Protocol):
-    """What a worker has that shares its process with others."""
+    """The resources of a worker that shares its process with others."""
 
     side_threads: ThreadPoolExecutor
     suspect_gate: SuspectGate
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
-        """Threads of this worker alone."""
+        """Make the threads for the handlers of this worker."""
         ...
 
 

@@ -122,7 +122,7 @@ def _leave_environment() -> None:
     long as it runs. The URI passes through a pipe, which is empty once it is read.
     """
     if URI_VARIABLE not in os.environ or os.environ.get(URI_FILE_VARIABLE) or sys.gettrace() is not None:
-        return  # nothing to hide, or a debugger is attached and would lose the program
+        return  # no URI in the environment; or a debugger is attached, which would lose the program
     source, sink = os.pipe()
     os.write(sink, os.environ.pop(URI_VARIABLE).encode("utf-8", "surrogateescape"))
     os.close(sink)
@@ -136,22 +136,22 @@ def _forget_source(variables: MutableMapping[str, str]) -> None:
     variables.pop(URI_VARIABLE, None)
     file = variables.pop(URI_FILE_VARIABLE, None)
     if file == STANDARD_INPUT:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     elif file and file.startswith(_DESCRIPTORS):
         os.close(int(file.removeprefix(_DESCRIPTORS)))
     elif file:
         try:
             Path(file).unlink(missing_ok=True)
         except OSError as error:
-            # A platform may have mounted it read-only. The worker can serve, but operators should know.
+            # A platform may have mounted it read-only. Handlers of this worker can read it then.
             get_logger("credentials").warning("AMQP URI file cannot be removed", file=file, error=error.strerror)
 
 
 def _check(app_reference: str) -> NoReturn:
-    """Import the application, let it look at `WORKER_CONFIG` and `WORKER_PLACEMENT` if they are set, and exit. Builds
-    no session."""
+    """Import the application, check `WORKER_CONFIG` and `WORKER_PLACEMENT` with it if they are set, and exit. Builds no
+    session."""
     try:
         app = import_app(app_reference)
         if os.environ.get(PLACEMENT_VARIABLE) == Placement.POOLED:
@@ -159,7 +159,7 @@ def _check(app_reference: str) -> NoReturn:
         if "WORKER_CONFIG" in os.environ:
             worker_config = config_from_variables(os.environ)
             checked_config(app, worker_config)
-            # A session factory need not have one; what it checks fails later in a worker, for the keys it concerns.
+            # Session factories may have this method. Without it, invalid settings fail later, when a worker starts.
             check_settings = getattr(app.sessions, "check_settings", None)
             if check_settings is not None:
                 check_settings(worker_config)
@@ -177,7 +177,7 @@ async def _run(worker: Worker | PooledProcess) -> None:
 
 
 def _log_and_exit(reason: ExitReason) -> NoReturn:
-    """Log the reason as the last line: the controller sends the last lines to the callers of a failed worker."""
+    """Log the reason as the last line: if the worker fails, the controller sends the last lines to the callers."""
     log = get_logger("worker")
     if isinstance(reason, Stop):
         log.info("stopped")

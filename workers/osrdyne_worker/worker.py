@@ -90,8 +90,9 @@ class Worker:
         """The outcomes of the last reloads that the controller has asked for: an error, or None."""
         self._reloading: set[str] = set()
         self._executor_seconds: float | None = None
-        """As it was reported last; None if the session does not know it."""
-        self._completed_when_asked = -1
+        """As it was reported last; None if the session does not report it."""
+        self._completed_at_query = -1
+        """The number of completed requests when the session was last queried for it."""
         self._forged = 0
         self._forged_reported_at = -math.inf
         self._exit_reason: ExitReason | None = None
@@ -117,7 +118,7 @@ class Worker:
             self._reporter.report(Event.STARTED)
             group.create_task(endless("connection", self._stay_connected()), name="connection")
             group.create_task(endless("busy-reports", self._report_busy()), name="busy-reports")
-            # Beside the connection: heartbeats and control messages go on while the application loads.
+            # Beside the connection: heartbeats and control messages continue while the application loads.
             group.create_task(self._load(), name="loading")
             await self._exit_requested.wait()
             assert self._exit_reason is not None
@@ -129,8 +130,8 @@ class Worker:
         self.request_exit(Stop(self._settings.stop_grace))
 
     def request_exit(self, reason: ExitReason) -> None:
-        """Shut down and exit. The first reason counts, but a stop with a limit replaces one without."""
-        # A drain has no limit: a stop that comes later must be able to end it.
+        """Shut down and exit. The first reason counts, but any later one replaces a drain."""
+        # A drain has no limit: a later stop or failure must be able to end it.
         if self._exit_reason is None or self._exit_reason == Stop(None):
             self._exit_reason = reason
         self._exit_requested.set()
@@ -191,8 +192,7 @@ class Worker:
     async def _serve(self, broker: BrokerConnection) -> None:
         """Serve on one connection until it is lost. Raises `BrokerError` then."""
         if self._broker is not None:
-            # A connection after the first one: reports may have been lost with the last one, and the leader may be
-            # another.
+            # Not the first connection: reports may have been lost with the last one, and there may be a new leader.
             self._report_state()
         # Set before the tasks begin: a shutdown that comes now must find the connection that it has to close.
         self._broker = broker
@@ -259,7 +259,7 @@ class Worker:
     def _update_queues(self) -> None:
         """Consume the desired queues, or none while the worker must not take requests."""
         taking = self._ready and not self._desired.paused and self._exit_reason is None
-        # A suspect runs: what is consumed now would die with it, and count as a failed delivery.
+        # If a suspect kills the worker, the deliveries of all other requests count as failed: take none meanwhile.
         taking = taking and not self._processor.runs_alone
         self._queues.set(self._desired.queues if taking else ())
 
@@ -327,7 +327,7 @@ class Worker:
     async def _reload(self, reload_id: str) -> None:
         error: str | None = None
         try:
-            # Versions that clients have claimed are dropped: the operator says that the data has changed.
+            # The operator has announced a change of the data, whatever versions requests have named.
             await self._processor.data.reload(forget=True)
         except Exception as failure:
             error = header_text(describe_with_place(failure), limit=RELOAD_ERROR_LIMIT)
@@ -351,12 +351,12 @@ class Worker:
             self._report_state()
 
     def _report_listening(self) -> None:
-        """Report the state once control messages arrive: the controller repeats then what the worker has missed."""
-        if self._exit_reason is None:  # after the last report, this one would mean that the worker goes on
+        """Report the state when control messages can arrive: the controller then repeats what the worker has missed."""
+        if self._exit_reason is None:  # after the report `stopping`, this one would mean that the worker continues
             self._report_state()
 
     def _report_state(self, **more: object) -> None:
-        """Report the state of this worker: a new leader learns it this way."""
+        """Report the state of this worker, for a leader that does not have it."""
         in_flight = self._processor.in_flight
         event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
         forged = {FORGED_FIELD: self._forged} if self._forged else {}
@@ -392,7 +392,7 @@ class Worker:
                 async with asyncio.timeout(BUSY_INTERVAL):
                     failure = await self._check_session(health)
                     progress = await self._processor.progress()
-                    took = await self._ask_executor_seconds()
+                    took = await self._query_executor_seconds()
             except TimeoutError:
                 log.warning("session does not answer")
                 failure = health.timed_out(now=self._clock.monotonic())
@@ -405,11 +405,11 @@ class Worker:
             elif is_new and self._exit_reason is None:
                 self._report_state()
 
-    async def _ask_executor_seconds(self) -> float | None:
-        """The time of the tasks so far; asks the session only if requests ran since it was asked."""
+    async def _query_executor_seconds(self) -> float | None:
+        """Return the time of the tasks so far. Queries the session only if requests have run since the last query."""
         completed = self._parts.reporter.completed_requests
-        if self._processor.in_flight or completed != self._completed_when_asked:
-            self._completed_when_asked = completed
+        if self._processor.in_flight or completed != self._completed_at_query:
+            self._completed_at_query = completed
             return await self._parts.dispatcher.executor_seconds(self._processor.context.session)
         return self._executor_seconds
 
@@ -426,7 +426,7 @@ class Worker:
 
     async def _shut_down(self, reason: ExitReason) -> None:
         """Finish or requeue the requests, stop the application, publish the last reports."""
-        # First: a platform must not count on a worker that takes no more requests.
+        # First: for the platform, a worker that takes no more requests must not be ready.
         self._parts.ready_file.delete()
         if isinstance(reason, Stop):
             log.info("stopping", in_flight=self._processor.in_flight)
@@ -436,7 +436,7 @@ class Worker:
         reserve = CLOSING_TIME
         if isinstance(reason, Stop):
             reserve = min(CLOSING_TIME, (self._settings.stop_grace if reason.grace is None else reason.grace) / 2)
-        # Before the session is closed, which may take long: other workers get the requeued requests now.
+        # Before the session is closed, which may take long: other workers can run the requeued requests meanwhile.
         await self._finish_requests(reserve)
         if self._loading_done:
             await at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
@@ -457,7 +457,7 @@ class Worker:
             # A drain has no limit, but another reason to exit ends it.
             self._exit_requested.clear()
             await first_of(self._processor.until_idle(), self._exit_requested.wait())
-        # Requeued and not left to the closing connection: on 4.3 only the latter counts as a failed delivery (broker:
-        # count-failures-by-reject).
+        # Not left to the closing connection: from RabbitMQ 4.3 on, that counts as a failed delivery, and a requeue does
+        # not (broker: count-failures-by-reject).
         self._processor.requeue(also_running=True)
         await at_most(0.4 * reserve, self._processor.until_idle())

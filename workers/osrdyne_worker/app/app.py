@@ -77,11 +77,11 @@ class EarlyStart:
         return self._owner is not None
 
     def take(self, owner: object, discard: Callable[[], None]) -> None:
-        """`owner` has started something; `discard` ends it."""
+        """Record that `owner` has started a process, which `discard` ends."""
         self._owner, self._discard = owner, discard
 
     def settle(self, sessions: object) -> None:
-        """Discard what was started if another factory, or none, is the application's."""
+        """End the started process if its owner is not `sessions`, the session factory of the application."""
         if self._discard is not None and self._owner is not sessions:
             self._discard()
             self._discard = None
@@ -326,8 +326,8 @@ class App:
         With `coalesce`, requests with the same body and the same `accept` that are in the worker at the same time are
         answered by one call: only for handlers whose answer depends on nothing else in the request. The call is that of
         one of them, and is cancelled when no caller needs the answer. Requests for streamed answers run by themselves.
-        With None, requests share a call if their route says `coalesce: true`; with False, never. A function of the call
-        may decide between the three: it runs on the event loop for each request, and must be fast.
+        With None, requests share a call if their route has `coalesce: true`; with False, never. A function of the call
+        may return one of the three: it runs on the event loop for each request, and must be fast.
         """
         return self._register(path, abandonable=abandonable, coalesce=coalesce, row_limit=row_limit)
 

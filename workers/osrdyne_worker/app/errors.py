@@ -65,7 +65,7 @@ def describe(error: BaseException) -> str:
         return mask_uri(error.message)
     try:
         whole = str(error)
-    except Exception:  # py4j asks the JVM for the text of its exceptions, and the JVM may have ended
+    except Exception:  # py4j reads the text of its exceptions from the JVM, which may have ended
         whole = ""
     lines = [line.strip() for line in whole.splitlines() if line.strip()]
     text = " ".join(lines[:MAX_LINES])[:MAX_CHARS]

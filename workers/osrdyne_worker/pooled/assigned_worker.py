@@ -168,7 +168,7 @@ class AssignedWorker:
         return self._threads.running if self._threads is not None and self._ended.done() else 0
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
-        """For `build_parts`."""
+        """Make the threads for the handlers of this worker. Called by `build_parts`."""
         self._threads = KeyThreads(count, enter=self._enter)
         return self._threads
 
@@ -180,7 +180,7 @@ class AssignedWorker:
     async def _live(self) -> None:
         bind_worker(self._environment.worker_id, self._environment.key)
         try:
-            # In a thread: pydantic compiles the request types of all handlers.
+            # In a thread: pydantic compiles the request types of all handlers, which takes long.
             loop = asyncio.get_running_loop()
             self._parts = await loop.run_in_executor(self.side_threads, self._build)
             self._worker = Worker(self._parts)
@@ -205,7 +205,7 @@ class AssignedWorker:
         app = self._app
         if self._sessions is not None:
             app = app.with_sessions(cast(SessionFactory, self._sessions))
-        # The process has run for long: of its imports a key waits only for the preparation of the handlers.
+        # The modules are already imported: "python" is the time to prepare the handlers.
         times = StartTimes()
         with times.part("python"):
             return build_parts(app, self._environment, clock=self._clock, host=self, start_times=times)
@@ -218,13 +218,12 @@ class AssignedWorker:
         else:
             log.error("worker failed", reason=reason.reason, exit_code=int(reason.code))
             self._end(AssignmentExit(reason.code, reason.reason))
-        # `run` must end here: in a process of its own the worker would end the process.
+        # Ends `Worker.run`: a dedicated worker ends its process here.
         raise _WorkerExitedError
 
     def _end(self, how: AssignmentExit) -> None:
-        """The first end counts."""
+        """Record how the worker has ended. The first end counts: a cut-off and an exit may come together."""
         if not self._ended.done():
-            # A cut-off and an exit may come together; what was reported first must not change.
             self._ended.set_result(how)
 
     async def _tidy(self) -> None:
@@ -235,7 +234,7 @@ class AssignedWorker:
         if (sessions := self._sessions) is not None:
             loop = asyncio.get_running_loop()
             try:
-                # Last of all: views that a thread makes after the session was closed would stay in the shared Spark.
+                # Last: views that a thread creates after this would remain in the shared Spark.
                 close = partial(sessions.close_last, filled_since=filled_since)
                 await loop.run_in_executor(self.side_threads, close)
             except Exception:

@@ -57,7 +57,7 @@ class Assignments:
         # A copy of the message, or one that arrives after the release (lifecycle: pooled-ids-once).
         if worker_id in self._assigned or worker_id in self._used:
             return False
-        # The leader never asks for it; a second safeguard (lifecycle: pooled-one-slot).
+        # A second safeguard: the leader assigns a slot only once (lifecycle: pooled-one-slot).
         taken_by = self._holder_of(question)
         if closed is not None or taken_by is not None:
             reason = closed or "a worker of this key and slot runs here"

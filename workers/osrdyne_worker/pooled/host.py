@@ -33,7 +33,7 @@ def check_poolable(app: App) -> None:
     if not app.poolable:
         raise ConfigurationError(
             "The application is not poolable: its workers need a process for each key (worker.placement: dedicated). "
-            "If it keeps everything of a key in context.session and context.state, say App(poolable=True)."
+            "If it keeps all data of a key in context.session and context.state, set App(poolable=True)."
         )
 
 
@@ -99,7 +99,7 @@ class WorkerHost:
         return ProcessMemory(heap_used=used, heap_max=maximum, rss=rss, pss=pss, heap_live=live, limit=limit)
 
     async def executor_seconds(self) -> float | None:
-        """How long tasks of all keys have run, on one core; None if the session factory does not know it."""
+        """How long tasks of all keys have run, in seconds on one core; None if unknown."""
         find: Callable[[Any], float | None] | None = getattr(self._sessions, "executor_seconds", None)
         return None if find is None or self._shared is None else await self._in_thread(lambda: find(self._shared))
 

@@ -41,7 +41,7 @@ def _host_memory(proc: Path) -> MemoryLimit | None:
 
 
 def _cgroup_limits(proc: Path, cgroups: Path, *, host: int | None) -> Iterator[MemoryLimit]:
-    """The limits of the process's cgroup and of its parents. A limit that the host cannot reach is none."""
+    """The limits of the process's cgroup and of its parents, without those above the memory of the host."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         hierarchy, controllers, path = line.split(":", 2)
         if hierarchy == "0":
@@ -70,7 +70,7 @@ def _with_parents(root: Path, path: str) -> Iterator[Path]:
 
 
 def _identity(group: Path) -> str:
-    """Tells apart the cgroups of two containers that both see theirs as the root."""
+    """Distinguish the cgroups of two containers, each of which sees its own cgroup as the root."""
     try:
         status = group.stat()
     except OSError:

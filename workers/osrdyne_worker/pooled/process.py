@@ -178,13 +178,13 @@ class PooledProcess:
             self._term = 0  # the old term was accepted while this machine's clock was wrong
         if message.generation.term < self._term:
             return  # from a deposed leader
-        # From the report on that carries this term, earlier leaders can change nothing here (lifecycle:
+        # From the report with this term on, questions of earlier leaders have no effect here (lifecycle:
         # pooled-older-terms).
         self._term = message.generation.term
         try:
             question = question_of_control(message)
         except InvalidMessageError as error:
-            log.warning("malformed question", reason=error.message)
+            log.warning("malformed control message", reason=error.message)
             self._refuse_malformed(message, error.message)
             return
         if question is None:
@@ -203,7 +203,7 @@ class PooledProcess:
             case ReportState():
                 pass
         if question.question:
-            # Answered also if nothing was to be done: a repeated question must get its answer, too (lifecycle:
+            # Answered even if it has had no effect: a repeated question needs an answer, too (lifecycle:
             # pooled-repeat).
             self._answers.append(question.question)
         self._report_soon()
@@ -241,7 +241,7 @@ class PooledProcess:
     async def _run_worker(self, environment: WorkerEnvironment) -> None:
         """Run a worker to its end. It waits until the shared session is ready."""
         worker_id = environment.worker_id
-        # What is reported if nothing below says better: every assigned worker must get an end.
+        # Replaced below. Every assigned worker must be reported as exited.
         how = AssignmentExit(ExitCode.UNRECOVERABLE, "the worker could not be made")
         try:
             if not await self._may_run(worker_id):
@@ -375,7 +375,8 @@ class PooledProcess:
             await self._clock.sleep(STATE_INTERVAL)
 
     def _report_soon(self) -> None:
-        """Schedule one report for the next loop iteration: it answers all questions that arrive together."""
+        """Schedule a report for the next iteration of the event loop: one report answers all questions that arrive
+        together."""
         if not self._report_due:
             self._report_due = True
             asyncio.get_running_loop().call_soon(self._report)

@@ -26,13 +26,13 @@ BLOCKED_INTERVAL = 0.5
 """Seconds between two checks of a connection that RabbitMQ has blocked."""
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 STABLE_AFTER = 10.0
-"""Seconds after which a connection counts as good: its loss is then a first failure again."""
+"""Seconds after which a connection counts as stable: after its loss the back-off begins again."""
 
 log = get_logger("worker")
 
 
 class BrokerConnection:
-    """An open connection: a channel for replies, one for retries, and one for questions about queues."""
+    """An open connection: a channel for replies, one for retries, and one for look-ups of queues."""
 
     def __init__(self, connection: Connection, replies: Channel | GuardedChannel, clock: Clock) -> None:
         self.connection = connection
@@ -77,7 +77,7 @@ class BrokerConnection:
         finally:
             for end in ends:
                 end.cancel()
-        # Ends all tasks of this connection: the parts of one that is half lost would wait for answers without end.
+        # Ends all tasks of this connection: with a part of it lost, they could wait for answers without end.
         raise BrokerUnavailableError("The connection to RabbitMQ was lost.")
 
     async def until_unblocked(self) -> None:

@@ -1,7 +1,7 @@
 """Control messages from the controller: the desired state, and the listener that receives them.
 
 Level-triggered: the controller repeats the desired state, and messages of an older generation are ignored. A lost
-control message delays a change and breaks nothing. The listener retries by itself and never disturbs requests.
+control message delays a change and has no other effect. The listener retries by itself and never affects requests.
 Source: docs/reference/protocol/reports.md, "Control messages".
 """
 
@@ -59,7 +59,7 @@ def apply_control(state: DesiredState, message: ControlMessage) -> DesiredState:
             return replace(state, paused=False, generation=message.generation)
         case Command.QUEUES:
             queues = parse_queues(message.details.get("queues"))
-            # An empty list would stop the worker without a pause that anything could see: it counts as malformed.
+            # An empty list counts as malformed: the worker would take no requests, and report no pause.
             return replace(state, queues=queues, generation=message.generation) if queues else state
         case _:
             return state
@@ -144,7 +144,7 @@ async def listen(
         except BrokerError as error:
             failures += 1
             if credit is not None:
-                # A stream that began now would get no credit. Without a control exchange there will be none at all.
+                # Streams get no credit now. Without a control exchange they never get any.
                 credit.listening(False if isinstance(error, BrokerNotFoundError) else None)
             if not connection.is_closed:
                 warnings.note(error, exchange=environment.control_exchange, first=failures == 1)
@@ -165,7 +165,7 @@ async def _listen_once(
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
     channel = await connection.channel()
-    # Exclusive: it goes with the connection, so that no control message waits for a worker that is gone.
+    # Exclusive: RabbitMQ deletes it with the connection, so that no control message waits for a lost worker.
     await channel.declare_queue(queue, exclusive=True, auto_delete=True)
     for routing_key in routing_keys:
         await channel.bind_queue(queue, environment.control_exchange, routing_key)
@@ -190,7 +190,7 @@ async def _listen_once(
 
 
 async def _binds_credit(connection: Connection, queue: QueueName, names: PoolNames, worker_id: WorkerId) -> bool:
-    """Bind the control queue to the exchange of credit messages; False if the pool's controller made none."""
+    """Bind the control queue to the exchange of credit messages; False if the pool has no such exchange."""
     # On a channel of its own: RabbitMQ closes the channel if the exchange is missing or must not be read.
     channel = await connection.channel()
     try:

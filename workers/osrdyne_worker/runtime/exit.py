@@ -32,7 +32,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the worker cannot go on, in a sentence for operators."""
+    """Why the worker cannot continue, in a sentence for operators."""
 
     reason: str
     code: ClassVar[ExitCode]

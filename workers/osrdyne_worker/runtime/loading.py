@@ -36,7 +36,7 @@ def import_app(reference: str) -> App:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise ConfigurationError(
-            f"The application must be given as module:attribute, not {reference!r}{_likely(module_name, attribute)}."
+            f"The application must be given as module:attribute, not {reference!r}{_hint(module_name, attribute)}."
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -48,7 +48,7 @@ def import_app(reference: str) -> App:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"There is no module {error.name!r}, neither installed nor in the working directory {here}"
-                f"{_likely(module_name, attribute)}."
+                f"{_hint(module_name, attribute)}."
             ) from error
         raise ConfigurationError(
             f"The module {module_name!r} cannot be imported: {describe_with_place(error)}"
@@ -61,8 +61,8 @@ def import_app(reference: str) -> App:
     return app
 
 
-def _likely(module_name: str, attribute: str) -> str:
-    """What was probably meant, where the path of a file was given instead of a module."""
+def _hint(module_name: str, attribute: str) -> str:
+    """The remedy if the path of a file was given instead of a module; empty otherwise."""
     if not module_name.endswith(".py"):
         return ""
     file = Path(module_name)
@@ -70,9 +70,9 @@ def _likely(module_name: str, attribute: str) -> str:
 
 
 def checked_config(app: App, worker_config: Mapping[str, object]) -> dict[str, Any]:
-    """The application's own part of a `WORKER_CONFIG` document, after the application has looked at it.
+    """Return the application's own part of a `WORKER_CONFIG` document, checked by the application.
 
-    Raises `ConfigurationError` that names what is wrong.
+    Raises `ConfigurationError` that names the invalid fields.
     """
     config = worker_config.get("app", {})
     if not isinstance(config, dict):
@@ -120,7 +120,7 @@ class Loader:
         self._times = times or StartTimes()
         self.context = context
         self._session: Any = None
-        """As the factory has built it. Reloads use copies; this one is closed."""
+        """The session that the factory has built, which is closed in the end. Reloads use copies of it."""
         self._session_built = False
         self._reloads = 0
         self._left_checks: set[asyncio.Future[Any]] = set()
@@ -131,13 +131,13 @@ class Loader:
         if self._app.sessions is not None:
             with self._times.part("session"):
                 session = await self._in_thread(self._app.sessions.build, self.context)
-            # Of the parts of "session" that the factory measures, the worker reports each by its own name.
+            # The factory may measure parts of "session", which the worker reports by their own names.
             for part, seconds in getattr(self._app.sessions, "start_times", dict)().items():
                 self._times.note(part, seconds)
             # Before `on_start`, which may use the session; and known to `stop` even if the hook fails.
             self.context = replace(self.context, session=session)
             self._session, self._session_built = session, True
-        # Before the data is read: what is written meanwhile has a later version.
+        # Before the data is read: data that is written meanwhile has a later version.
         self.context = replace(self.context, data_version=await self.newest_version())
         if self._app.start_hook is not None:
             with self._times.part("load"):
@@ -146,7 +146,7 @@ class Loader:
 
     @property
     def waiting_for(self) -> str | None:
-        """What the session factory waits for, such as executors of a cluster; None if it does not say."""
+        """What the session factory waits for, such as executors of a cluster; None if unknown."""
         return getattr(self._app.sessions, "waiting_for", None)
 
     @property
@@ -160,8 +160,8 @@ class Loader:
         return None if version is None else check_data_version(version)
 
     async def _check(self, hook: AnyFunction) -> Any:
-        """Like `_call`; a check that hangs, in a file system for example, must not be followed by others until all
-        threads of the worker hang."""
+        """Like `_call`, but one check at a time: if checks hang, for example in a file system, they must not occupy all
+        threads of the worker."""
         if inspect.iscoroutinefunction(hook):
             return await hook(self.context)
         if self._left_checks:
@@ -177,10 +177,11 @@ class Loader:
     def _forget_check(self, check: asyncio.Future[Any]) -> None:
         self._left_checks.discard(check)
         if not check.cancelled():
-            check.exception()  # no request waits for it
+            check.exception()  # asyncio must not report it: no request waits for the check
 
     async def reload(self, version: int | None) -> Context:
-        """Run `on_reload`, or `on_start` again, in a copy of the session; the new context. Raises what they raise."""
+        """Run `on_reload`, or `on_start` again, with a copy of the session; return the new context. Raises what they
+        raise."""
         hook, former = self._app.reload_hook, self.context
         new = replace(former, data_version=version)
         if hook is not None:
@@ -221,15 +222,15 @@ class Loader:
         return await self._in_thread(hook, context)
 
     async def _call_start_hook(self, hook: AnyFunction) -> Any:
-        # Where other keys use the same heap, the watch must be able to end this load: it would otherwise cancel the
+        # If other keys share the heap, the heap watch must be able to cancel this load. Otherwise it would cancel
         # requests of other keys.
         if getattr(self._app.sessions, "shares_heap", False):
             return await self._call_in_group(hook, self.context, f"{self.context.worker_id}-start")
         return await self._call(hook, self.context)
 
     async def _call_in_group(self, hook: AnyFunction, context: Context, group: str) -> Any:
-        """Like `_call`, with the jobs of a plain function in a group: they get the share of a key in a pooled process,
-        and the heap watch knows them."""
+        """Like `_call`, with the jobs of a plain function in a group: in a pooled process they run in the scheduler
+        pool of their key, and the heap watch can cancel them."""
         sessions = self._app.sessions
         if sessions is None or inspect.iscoroutinefunction(hook):
             return await self._call(hook, context)

@@ -2,7 +2,7 @@
 
 `ReportWindow` counts requests and turns the counts into reports, at most once a second. `Reporter` keeps reports in a
 bounded buffer and publishes them, transient and without confirms, while there is a connection. Every report names the
-requests that run at that moment: the controller then knows what a worker was doing when it died.
+requests that run at that moment, so that the controller can find the cause of a worker's death.
 Source: docs/reference/protocol/reports.md, "Activity reports".
 """
 
@@ -184,11 +184,12 @@ class Reporter:
         self._sending = False
         self._connected = False
         self.last_used = clock.time()
-        """When a request arrived or ended last, in seconds since the epoch; at first when this was made."""
+        """The time of the last arrival or end of a request, in seconds since the epoch; at first that of the start."""
         self.completed_requests = 0
 
     def watch(self, running: Callable[[], list[str]], suspects: Callable[[], Mapping[str, object]] = dict) -> None:
-        """Set the sources of what every report contains: fingerprints of running requests, and facts about suspects."""
+        """Set the functions that return the fingerprints of running requests, and the facts about suspects. Every
+        report contains both."""
         self._running = running
         self._suspects = suspects
 
@@ -206,7 +207,7 @@ class Reporter:
         if event is Event.BUSY:
             self._window.busy_reported()
         if event is Event.FAILED:
-            # These requests end with the worker: name them in all further reports, also after their handlers ended.
+            # These requests end with the worker: all further reports name them, also after their handlers ended.
             self._last_requests = self._running()
         self._add(Draft(event, details))
 
@@ -306,8 +307,7 @@ class Reporter:
         )
 
     def _add(self, draft: Draft) -> None:
-        # Named at the moment of the report, not of the publish: the worker may die in between, and this is the
-        # evidence.
+        # Now and not when the report is published: other requests may run by then.
         requests = self._last_requests or self._running()
         if requests:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})

@@ -36,7 +36,7 @@ class StartTimes:
 
 
 def process_age() -> float | None:
-    """Seconds since this process was created; None where the system does not show it. Linux."""
+    """Seconds since this process was created; None if the system is not Linux."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         started = int(fields[START_TIME_FIELD]) / os.sysconf("SC_CLK_TCK")
