@@ -99,7 +99,7 @@ def _wait(job: InFlight, future: Future[Response]) -> None:
             raise CallCancelledError("The progress could not be sent.") from error
 
 
-async def _without_errors(sending: Coroutine[Any, Any, None]) -> None:
+async def _without_errors(sending: Coroutine[Any, Any, object]) -> None:
     """Send without raising: no handler waits for it. If the connection is lost, the final answer fails as well."""
     try:
         await sending
