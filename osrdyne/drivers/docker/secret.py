@@ -14,6 +14,7 @@ from typing import Any
 from docker.errors import NotFound
 
 from osrdyne.drivers.docker.engine import Engine
+from osrdyne.errors import DriverUnavailableError
 
 URI_FILE = "/run/osrdyne/amqp-uri"
 
@@ -67,7 +68,10 @@ def _read_passwd(engine: Engine, container_id: str) -> str:
         archive = engine.call(read)
     except NotFound:
         return ""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        member = files.next()
-        content = None if member is None else files.extractfile(member)
-        return "" if content is None else content.read(_MAX_PASSWD_BYTES).decode("utf-8", errors="replace")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            member = files.next()
+            content = None if member is None else files.extractfile(member)
+            return "" if content is None else content.read(_MAX_PASSWD_BYTES).decode("utf-8", errors="replace")
+    except tarfile.TarError as error:
+        raise DriverUnavailableError(f"The engine sent a damaged copy of {_PASSWD}: {error}.") from error

@@ -48,9 +48,16 @@ class LogFiles:
         if not path.exists() or path.stat().st_size <= self.max_bytes:
             return
         if self.old_files > 0:
+            copy = path.with_name(f"{path.name}.new")
+            copy.touch(mode=0o600)
+            try:
+                shutil.copyfile(path, copy)
+            except OSError:
+                # A full disk, for example. The old logs are only shifted after a complete copy.
+                copy.unlink(missing_ok=True)
+                raise
             self._shift(path)
-            shutil.copyfile(path, _old(path, 1))
-            _old(path, 1).chmod(0o600)
+            copy.rename(_old(path, 1))
         os.truncate(path, 0)
 
     def tail(self, name: str, *, lines: int, since: float) -> tuple[str, ...]:

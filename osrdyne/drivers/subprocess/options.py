@@ -11,8 +11,7 @@ from pydantic import Field, field_validator
 
 from osrdyne.config.types import Duration, Size
 from osrdyne.drivers.base import DriverContext, DriverOptions
-from osrdyne.drivers.shared import RESERVED_PREFIXES as RESERVED_PREFIXES
-from osrdyne.drivers.shared import Variables
+from osrdyne.drivers.shared import RESERVED_PREFIXES, Variables
 
 
 class SubprocessOptions(DriverOptions):

@@ -11,6 +11,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import psutil
 
@@ -134,12 +135,17 @@ class LocalWorkers:
 
     def tidy(self, *, now: float) -> None:
         """Rotate large logs, and delete those of slots that have long been unused."""
-        try:
-            for worker in self.running():
-                self._logs.rotate(worker.name)
-            self._logs.purge(keep=self._workers.keys(), now=now)
-        except OSError as error:
-            log.warning("worker log rotation failed", path=error.filename, error=error.strerror)
+        rotations = [partial(self._logs.rotate, worker.name) for worker in self.running()]
+        failed: list[OSError] = []
+        # Each by itself: on a full disk no log can be rotated, but deleting unused ones frees space.
+        for work in (*rotations, partial(self._logs.purge, keep=self._workers.keys(), now=now)):
+            try:
+                work()
+            except OSError as error:
+                failed.append(error)
+        if failed:
+            first = failed[0]
+            log.warning("worker log rotation failed", path=first.filename, error=first.strerror, failures=len(failed))
 
     def tail(self, instance_id: InstanceId, *, lines: int) -> tuple[str, ...]:
         worker = self.find(instance_id)

@@ -137,11 +137,17 @@ class Journal:
         _, out, _ = await run_program(
             "journalctl", *options, f"--since=@{since:.6f}", f"--lines={lines}", match, timeout=CALL_TIMEOUT
         )
-        return tuple(mask_uri(_message(json.loads(line).get("MESSAGE"))) for line in reversed(out.splitlines()))
+        messages = (_message(line) for line in reversed(out.splitlines()))
+        return tuple(mask_uri(message) for message in messages if message is not None)
 
 
-def _message(value: object) -> str:
-    """Decode a message: text, or a list of bytes if it is not printable UTF-8."""
+def _message(line: bytes) -> str | None:
+    """The message of an entry in JSON: text, or a list of bytes if it is not printable UTF-8. None for a truncated
+    entry, of a journalctl that was killed."""
+    try:
+        value = json.loads(line).get("MESSAGE")
+    except ValueError:
+        return None
     if isinstance(value, list):
         return bytes(byte for byte in value if isinstance(byte, int)).decode(errors="replace")
     return str(value or "")

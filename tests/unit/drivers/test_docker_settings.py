@@ -262,6 +262,22 @@ def test_list_of_users_may_be_a_link():
     assert owner_of(FakeEngine(), "id") == 4711
 
 
+def test_damaged_list_of_users_is_an_error_of_the_engine():
+    class Client:
+        def inspect_container(self, _container_id):
+            return {"Config": {"User": "worker"}}
+
+        def get_archive(self, _container_id, _path):
+            return [], None
+
+    class FakeEngine:
+        def call(self, function):
+            return function(Client())
+
+    with pytest.raises(DriverUnavailableError, match="damaged copy of /etc/passwd"):
+        owner_of(FakeEngine(), "id")
+
+
 def test_root_cause_is_what_the_system_said():
     try:
         try:

@@ -27,6 +27,15 @@ async def test_password_in_the_journal_is_masked(monkeypatch):
     assert await journal.tail("unit", since=0.0, lines=5, ended=False) == MASKED
 
 
+async def test_truncated_entry_of_the_journal_is_left_out(monkeypatch):
+    async def killed_journalctl(*_arguments, timeout):
+        return -9, b'{"MESSAGE": "last"}\n{"MESS', b""
+
+    monkeypatch.setattr(systemctl, "run_program", killed_journalctl)
+    journal = Journal(ManagerKind.SYSTEM, clock=VirtualClock())
+    assert await journal.tail("unit", since=0.0, lines=5, ended=False) == ("last",)
+
+
 async def test_password_in_the_log_of_a_pod_is_masked(monkeypatch):
     class Client:
         def prepare_request(self, *_arguments, **_options):

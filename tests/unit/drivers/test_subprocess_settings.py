@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +168,24 @@ def test_without_old_files_a_grown_log_is_emptied(tmp_path):
     logs.rotate("a.0")
     assert [path.name for path in tmp_path.iterdir()] == ["a.0.log"]
     assert logs.path("a.0").read_bytes() == b""
+
+
+def test_rotation_that_fails_on_a_full_disk_keeps_the_old_logs(tmp_path, monkeypatch):
+    logs = make_logs(tmp_path, old_files=2)
+    for text in (b"first", b"second", b"x" * 11):
+        write(logs, text)
+
+    def copy_half(source, target):
+        Path(target).write_bytes(b"x" * 5)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", copy_half)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            logs.rotate("a.0")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "a.0.log": "x" * 11, "a.0.log.1": "second", "a.0.log.2": "first",
+    }  # fmt: skip
 
 
 def test_last_lines_do_not_come_from_an_earlier_worker(tmp_path):
