@@ -66,14 +66,14 @@ class SnapshotStore(Generic[S]):
         except LeadershipLostError:
             raise
         except BrokerError as error:
-            self._log.warning("snapshot unavailable, beginning without it", error=str(error))
+            self._log.warning("snapshot not available, beginning without it", error=str(error))
             return None
         if content is None:
             return None
         try:
             return await asyncio.to_thread(self._read, content)
         except (InvalidDocumentError, ValueError, RecursionError) as error:
-            self._log.warning("snapshot invalid, beginning without it", reason=str(error))
+            self._log.warning("snapshot cannot be read, beginning without it", reason=str(error))
             return None
 
     async def save(self, state: S) -> bool:
