@@ -1,5 +1,6 @@
-"""The wire contract, pure: names, messages, statuses, activity, control, environment, deadlines.
+"""The wire contract: names, messages, statuses, activity, control, environment, deadlines.
 
-No I/O and no dependency but the standard library, so that client, worker and controller share it unchanged.
-The documents behind it: docs/reference/protocol (wire contract) and the OSRD reference.
+Client, worker and controller share it unchanged. Pure, except that `environment` reads the file or standard input with
+the AMQP URI, and `spark_master.find_reachable` opens sockets. Only `pooled` needs more than the standard library
+(pydantic). Source: docs/reference/protocol, and the OSRD reference.
 """

@@ -1,7 +1,7 @@
 """Activity reports of workers, and the fingerprints of requests in them.
 
-Source: docs/reference/protocol/reports.md, "Activity reports".
-Reports may be lost: nothing that protects a request rests on them.
+Source: docs/reference/protocol/reports.md, "Activity reports". Reports may be lost; the protection of requests does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ EVENT_HEADER = "x-event"
 COMPLETED_ROUTE_HEADER = "x-route"
 COMPLETED_PRIORITY_HEADER = "x-priority"
 COMPLETED_CODE_HEADER = "x-code"
-"""Of `request-completed` reports: the code of the handler, if it is not the default one of the status."""
+"""Of `request-completed` reports: the code of the handler, if it differs from the default of the status."""
 COMPLETED_PROBE_HEADER = "x-probe"
-"""Of `request-completed` reports: the id of the `probe` message for which the one request of the report was taken."""
+"""Of `request-completed` reports: the id of the `probe` message for which the worker took the request."""
 EMPTY_PROBE_FIELD = "empty_probe"
 """Of reports of state: the id of a `probe` message for which no request was waiting."""
 MAX_PROBE_ID = 64
 """Characters of the id of a probe."""
 OUTCOMES_FIELD = "outcomes"
-"""Of `request-completed` reports in managed pools: the fingerprints of the requests that had this outcome."""
+"""Of `request-completed` reports in managed pools: the fingerprints of the requests with this outcome."""
 MAX_OUTCOMES = 1000
-"""The most of them that a report names, the latest ones."""
+"""How many of them a report names at most: the latest ones."""
 RETRIED = "retried"
 """The status of an attempt after which the request is tried again."""
 REPLY_TO_REFUSED = "reply-to-refused"
 """The status of a request that was not run, because no answer may go to its reply address."""
 COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED, REPLY_TO_REFUSED})
-"""What `x-status` of a report may say besides the statuses of answers."""
+"""Values of `x-status` in reports, besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
 GENERATION_FIELD = "generation"
-"""Detail of a report about the worker's state: the generation of the last control message that it accepted."""
+"""Of reports of the worker's state: the generation of the last control message that it accepted."""
 FORGED_FIELD = "forged"
-"""Detail of a report: how many forged control messages the worker has dropped since it last said so."""
+"""The number of forged control messages that the worker has dropped since the last report with this field."""
 BUSY_INTERVAL = 5.0
-"""Seconds between two `busy` reports while anything runs."""
+"""Seconds between two `busy` reports while requests run."""
 HASHED_BODY_BYTES = 4096
-"""Only the beginning of a body counts, and its length, so that a fingerprint costs microseconds for every body."""
+"""A fingerprint uses only the beginning of a body and its length, so that it takes microseconds for every body."""
 REQUESTS_FIELD = "requests"
-"""The field of an activity report that holds the fingerprints of the requests that run."""
+"""The fingerprints of running requests."""
 SUSPECTS_FIELD = "suspects"
-"""How many requests a worker has put aside because an earlier worker may have died of them."""
+"""How many requests a worker has put aside because they may have ended an earlier worker."""
 ALONE_FIELD = "alone"
-"""The text fingerprint of the one of them that runs now, with nothing else in the worker."""
+"""The text fingerprint of the suspect that runs now, alone in the worker."""
 STUCK_FIELD = "stuck"
 """The text fingerprint of a request whose handler did not end when it was cancelled: the worker ends because of it."""
 WAITING_FOR_FIELD = "waiting_for"
-"""Of `started` reports: what the start of the worker waits for, such as `EXECUTORS`."""
+"""Of `started` reports: the resource that the start of the worker waits for, such as `EXECUTORS`."""
 EXECUTORS = "executors"
 STARVED_JOBS_FIELD = "jobs_without_executors"
 """Of `busy` reports: the number of jobs that run on a cluster, if none of them has an executor."""
 COLD_START_FIELD = "cold_start"
-"""Of a `ready` report, and of a report of the worker's state: the milliseconds of each part of the start
+"""Of `ready` reports, and of reports of the worker's state: the milliseconds of each part of the start
 (`COLD_START_PARTS`)."""
 EXECUTOR_SECONDS_FIELD = "executor_seconds"
-"""Of a `ready`, `busy` or state report: how long tasks of the worker have run since its start, on one core."""
+"""Of `ready`, `busy` and state reports: the time of the worker's tasks since its start, in seconds on one core."""
 RELOADS_FIELD = "reloads"
-"""Of a report of the worker's state: `{id: error}` of the last reloads that the controller has asked for; the error is
-null for one that succeeded."""
+"""Of reports of the worker's state: `{id: error}` of the last reloads that the controller has requested; the error is
+null if the reload succeeded."""
 MAX_RELOADS = 4
 MAX_RELOAD_ID = 64
 FIRST_REQUEST_FIELD = "first_request_ms"
-"""Of the first `request-completed` report: how long the first request of the worker took."""
+"""Of the first `request-completed` report: the duration of the worker's first request."""
 FIRST_REQUEST_PART = "first_query"
 COLD_START_PARTS = ("process", "python", "jvm", "session", "load", FIRST_REQUEST_PART)
 PROCESS_START_PARTS = ("process", "python", "connection", "jvm", "session", "warm_up", "ready")
-"""The parts of the start of a pooled process. `connection` runs beside the others; `ready` is the whole start, from the
-creation of the process."""
+"""The parts of the start of a pooled process. `connection` is concurrent with the others; `ready` is the whole start,
+from the creation of the process."""
 MAX_START_MS = 86_400_000
 MAX_EXECUTOR_SECONDS = 1e12
 MAX_NAMED_REQUESTS = 64
-"""How many a report names."""
+"""How many requests a report names at most."""
 
 
 class Event(StrEnum):
@@ -112,12 +112,12 @@ class ActivityReport:
 
 
 def is_of_state(report: ActivityReport) -> bool:
-    """Whether a worker repeats its state, for a new leader for instance, and reports no event."""
+    """Whether the report is about the worker's state, for example for a new leader, and not about an event."""
     return GENERATION_FIELD in report.details
 
 
 def reloads_of(report: ActivityReport) -> dict[str, str | None]:
-    """The outcomes of reloads in a report, by id; what is invalid is left out."""
+    """The outcomes of reloads in a report, by id, without invalid ones."""
     found = report.details.get(RELOADS_FIELD)
     if not isinstance(found, dict) or len(found) > MAX_RELOADS:
         return {}
@@ -129,7 +129,7 @@ def reloads_of(report: ActivityReport) -> dict[str, str | None]:
 
 
 def cold_start_of(report: ActivityReport, *, known: Sequence[str] = COLD_START_PARTS) -> dict[str, int]:
-    """The `known` parts of a cold start in a report, in milliseconds; what is invalid is left out."""
+    """The `known` parts of a cold start in a report, in milliseconds, without invalid ones."""
     parts = report.details.get(COLD_START_FIELD)
     stated = report.event is Event.READY or (report.event is Event.BUSY and is_of_state(report))
     found = dict(parts) if isinstance(parts, dict) and stated else {}
@@ -143,7 +143,7 @@ def cold_start_of(report: ActivityReport, *, known: Sequence[str] = COLD_START_P
 
 
 def executor_seconds_of(report: ActivityReport) -> float | None:
-    """The time of the worker's tasks in a report; None if it has none, or an invalid one."""
+    """The time of the worker's tasks in a report; None if it is missing or invalid."""
     seconds = report.details.get(EXECUTOR_SECONDS_FIELD)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_EXECUTOR_SECONDS:
         return None
@@ -153,7 +153,7 @@ def executor_seconds_of(report: ActivityReport) -> float | None:
 def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
     """Parse a report; None if its event is unknown. The caller counts and drops such a message.
 
-    `worker_id` is empty where the message has none: the reference's protocol does not require it.
+    `worker_id` is empty if the message has none: the reference's protocol does not require it.
     """
     event = decode_text(headers.get(EVENT_HEADER))
     worker_id = decode_text(headers.get(WORKER_ID_HEADER)) or ""
@@ -174,10 +174,10 @@ def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: b
 def fingerprint(
     *, key: str, path: str, correlation_id: str | None, reply_to: str | None, message_id: str | None, body: bytes
 ) -> str:
-    """Name a request in 16 hexadecimal digits: how a report and the evidence in the poison inventory mean the same one.
+    """Identify a request by 16 hexadecimal digits, in reports and in the evidence of the poison inventory.
 
-    Computed from fields that no hop changes. It does not reveal the content and is no proof: two requests with the same
-    all of these are one to it.
+    Computed from fields that no hop changes, without revealing them. Requests that are equal in all of these fields
+    have the same fingerprint.
     """
     digest = blake2b(digest_size=8)
     for part in (key, path, correlation_id, reply_to, message_id):
@@ -194,7 +194,7 @@ def text_fingerprint(path: str, body: bytes) -> str:
 
 
 def outcomes_of(report: ActivityReport) -> tuple[str, ...]:
-    """The fingerprints of completed requests in a report; what is invalid is left out."""
+    """The fingerprints of completed requests in a report, without invalid ones."""
     found = report.details.get(OUTCOMES_FIELD)
     if report.event is not Event.REQUEST_COMPLETED or not isinstance(found, list):
         return ()
@@ -202,7 +202,7 @@ def outcomes_of(report: ActivityReport) -> tuple[str, ...]:
 
 
 def named_requests(details: object) -> tuple[str, ...]:
-    """The fingerprints in a report's field, whatever else may be there."""
+    """The fingerprints in a field of a report, without invalid ones."""
     if not isinstance(details, list):
         return ()
     return tuple(one for one in details[:MAX_NAMED_REQUESTS] if isinstance(one, str) and len(one) <= 64)

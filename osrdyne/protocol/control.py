@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 MAX_TERM = 2**53
-"""No leader gets there; every reader of JSON, and every metric, can hold it."""
+"""No leader reaches it. Every JSON parser and every metric can represent it."""
 TERM_AHEAD = 86_400
-"""How far a term may be ahead of the seconds since the epoch. A pool that has lost its leader queue goes on with a term
-taken from the clock (`broker.token`), so that terms never are; clocks may differ by a day."""
+"""How far a term may be ahead of the seconds since the epoch, because clocks may differ. Terms themselves are never
+ahead: they count from 1, or from the clock after the loss of the leader queue (`broker.leadership.token`)."""
 
 
 def is_plausible_term(term: int, *, now: float) -> bool:
@@ -51,14 +51,13 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
-    """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`,
-    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are; for `rate` `rate`
+    """One control message. `details`: for `cancel` `correlation_id` and `reply_to`; for `queues` `queues`; for `poison`
+    `texts`, the text fingerprints to refuse, each with the seconds for which to refuse it; for `rate` `rate`
     (`protocol.rates`); for `reload` and `probe` `id`, which the report of the outcome repeats; for `assign`, `release`,
-    `forget` and `state` see `protocol.pooled`.
-    They are not in the repr: `assign` contains the AMQP URI.
+    `forget` and `state` see `protocol.pooled`. They are not in the repr, because `assign` contains the AMQP URI.
 
-    A worker answers every `pause` and `resume` with a report of the state it is in, so that a new leader
-    learns which workers are ready.
+    A worker answers every `pause` and `resume` with a report of its state. From these reports a new leader learns which
+    workers are ready.
     """
 
     command: Command

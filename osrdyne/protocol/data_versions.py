@@ -10,13 +10,13 @@ from osrdyne.protocol.statuses import decode_text
 DATA_VERSION_HEADER = "x-data-version"
 """Of a request: the lowest version of the data that may answer it. Of a reply: the version that has answered it."""
 DATA_RELOADED_HEADER = "x-data-reloaded"
-"""Of a reply, `true`: the data had changed below the worker, which has loaded it again and run the handler again."""
+"""Of a reply, `true`: the data changed while the request ran; the worker has loaded it and run the handler again."""
 MAX_DATA_VERSION = 2**63 - 1
 """The largest integer of AMQP."""
 
 
 def check_data_version(version: int) -> int:
-    """The version. Raises `ValueError` if it is not a whole number from 0 to `MAX_DATA_VERSION`."""
+    """Return the version. Raises `ValueError` if it is not a whole number from 0 to `MAX_DATA_VERSION`."""
     if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_DATA_VERSION:
         raise ValueError(f"a data version is a whole number from 0 to {MAX_DATA_VERSION}, not {version!r}")
     return version

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime
 
 DEADLINE_HEADER = "x-deadline"
-_MAX_MS = 253_402_300_799_000  # the end of the year 9999: anything later is no deadline
+_MAX_MS = 253_402_300_799_000  # The end of the year 9999; later values are not deadlines.
 MAX_EXPIRATION_MS = 2**32 - 1
 """About 50 days: RabbitMQ closes the channel that publishes a longer `expiration`."""
 
 
 def parse_expiration_ms(expiration: object) -> int | None:
-    """The `expiration` property in milliseconds; None when absent or not a whole number ≥ 0."""
+    """The `expiration` property in milliseconds; None if it is absent or not a whole number ≥ 0."""
     if isinstance(expiration, str) and expiration.isascii() and expiration.isdigit():
         return int(expiration)
     if isinstance(expiration, int) and not isinstance(expiration, bool) and expiration >= 0:
@@ -30,7 +30,7 @@ def deadline_ms(
     """The absolute deadline in milliseconds since the epoch, or None.
 
     The earlier of `x-deadline` and `timestamp` + `expiration`; with `expiration` alone, `first_seen_ms` + `expiration`.
-    Values that make no sense (not numbers, negative, beyond the year 9999) count as absent.
+    Invalid values (not a number, negative, after the year 9999) count as absent.
     """
     candidates = []
     absolute = headers.get(DEADLINE_HEADER)
@@ -47,13 +47,13 @@ def deadline_ms(
 
 
 def is_past(deadline: int | None, *, now_ms: int, skew_ms: int = 0) -> bool:
-    """Whether the deadline has passed, allowing for `skew_ms` between the clocks of two machines."""
+    """Whether the deadline has passed. `skew_ms`: the allowed difference between the clocks of two machines."""
     return deadline is not None and now_ms > deadline + skew_ms
 
 
 def remaining_expiration(deadline: int | None, *, now_ms: int) -> str | None:
-    """The `expiration` property that carries the rest of a deadline to the next hop; `"0"` when it has passed.
+    """The `expiration` property for the remaining time to the deadline; `"0"` if it has passed.
 
-    A deadline beyond `MAX_EXPIRATION_MS` counts again at the next hop.
+    The time is limited to `MAX_EXPIRATION_MS`; the next hop computes it again.
     """
     return None if deadline is None else str(min(max(0, deadline - now_ms), MAX_EXPIRATION_MS))

@@ -17,18 +17,18 @@ from osrdyne.protocol.rates import EventRate, rate_from_wire
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 URI_VARIABLE, URI_FILE_VARIABLE = "WORKER_AMQP_URI", "WORKER_AMQP_URI_FILE"
 STANDARD_INPUT = "-"
-"""In place of a file: the worker reads the URI from its standard input, which is open to nothing else."""
+"""In place of a file: the worker reads the URI from its standard input, which no other process can read."""
 REFERENCE_POOL = "core"
 """The pool of a worker without `WORKER_POOL`, as in the reference."""
 ESCAPED_KEY_VARIABLE = "WORKER_KEY_ESCAPED"
-"""Instead of `WORKER_KEY`: the key as in queue names, for keys that no environment variable can hold."""
+"""Instead of `WORKER_KEY`: the encoded key, as in queue names, for keys that no environment variable can hold."""
 PLACEMENT_VARIABLE = "WORKER_PLACEMENT"
 PAUSED_VARIABLE = "WORKER_PAUSED"
 """`1`: the worker takes no requests until its leader sends `resume`."""
 RATE_VARIABLE = "WORKER_RATE"
 """The rate of the worker until its leader sends another, as in the control message `rate`, JSON."""
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
-"""Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
+"""The path of a file that exists while the worker takes requests, for readiness probes of the platform."""
 
 
 class Placement(StrEnum):
@@ -44,12 +44,12 @@ class Placement(StrEnum):
 class WorkerEnvironment:
     """The settings that a worker gets when it is started.
 
-    `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
-    file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
-    `retry_exchange` takes requests that are to be tried again; a direct pool has none. `poison`: the text fingerprints
-    of requests that the worker refuses, with the seconds for which it does. A pooled process has no request queues of
-    its own, and its key is `protocol.pooled.PROCESS_KEY`. `paused`: the worker begins as after the control
-    message `pause`. `rate`: of the events that it serves at first; None: no limit.
+    `amqp_uri` contains credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
+    file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON). The
+    worker publishes requests for another attempt to `retry_exchange`; a direct pool has none. `poison`: the text
+    fingerprints of requests that the worker refuses, each with the seconds for which it refuses it. A pooled process
+    has no request queues of its own, and its key is `protocol.pooled.PROCESS_KEY`. `paused`: the worker begins as after
+    the control message `pause`. `rate`: the rate of the worker until its leader sends another one; None: no limit.
     """
 
     worker_id: WorkerId
@@ -73,14 +73,15 @@ class WorkerEnvironment:
         return self.requests_queues[-1]
 
     def to_variables(self) -> dict[str, str]:
-        """As environment variables, the URI included.
+        """Return the environment variables, including the URI.
 
-        An environment variable cannot hold a NUL character: a key with one travels as `WORKER_KEY_ESCAPED` instead.
+        An environment variable cannot hold a NUL character: a key with one is in `WORKER_KEY_ESCAPED` instead.
         """
         key = {ESCAPED_KEY_VARIABLE: encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
         retries = {} if self.retry_exchange is None else {"WORKER_RETRY_EXCHANGE": self.retry_exchange}
         poison = {"WORKER_POISON": json.dumps(dict(self.poison))} if self.poison else {}
-        # Only where it differs from the default: a further variable would be another hash, and replace all workers.
+        # Only if it differs from the default: another variable changes the hash of the settings, and the leader would
+        # replace all workers.
         placement = {PLACEMENT_VARIABLE: str(self.placement)} if self.placement is not Placement.DEDICATED else {}
         paused = {PAUSED_VARIABLE: "1"} if self.paused else {}
         rate = {RATE_VARIABLE: json.dumps(self.rate.to_wire())} if self.rate is not None else {}
@@ -107,8 +108,8 @@ class WorkerEnvironment:
     def from_variables(cls, variables: Mapping[str, str]) -> WorkerEnvironment:
         """Read the environment of a worker process.
 
-        Raises `ConfigurationError` naming the variable that is missing or wrong. Only the variables of the reference
-        protocol are required; the others have the values that follow from the pool's name.
+        Raises `ConfigurationError` that names the missing or invalid variable. Only the variables of the reference
+        protocol are required; the defaults of the others are derived from the pool's name.
         """
         pool = variables.get("WORKER_POOL") or REFERENCE_POOL
         names = PoolNames(pool)
@@ -189,7 +190,7 @@ def _queues(variables: Mapping[str, str], pool: str, placement: Placement) -> tu
     if not text and placement is Placement.POOLED:
         return ()
     if not text:
-        # The reference daemon passes no queue; its workers make the name of pool and key, which is not escaped.
+        # The reference daemon passes no queue; its workers derive the name from the pool and the unescaped key.
         return (QueueName(variables.get("WORKER_REQUESTS_QUEUE") or f"{pool}-req-{read_key(variables)}"),)
     try:
         names = json.loads(text)

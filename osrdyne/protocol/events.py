@@ -1,6 +1,6 @@
-"""Turns a message of the log into events, or into the reasons why it is invalid. Pure.
+"""Parses a message of the log into events, or into the reasons why it is invalid. Pure.
 
-Used by ingest and by the last-value reader. Source: docs/reference/telemetry/events.md.
+Used by the ingest and the last-value reader. Source: docs/reference/telemetry/events.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def parse_message(body: bytes, *, encoding: str | None, enqueued: int | None) -> ParsedMessage:
-    """Parse one message. Whatever it holds, nothing is raised. `enqueued`: as `enqueued_time` returns it."""
+    """Parse one message; never raises. `enqueued`: as returned by `enqueued_time`."""
     parsed = ParsedMessage([], [])
     try:
         found = _events(body, encoding)
@@ -84,8 +84,8 @@ def parse_message(body: bytes, *, encoding: str | None, enqueued: int | None) ->
 
 
 def enqueued_time(sent: str | int | None, stamped: int | None) -> int | None:
-    """When the ingress took a message, in microseconds since the epoch: from the header `ENQUEUED_HEADER`, else the
-    message's own timestamp."""
+    """When the ingress accepted a message, in microseconds since the epoch: by the header `ENQUEUED_HEADER`, else by
+    the timestamp of the message."""
     if isinstance(sent, str):
         sent = int(sent) if sent.isascii() and sent.isdigit() and len(sent) < 16 else None
     found = stamped if sent is None else sent * 1000
@@ -123,7 +123,7 @@ def _event(index: int, event: Any, enqueued: int | None) -> Event:
 
 
 def _events(body: bytes, encoding: str | None) -> list[Any]:
-    """The events of a message, which may be anything. Raises ValueError and RecursionError."""
+    """Decode the events of a message. Raises ValueError and RecursionError."""
     if encoding not in (None, "", "identity", "utf-8"):
         raise InvalidEventError(f"the content encoding {encoding[:40]} is not supported; send JSON without it")
     document = _decode(body.decode("utf-8"))
@@ -150,7 +150,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def _check_size(event: Any) -> None:
-    """An event that shares a message with others has its size as compact JSON."""
+    """Check the size of an event as compact JSON: its message may contain others."""
     size = len(_bytes(event))
     if size > LARGEST_EVENT:
         raise InvalidEventError(f"the event has {size} bytes; at most {LARGEST_EVENT} are allowed")
@@ -196,12 +196,12 @@ def _value(value: object) -> tuple[float | None, str | None]:
 
 
 def _attribute(value: object) -> str | None:
-    """Texts as they are, everything else as JSON."""
+    """The text of an attribute; JSON for any other type."""
     if value is None:
         return None
     return _text(value) if type(value) is str else _text(_encode(value))
 
 
 def _text(text: str) -> str:
-    """Replace half a surrogate pair: Arrow and Parquet take no text that is not UTF-8."""
+    """Replace unpaired surrogates: Arrow and Parquet accept only text that is UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

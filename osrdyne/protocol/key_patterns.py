@@ -17,9 +17,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class KeyPattern:
     """A pattern such as `tpch/sf={scale}` or `log/{day:\\d{4}-\\d\\d}`, which must match the whole key.
 
-    `{name}` matches any text without `/`, as little as possible, but not `.` or `..`; `{name:regex}` matches the
-    regular expression; `{{` and `}}` are braces. `compile` compiles an expression, and raises ValueError or `re.error`.
-    Raises ValueError for an invalid pattern.
+    `{name}` matches the shortest text without `/`, but not `.` or `..`; `{name:regex}` matches the regular expression;
+    `{{` and `}}` are braces. `compile` compiles an expression, and raises ValueError or `re.error`. Raises ValueError
+    for an invalid pattern.
     """
 
     def __init__(self, text: str, *, compile: Callable[[str], Any] = re.compile) -> None:

@@ -1,4 +1,4 @@
-"""The address of the leader as a standby reports it, and when a client may follow it."""
+"""The address of the leader in the answer of a standby, and whether a client may follow it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NOT_LEADING = "not-leading"
 
 
 def leader_to_ask(asked: str, problem: Mapping[str, object]) -> str | None:
-    """The address of the leader in a standby's answer, for who has asked at the address `asked`.
+    """The address of the leader in the answer of a standby, which the client has called at `asked`.
 
-    None when it says nothing, or when the leader listens on loopback and the standby was asked on another address: it
-    is on another host, or not meant to be reached.
+    None if the answer has none, or if the leader listens on loopback and `asked` is not loopback: the client could be
+    on another host.
     """
     leader = problem.get("leader")
     if problem.get("code") != NOT_LEADING or not isinstance(leader, str):

@@ -58,7 +58,7 @@ DETAIL_LIMIT = 2_000
 
 
 def header_text(text: str, *, limit: int = DETAIL_LIMIT) -> str:
-    """The text without what UTF-8 cannot hold, and cut; last words of a worker, or a path, may be anything."""
+    """Cut the text, and replace characters that UTF-8 cannot encode: log lines and paths may contain any."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -74,13 +74,13 @@ def wants_arrow(accept: str | None) -> bool:
 
 
 def without_credentials(headers: Mapping[str, object]) -> dict[str, object]:
-    """The headers without `authorization`, however it is written."""
+    """The headers without `authorization`, in any case."""
     return {name: value for name, value in headers.items() if name.lower() != AUTHORIZATION_HEADER}
 
 
 def without_identity(headers: Mapping[str, object]) -> dict[str, object]:
-    """The headers without `authorization` and without the name of a principal, however they are written: only the
-    ingress may name who sends a request."""
+    """The headers without `authorization` and the name of a principal, in any case: only the ingress may set the
+    principal of a request."""
     return {name: value for name, value in headers.items() if name.lower() not in _IDENTITY}
 
 
@@ -89,9 +89,9 @@ _IDENTITY = frozenset({AUTHORIZATION_HEADER, PRINCIPAL_HEADER})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as a consumer sees it, with what the wire says already interpreted.
+    """One request, parsed from a delivery.
 
-    `key` may hold surrogates when the routing key was not UTF-8: check it with `names.parse_key` before use.
+    `key` contains surrogates if the routing key is not UTF-8: check it with `names.parse_key` before use.
     """
 
     key: str
@@ -111,7 +111,7 @@ class Request:
 
     @property
     def principal(self) -> str | None:
-        """Who sent the request, as the ingress of a managed pool found by its token."""
+        """Who sent the request, as identified by the ingress of a managed pool from the token."""
         return decode_text(self.headers.get(PRINCIPAL_HEADER))
 
     @property
@@ -120,21 +120,21 @@ class Request:
 
     @property
     def wants_progress(self) -> bool:
-        """Whether the client asks for progress replies; one that does not may take the first reply for the last."""
+        """Whether the client requests progress replies; other clients may take the first reply for the last."""
         value = self.headers.get(WANTS_PROGRESS_HEADER)
         return value is True or decode_text(value) == "true"
 
     @property
     def delivery_count(self) -> int:
-        """How often the broker has taken this request back, 0 at the first delivery; also from before it was put into
-        its queue anew."""
+        """How often this request has returned to a queue, 0 at the first delivery; including returns before it was
+        republished."""
         counts = (self.headers.get(name) for name in (DELIVERY_COUNT_HEADER, FAILED_DELIVERIES_HEADER))
         return sum(count for count in counts if isinstance(count, int))
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer. `progress` marks a non-terminating one; more will follow."""
+    """One answer. `progress`: it is non-terminating, and another one follows."""
 
     status: Status | str = Status.OK
     body: bytes = b""
@@ -148,7 +148,7 @@ class Response:
 
     @property
     def effective_code(self) -> int | None:
-        """What `x-code` says: the response's own code, or else that of its status."""
+        """The value of `x-code`: the response's own code, else the default of its status."""
         if self.code is None and self.status in CODES:
             return CODES[Status(self.status)]
         return self.code
@@ -156,9 +156,8 @@ class Response:
     def wire_headers(self, *, reference_statuses: bool = False) -> dict[str, object]:
         """The headers of the reply, in the types that the reference client reads.
 
-        Without those that route: a reply goes through the default exchange, where they name any queue.
-        `reference_statuses` writes every status other than `ok` as `core_error`, and the status itself into
-        `x-osrdyne-status`.
+        Without headers that route: in the default exchange, they could name any queue. `reference_statuses` writes
+        every status other than `ok` as `core_error`, and the status itself into `x-osrdyne-status`.
         """
         headers: dict[str, object] = {
             name: value for name, value in self.headers.items() if name not in ROUTING_HEADERS
@@ -178,7 +177,7 @@ class Response:
 
     @classmethod
     def from_wire(cls, *, headers: Mapping[str, object], body: bytes, content_type: str | None) -> Self:
-        """Read a reply; one without `x-status` (a worker that does not know it) counts as `ok`."""
+        """Parse a reply; one without `x-status`, from a worker that does not set it, counts as `ok`."""
         code = headers.get(CODE_HEADER)
         retry_after = headers.get(RETRY_AFTER_HEADER)
         status = decode_text(headers.get(STATUS_HEADER)) or Status.OK
@@ -213,10 +212,10 @@ def request_from_wire(
     redelivered: bool,
     now_ms: int,
 ) -> Request:
-    """Interpret the fields of a delivery; never raises, whatever the headers hold.
+    """Parse a request from the fields of a delivery; never raises.
 
-    In what the controller has passed on, `expiration` counts from then and `timestamp` is still the caller's: only
-    `x-deadline` tells the deadline there.
+    In a request that the controller has forwarded, `expiration` counts from the forward and `timestamp` is that of the
+    caller, so only `x-deadline` counts.
     """
     carries_deadline = HOPS_HEADER in headers and deadlines.DEADLINE_HEADER in headers
     return Request(

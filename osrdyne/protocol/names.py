@@ -1,8 +1,8 @@
 """Names on the broker, and the codec between a key and the part of a name it becomes.
 
 A key is data, never syntax: every UTF-8 string of at most 255 bytes is a key. `encode_key` maps it to ASCII letters,
-digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* stays the
-raw key. Source: docs/reference/protocol/names.md. `ReplyAddresses` decides to which names an answer may go.
+digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* is the raw
+key. Source: docs/reference/protocol/names.md. `ReplyAddresses` checks the reply addresses of requests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ QueueId = tuple[Key, int | None]
 MAX_NAME_BYTES = 255
 MAX_KEY_BYTES = 255
 KEY_ARGUMENT = "x-osrdyne-key"
-"""Queue argument that carries the raw key, so that a listing alone recovers it (also for unbound queues)."""
+"""Queue argument with the raw key, so that a listing shows the key of unbound queues, too."""
 
 PRIORITIES = range(10)
 
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _ESCAPE = re.compile(rb"\+([0-9A-F]{2})")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
-_STORE = re.compile(r"_Pri([0-9])\Z")
+_LEVEL = re.compile(r"_Pri([0-9])\Z")
 _DELAY = re.compile(r"[1-9][0-9]{0,9}\Z")
 _PARTITION = re.compile(r"(?:0|[1-9][0-9]{0,3})\Z")
 _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
@@ -44,7 +44,7 @@ _HASH_CHARS = 32  # 128 bits in hexadecimal
 def parse_key(text: str) -> Key:
     """Check that a routing key is a valid key.
 
-    Raises `InvalidKeyError` when it is not UTF-8 (undecodable bytes arrive as surrogates) or too long.
+    Raises `InvalidKeyError` if it is not UTF-8 (undecodable bytes arrive as surrogates) or too long.
     """
     try:
         size = len(text.encode("utf-8"))
@@ -56,18 +56,18 @@ def parse_key(text: str) -> Key:
 
 
 def priority_of(name: str) -> int | None:
-    """The priority class that a queue of requests or a work exchange is for, by its name; None: the default class."""
-    match = _STORE.search(name)
+    """The priority level of a request queue or a work exchange by its name; None: the default level."""
+    match = _LEVEL.search(name)
     return None if match is None else int(match[1])
 
 
 def encode_key(key: Key) -> str:
-    """The key's UTF-8 with everything but ASCII letters and digits as `+HH` (uppercase hexadecimal)."""
+    """Encode the UTF-8 of the key: ASCII letters and digits stay, other bytes become `+HH` (uppercase hexadecimal)."""
     return "".join(chr(byte) if byte in _PLAIN else f"+{byte:02X}" for byte in key.encode("utf-8"))
 
 
 def decode_key(encoded: str) -> Key | None:
-    """The inverse of `encode_key`; None for text that `encode_key` never returns (a hash, a foreign name)."""
+    """The inverse of `encode_key`; None for text that `encode_key` never returns, such as a hash or a foreign name."""
     if not _ENCODED.match(encoded):
         return None
     raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), encoded.encode("ascii"))
@@ -79,11 +79,11 @@ def decode_key(encoded: str) -> Key | None:
 
 
 def fit_key(key: Key, limit: int) -> str:
-    """`encode_key(key)` when it has at most `limit` characters, else a readable prefix, `_` and a 128-bit hash.
+    """`encode_key(key)` if it has at most `limit` characters, else a readable prefix, `_` and a 128-bit hash.
 
-    The separator `_` never occurs in an encoded key, so a shortened name equals no other key's name.
-    Used for queue names (limit 255 less prefix and suffix), and by drivers for their own, shorter names.
-    Raises ValueError for a limit that has no room for `_` and the hash.
+    An encoded key never contains `_`, so a shortened name is not the name of another key. Used for queue names (255
+    characters without prefix and suffix), and by drivers for their own, shorter names. Raises ValueError for a limit
+    that has no room for `_` and the hash.
     """
     if limit <= _HASH_CHARS:
         raise ValueError(f"a name needs at least {_HASH_CHARS + 1} characters to stay unique, not {limit}")
@@ -97,12 +97,12 @@ def fit_key(key: Key, limit: int) -> str:
 
 
 def replica_id(worker_id: WorkerId, replica: str) -> WorkerId:
-    """The worker id of one of several workers that the platform makes of a single start (pods of a Deployment)."""
+    """The worker id of one of several workers that the platform makes of one start, such as pods of a Deployment."""
     return WorkerId(f"{worker_id}.{replica}")
 
 
 def started_as(worker_id: str) -> WorkerId:
-    """The worker id that a start was given: of a replica, what comes before its own name. Ids of ours have no dot."""
+    """The worker id of the start: of a replica, the part before its own name. Other worker ids have no dot."""
     return WorkerId(worker_id.partition(".")[0])
 
 
@@ -151,7 +151,7 @@ class PoolNames:
 
     @property
     def poison_exchange(self) -> str:
-        """The exchange of the poison queue; messages from others are dropped: see `processors.forgeries`."""
+        """The exchange of the poison queue. `processors.forgeries` drops messages from other exchanges."""
         return f"{self.pool}-poison-xchg"
 
     @property
@@ -189,7 +189,7 @@ class PoolNames:
 
     @property
     def credit_exchange(self) -> str:
-        """Where clients publish the credit of streamed answers; the routing key is the worker id."""
+        """The exchange for the credit of streamed answers; the routing key is the worker id."""
         return f"{self.pool}-credit-xchg"
 
     @property
@@ -197,10 +197,9 @@ class PoolNames:
         return QueueName(f"{self.pool}-leader")
 
     def register_queues(self, term: int) -> tuple[QueueName, ...]:
-        """Two pairs of queues, which come and go in turn, so that RabbitMQ writes down the queues declared before
-        (`broker.queues.durability`).
+        """Two pairs of short-lived durability queues (`broker.queues.durability`).
 
-        Four names for odd terms and four others for even ones: two leaders, one after the other, share none.
+        Odd terms have four names and even terms four others, so that two successive leaders share none.
         """
         first = 1 if term % 2 else 5
         return tuple(QueueName(f"{self.pool}-register-{number}") for number in range(first, first + 4))
@@ -209,21 +208,21 @@ class PoolNames:
         return f"{self.pool}-snapshot-{name}-"
 
     def snapshot_queue(self, name: str, term: int) -> QueueName:
-        """The queue in which the leader of a term keeps the latest snapshot of this name."""
+        """The queue with the latest snapshot of this name in a term."""
         return QueueName(f"{self.snapshot_queue_prefix(name)}{term}")
 
     def work_exchange(self, priority: int | None = None) -> str:
-        """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
+        """The exchange for the accepted requests of a priority level in a managed pool; None is the default level."""
         return f"{self.pool}-work-xchg" if priority is None else f"{self.pool}-work-xchg_Pri{priority}"
 
     @property
     def retry_exchange(self) -> str:
-        """The exchange to which workers of a managed pool publish a request for another attempt."""
+        """The exchange to which workers of a managed pool publish requests for another attempt."""
         return f"{self.pool}-retry-xchg"
 
     @property
     def retried_exchange(self) -> str:
-        """Where a request comes from when it has waited: to the work exchange of its class."""
+        """The dead letter exchange of the wait queues, which routes requests to the work exchanges of their levels."""
         return f"{self.pool}-retried-xchg"
 
     @property
@@ -231,7 +230,7 @@ class PoolNames:
         return f"{self.pool}-retry-"
 
     def retry_queue(self, delay_ms: int) -> QueueName:
-        """The queue in which requests wait this long for their next attempt."""
+        """The wait queue for this delay."""
         return QueueName(f"{self.retry_queue_prefix}{delay_ms}")
 
     def delay_of_retry_queue(self, queue: str) -> int | None:
@@ -269,7 +268,7 @@ class PoolNames:
         return f"{self.key_policy_prefix}{fit_key(key, 200)}"
 
     def request_queue(self, key: Key, priority: int | None = None) -> QueueName:
-        """The request queue of a key; with `priority` 0-9 the queue of that priority class."""
+        """The request queue of a key; with `priority` 0-9 the queue of that priority level."""
         suffix = "" if priority is None else f"_Pri{priority}"
         room = MAX_NAME_BYTES - len(self.request_queue_prefix) - len(suffix)
         return QueueName(f"{self.request_queue_prefix}{fit_key(key, room)}{suffix}")
@@ -281,14 +280,14 @@ class PoolNames:
 
     def key_queue_pattern(self, key: Key) -> str:
         """An anchored regular expression that matches the request queues of one key and nothing else."""
-        level = self.request_queue(key, 0).removesuffix("0")  # a long key is cut at another place than without a level
+        level = self.request_queue(key, 0).removesuffix("0")  # with a level, a long key is cut at another place
         return f"^(?:{re.escape(self.request_queue(key))}|{re.escape(level)}[0-9])$"
 
     def key_of_queue(self, queue: str, arguments: dict[str, object]) -> Key | None:
-        """The key a request queue belongs to: its name is decoded, a shortened name needs the key argument.
+        """The key of a request queue, decoded from its name or, for a shortened name, from the key argument.
 
-        None when the queue is not one of this pool's base request queues. The argument is not part of a queue's
-        equivalence on the broker, so it is used only if it encodes to the same queue name.
+        None if the queue is not one of this pool's base request queues. RabbitMQ does not verify the argument, so it
+        counts only if its key has this queue name.
         """
         if not queue.startswith(self.request_queue_prefix):
             return None
@@ -306,8 +305,8 @@ class PoolNames:
         return None
 
     def key_of_level_queue(self, queue: str, arguments: dict[str, object]) -> tuple[Key, int] | None:
-        """Key and priority of a request queue of a priority class; None for any other queue. As `key_of_queue`."""
-        match = _STORE.search(queue)
+        """Key and priority of the request queue of a priority level; None for any other queue. As `key_of_queue`."""
+        match = _LEVEL.search(queue)
         if match is None or not queue.startswith(self.request_queue_prefix):
             return None
         priority = int(match[1])
@@ -323,7 +322,7 @@ class PoolNames:
         return None
 
     def owns(self, name: str) -> bool:
-        """Whether the pool has a queue or an exchange of this name, or may come to have one."""
+        """Whether the pool has, or may get, a queue or an exchange of this name."""
         prefix = f"{self.pool}-"
         return name.startswith(prefix) and _OWN_NAME.match(name[len(prefix) :]) is not None
 
@@ -340,16 +339,16 @@ class PoolNames:
 
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-"""RabbitMQ's direct reply-to: by itself, or followed by `.` and the address that it was replaced by."""
+"""RabbitMQ's direct reply-to. RabbitMQ replaces it in a request by an address: this name, `.` and more text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyAddresses:
-    """The reply addresses that a pool answers to. The same check for controller and workers.
+    """The allowed reply addresses of a pool. Controller and workers use the same check.
 
-    An answer goes through RabbitMQ's default exchange, where its routing key names any queue of the virtual host. So a
-    caller could make a worker or the controller write into the pool's own queues: into the control queue of another
-    key's worker, into the dead letters, into the queue of the leader token.
+    An answer goes through RabbitMQ's default exchange, where the routing key may name any queue of the virtual host. So
+    a caller could make a worker or the controller write into the pool's own queues: into the control queue of another
+    key's worker, the dead letters, or the queue of the leader token.
 
     `prefixes`: None allows every queue but the pool's own; otherwise a reply queue begins with one of them. Direct
     reply-to is always allowed.
@@ -359,7 +358,7 @@ class ReplyAddresses:
     prefixes: tuple[str, ...] | None = None
 
     def refuse(self, reply_to: str | None) -> str | None:
-        """Why no answer may go there; None: it may, or the request wants none."""
+        """Return why no answer may be sent to the address; None if it may, or if the request needs no answer."""
         if reply_to is None or reply_to == DIRECT_REPLY_TO or reply_to.startswith(f"{DIRECT_REPLY_TO}."):
             return None
         if self.names.owns(reply_to):

@@ -1,4 +1,4 @@
-"""The poison inventory as daemon and clients see it. Source: docs/reference/http-api/index.md, `/v1/poison`."""
+"""Entries of the poison inventory, for daemon and clients. Source: docs/reference/http-api/index.md, `/v1/poison`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Literal
 class WorkerDeath:
     """A worker that ended by itself while it ran requests.
 
-    `ended_with`: exit code or signal. `said`: the worker's own reason. `at`: seconds since the epoch. `others`: number
-    of requests that ran beside the one for which the death is evidence.
+    `ended_with`: exit code or signal. `said`: the reason that the worker reported. `at`: seconds since the epoch.
+    `others`: number of requests that ran at the same time as the one for which the death is evidence.
     """
 
     worker_id: str
@@ -25,11 +25,11 @@ class WorkerDeath:
 
 @dataclass(frozen=True, slots=True)
 class PoisonRecord:
-    """One entry of the poison inventory: a request whose every delivery failed, or that killed two workers.
+    """One entry of the poison inventory: a request that failed in every delivery, or that ended two workers.
 
-    `key`, `deliveries` and the times (seconds since the epoch) are None if they are unknown, as of a message that
-    osrdyne did not put there. `deliveries` is RabbitMQ's count. `finding` is a sentence about what the deaths mean,
-    `replays` the number of earlier replays. `body` is None in a list without bodies.
+    `key`, `deliveries` and the times (seconds since the epoch) are None if they are unknown, for example of a message
+    that osrdyne did not store. `deliveries` is RabbitMQ's count. `finding` is a sentence about the meaning of the
+    deaths, `replays` the number of earlier replays. `body` is None in a list without bodies.
     """
 
     id: str
@@ -53,12 +53,12 @@ class PoisonRecord:
 
     @property
     def unexplained(self) -> int | None:
-        """Deliveries that are not explained by a known death."""
+        """Deliveries without a known death."""
         return None if self.deliveries is None else max(0, self.deliveries - len(self.deaths))
 
     @property
     def body_encoding(self) -> Literal["text", "base64"] | None:
-        """How the body is written in JSON: as text if it is UTF-8. None in a list without bodies."""
+        """The encoding of the body in JSON: text if it is UTF-8. None in a list without bodies."""
         if self.body is None:
             return None
         try:

@@ -1,8 +1,8 @@
 """The messages between the leader and a pooled worker process. Source: docs/reference/protocol/pooled.md.
 
 A process hosts the workers of many keys; one worker in it is an *assignment*. The leader sends questions, which are
-control messages to the process; the process answers each with a report of its state. Both may be lost, duplicated and
-reordered: the leader repeats a question with the same id, and a process acts only once on each worker id.
+control messages to the process; the process answers each one with a report of its state. Both may be lost, duplicated
+and reordered: the leader repeats a question with the same id, and a process acts only once on each worker id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATE_INTERVAL = 5.0
 """Seconds between two reports of a process whose state does not change."""
 MAX_LOG_LINES = 20
 HOST_SCOPE = "host "
-"""The beginning of the scope of a host's memory; that of a cgroup begins otherwise."""
+"""The prefix of the scope of a host's memory; the scope of a cgroup has another one."""
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
@@ -36,10 +36,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Start the worker of `environment`, unless the process already knows or knew its worker id.
+    """Start the worker of `environment`, unless the process has or had its worker id.
 
-    The leader chooses `slot`, `spec_hash` and `started_at` (seconds since the epoch); every report contains them
-    unchanged.
+    The leader chooses `slot`, `spec_hash` and `started_at` (seconds since the epoch), and every report repeats them.
     """
 
     question: str
@@ -51,8 +50,8 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End the worker within `grace` seconds. If the process does not know the worker id yet, it refuses the id from
-    then on."""
+    """End the worker within `grace` seconds. If the process has not had the worker id yet, it refuses the id from then
+    on."""
 
     question: str
     worker_id: WorkerId
@@ -142,8 +141,8 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes. `heap_used` and `heap_max` are of the JVM, `heap_live` what its last collection has left, `rss` and `pss`
-    of the process with its JVM; None: unknown. `limit`: the tighter one of host and cgroups."""
+    """Bytes; None: unknown. `heap_used`, `heap_max` and `heap_live` (after the last collection) are of the JVM, `rss`
+    and `pss` of the process with its JVM. `limit`: the tightest one of host and cgroups."""
 
     heap_used: _Count | None = None
     heap_max: _Count | None = None
@@ -158,10 +157,9 @@ class ProcessState:
     """The complete state of a process at one moment.
 
     `sequence` grows by one with each report. `term` is the highest term of a message that the process has accepted;
-    `answers` are the questions that this report answers: their effects are in it. `requests` counts the requests
-    served since the start, `started_at` is in seconds since the epoch. `cold_start`: milliseconds of the parts of the
-    start that are over (`PROCESS_START_PARTS`). `executor_seconds`: how long tasks of all workers
-    have run, on one core.
+    `answers` are the ids of the questions that this report answers, with their effects. `requests` counts the requests
+    served since the start, `started_at` is in seconds since the epoch. `cold_start`: milliseconds of the finished parts
+    of the start (`PROCESS_START_PARTS`). `executor_seconds`: the time of tasks of all workers, in seconds on one core.
     """
 
     sequence: _Count
@@ -178,7 +176,7 @@ class ProcessState:
     executor_seconds: _Seconds | None = None
 
     def is_newer_than(self, other: ProcessState) -> bool:
-        """Whether the process has sent this report after `other`; a restarted process counts from the beginning."""
+        """Whether the process has sent this report after `other`; a restarted process counts from zero again."""
         return (self.started_at, self.sequence) > (other.started_at, other.sequence)
 
     def to_report(self, process: WorkerId) -> ActivityReport:
@@ -207,7 +205,7 @@ _GRACE = TypeAdapter[float](_Seconds)
 
 
 def process_state_of(report: ActivityReport) -> ProcessState:
-    """Read the state in a report of the event `process-state`. Raises `InvalidMessageError` that names the field."""
+    """Parse the state in a report of the event `process-state`. Raises `InvalidMessageError` that names the field."""
     return _read(_STATE, report.details, at="process-state")
 
 

@@ -1,6 +1,6 @@
-"""Inquiries about a starting key, and the answer: position in the queue of starts and expected time.
+"""Inquiries about a starting key, and their answers: position in the queue of starts and expected time.
 
-A client that wants progress asks for its key while a call has no reply; nothing is sent otherwise. Pure.
+A client that requested progress sends inquiries for its key while a call has no reply. Pure.
 Source: docs/reference/protocol/progress.md.
 """
 
@@ -13,22 +13,22 @@ from typing import Self
 STARTING = "starting"
 RUNNING = "running"
 FIRST_INQUIRY = 1.0
-"""Seconds that a call waits for its first reply before the client asks: a call of a running key costs nothing."""
+"""Seconds that a call waits for its first reply before the client sends an inquiry; most calls end before."""
 STARTING_INTERVAL = 2.0
 """Seconds between two inquiries about a key that is starting."""
 RUNNING_INTERVAL = 15.0
-"""The same for a key that is not: its worker may end, and the next one start, while the call waits."""
+"""The same about a key that is not starting: its worker may end, and the next one start, while the call waits."""
 INQUIRY_TTL_MS = 5_000
-"""An inquiry that no leader has read by then is dropped: the client has asked again."""
+"""After this time RabbitMQ drops an inquiry that no leader has read: the client has sent another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """The start of a worker that a caller waits for.
+    """The start of a worker for which a caller waits.
 
-    `position`: the number of starts up to this one in the queue, 1 for the next; 0: the worker is starting. `eta_s`:
-    seconds until the worker is ready, None if unknown. `waiting_for`: the setting that limits the starts, or what the
-    worker itself waits for; None if it waits for nothing.
+    `position`: the position in the queue of starts, 1 for the next; 0: the worker is starting. `eta_s`: seconds until
+    the worker is ready, None if unknown. `waiting_for`: the setting that limits the starts, or the resource for which
+    the worker waits; None if it waits for neither.
     """
 
     position: int
@@ -43,7 +43,7 @@ class StartProgress:
 
     @classmethod
     def from_json(cls, body: bytes) -> Self | None:
-        """Read an answer; None for a key that is not starting, and for whatever else the body holds."""
+        """Parse an answer; None for a key that is not starting, and for any other body."""
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
@@ -68,5 +68,5 @@ class StartProgress:
 
 
 def not_starting() -> bytes:
-    """The body of the answer for any other key: one that is served, or that no worker is started for."""
+    """The body of the answer for a key that is not starting."""
     return json.dumps({"state": RUNNING}, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""The rate at which a worker serves events, in its environment and in control messages.
+"""The rate at which a worker may serve events, in its environment and in control messages.
 
 Source: docs/reference/protocol/reports.md, "Control messages".
 """
@@ -13,13 +13,13 @@ RATE_FIELD = "rate"
 LARGEST_EVENT = 32 * 1024
 """Bytes. A rate counts a larger event as one of this size; the ingest of telemetry stores it as invalid."""
 LONGEST_REQUEST = 60.0
-"""Seconds. Workers refuse a request whose events need longer at their rate."""
+"""Seconds. Workers refuse a request whose events would need longer at their rate."""
 _LARGEST = 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class EventRate:
-    """Events a minute. An event counts as its blocks of `event_bytes`."""
+    """Events a minute. A larger event than `event_bytes` counts as several: one for each block of this size."""
 
     events_per_minute: float
     event_bytes: int
@@ -29,7 +29,7 @@ class EventRate:
 
 
 def rate_from_wire(value: object) -> EventRate | None:
-    """The rate; None for no limit. Raises ValueError."""
+    """Parse a rate; None for no limit. Raises ValueError."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

@@ -1,7 +1,7 @@
 """The `spark.master` of `WORKER_CONFIG`: which Spark a worker uses.
 
-The configuration refuses an invalid master before anything starts; workers and `osrdyne doctor` ask what kind it is and
-where it can be reached. Source: docs/reference/workers/clusters.md.
+The configuration refuses an invalid master at the start; workers and `osrdyne doctor` use its kind and addresses.
+Source: docs/reference/workers/clusters.md.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class MasterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SparkMaster:
-    """A valid master. `addresses`: (host, port) where it can be reached; any one is enough. Empty for `local…`, and for
-    `yarn`, whose address is in the configuration of Hadoop."""
+    """A valid master. `addresses`: (host, port) of each of its servers, of which one suffices. Empty for `local…`, and
+    for `yarn`, whose address is in the configuration of Hadoop."""
 
     text: str
     kind: MasterKind
@@ -57,7 +57,7 @@ class SparkMaster:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether the worker asks a cluster for executors, which it may not get."""
+        """Whether the worker requests executors from a cluster, which may not have any."""
         return self.kind in {MasterKind.STANDALONE, MasterKind.KUBERNETES, MasterKind.YARN, MasterKind.LOCAL_CLUSTER}
 
     @property
@@ -67,7 +67,7 @@ class SparkMaster:
 
 
 def parse_spark_master(text: str) -> SparkMaster:
-    """Parse a master. Raises ValueError with the fault and the valid forms."""
+    """Parse a master. Raises ValueError with the reason and the valid forms."""
     if _LOCAL.match(text):
         return SparkMaster(text, MasterKind.LOCAL)
     if _LOCAL_CLUSTER.match(text):
@@ -83,7 +83,7 @@ def parse_spark_master(text: str) -> SparkMaster:
         case "sc":
             return SparkMaster(text, MasterKind.CONNECT, (_connect_address(rest),))
         case _:
-            raise ValueError(f"{text!r} is no Spark master: write {FORMS}")
+            raise ValueError(f"{text!r} is not a Spark master: write {FORMS}")
 
 
 def find_reachable(addresses: Iterable[tuple[str, int]], *, timeout: float) -> str | None:
@@ -106,17 +106,17 @@ def _parse_address(text: str) -> tuple[str, int]:
     match = _ADDRESS.match(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError(
-            f"{text!r} is no address: write spark://host:port, with more after commas: spark://a:7077,b:7077"
+            f"{text!r} is not an address: write spark://host:port, or several with commas: spark://a:7077,b:7077"
         )
     return match["host"], int(match["port"])
 
 
 def _kubernetes_address(rest: str) -> tuple[str, int]:
-    """Spark takes `https` if the address of the API server has no scheme."""
+    """Parse the address of an API server; as in Spark, the default scheme is `https`."""
     url = rest if "://" in rest else f"https://{rest}"
     scheme, host, port = _split(url)
     if scheme not in {"http", "https"} or not host:
-        raise ValueError(f"'k8s://{rest}' is no address of a Kubernetes API server: write k8s://https://host:port")
+        raise ValueError(f"'k8s://{rest}' is not the address of an API server: write k8s://https://host:port")
     return host, port or (443 if scheme == "https" else 80)
 
 
@@ -128,7 +128,8 @@ def _connect_address(rest: str) -> tuple[str, int]:
 
 
 def _split(url: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port; no host if the address is invalid. The text is not in an error: it may hold a token."""
+    """Scheme, host and port; an empty host if the address is invalid. Errors do not contain the text, which may hold a
+    token."""
     try:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port

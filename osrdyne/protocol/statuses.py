@@ -58,16 +58,16 @@ CODES: dict[Status, int] = {
 
 
 REFERENCE_ERROR = "core_error"
-"""The one status besides `ok` that the reference client accepts."""
+"""The only status besides `ok` that the reference client accepts."""
 
 
 def encode_status(status: Status | str) -> bytearray:
-    """`x-status` is a byte array on the wire (AMQP type `x`): the reference client reads nothing else."""
+    """`x-status` on the wire: a byte array (AMQP type `x`), the only type that the reference client reads."""
     return bytearray(str(status), "utf-8")
 
 
 def decode_text(value: object) -> str | None:
-    """Text of a header that may arrive as text or as a byte array; None for anything else."""
+    """The text of a header, which may be a string or a byte array; None for any other type."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):

@@ -22,18 +22,17 @@ PART_BYTES = 4 * 1024 * 1024
 """The largest body of a part, unless a single row is larger."""
 DEFAULT_CREDIT = 4
 MAX_CREDIT = 64
-"""How many parts a worker may be ahead of its client at most, whatever the client grants."""
+"""How many parts a worker may be ahead of its client at most, even if the client grants more."""
 GRANT_INTERVAL = 15.0
-"""Seconds after which a client repeats its credit: a lost credit message is replaced, and the worker knows that the
-client still reads."""
+"""Seconds after which a client repeats its credit, to replace a lost message and to show that it still reads."""
 SILENCE_TIMEOUT = 60.0
-"""Seconds without a credit message after which a worker that may send no part ends the stream."""
+"""Seconds without a credit message after which a worker without credit ends the stream."""
 
 _STREAM_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 def read_wanted_credit(headers: Mapping[str, object]) -> int | None:
-    """The credit with which a request asks for a stream; None if it asks for none."""
+    """The credit of a request for a stream; None if the request is not for a stream."""
     value = headers.get(CREDIT_HEADER)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         return None
@@ -44,7 +43,7 @@ def read_wanted_credit(headers: Mapping[str, object]) -> int | None:
 class Grant:
     """A credit message: the worker may send the parts of this stream up to the number `up_to`.
 
-    The number counts from the first part, so a message that is lost, doubled or late does no harm.
+    The number counts from the first part, so that a lost, repeated or late message is harmless.
     """
 
     stream_id: str
@@ -66,14 +65,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """Which part of which stream a reply is; the final reply has the number of parts before it."""
+    """The stream and number of a part; of the final reply, the number of parts before it."""
 
     stream_id: str
     number: int
 
     @classmethod
     def of(cls, headers: Mapping[str, object], *, final: bool) -> PartName | None:
-        """From the headers of a reply; None if it belongs to no stream."""
+        """Parse the headers of a reply; None if it belongs to no stream."""
         stream_id, number = decode_text(headers.get(STREAM_HEADER)), headers.get(PARTS_HEADER if final else PART_HEADER)
         if stream_id is None or not isinstance(number, int) or isinstance(number, bool):
             return None

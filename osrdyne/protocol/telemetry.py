@@ -13,9 +13,9 @@ ENDPOINT = "/streams/{name}/inputs/log"
 """The sink of routes that write to the log of this name."""
 
 KEY_HEADER = "x-osrdyne-key"
-"""The key that the client sent: a device or a site. The routing key of a message in the log is its stream."""
+"""The key of the client's request: a device or a site. The routing key of a message in the log is its stream."""
 ENQUEUED_HEADER = "x-osrdyne-enqueued"
-"""When the ingress took the message, in milliseconds since the epoch (integer)."""
+"""When the ingress accepted the message, in milliseconds since the epoch (integer)."""
 
 PARTITIONS_ARGUMENT = "x-osrdyne-partitions"
 """Queue argument of a stream: the number of partitions of its log."""
@@ -23,5 +23,5 @@ PARTITIONS_ARGUMENT = "x-osrdyne-partitions"
 
 def partition_of(key: Key, partitions: int) -> int:
     """The partition of a key: CRC-32 of its UTF-8, modulo the number of partitions. All messages of a key are in one
-    partition, in the order in which the ingress took them."""
+    partition, in the order in which the ingress accepted them."""
     return zlib.crc32(key.encode("utf-8")) % partitions

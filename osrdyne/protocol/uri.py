@@ -1,8 +1,8 @@
 """The parts of an AMQP URI besides the broker's address: the user, and the files for TLS as query parameters.
 
-A worker is given one URI and nothing else, so the URI carries everything. The parameters are named as RabbitMQ's own
-clients name them (RabbitMQ docs: URI Query Parameters): `cacertfile`, `certfile`, `keyfile` and `verify`, which is
-`verify_peer` or `verify_none`. Pure: reads no file.
+A worker gets only a URI, so the URI contains these, too. The parameters have the names of RabbitMQ's own clients
+(RabbitMQ docs: URI Query Parameters): `cacertfile`, `certfile`, `keyfile` and `verify`, which is `verify_peer` or
+`verify_none`. Pure: reads no file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ class TlsFiles:
 
 
 def tls_of(uri: str) -> TlsFiles:
-    """The TLS parameters of an AMQP URI; others are passed over.
-
-    Raises ValueError for a `verify` that means nothing, rather than guess.
-    """
+    """The TLS parameters of an AMQP URI. Raises ValueError for an unknown value of `verify`."""
     query = dict(parse_qsl(urlsplit(uri).query))
     verify = query.get("verify", "verify_peer")
     if verify not in {"verify_peer", "verify_none"}:
@@ -39,7 +36,7 @@ def tls_of(uri: str) -> TlsFiles:
 
 
 def with_tls(uri: str, files: TlsFiles) -> str:
-    """The URI with these files as its parameters, in place of those it had. A plain `amqp://` URI stays as it is."""
+    """The URI with these files as parameters; they replace its own. An `amqp://` URI does not change."""
     parts = urlsplit(uri)
     if parts.scheme != "amqps":
         return uri
@@ -57,7 +54,7 @@ def with_tls(uri: str, files: TlsFiles) -> str:
 
 
 def with_user(uri: str, user: str, password: str) -> str:
-    """The URI with another user."""
+    """The URI with this user and password."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=f"{quote(user, safe='')}:{quote(password, safe='')}@{host}").geturl()

@@ -59,7 +59,7 @@ def test_memory_yields_to_a_setting_of_spark() -> None:
         ({"match": "a{b"}, r"the { at character 2 is not closed"),
         ({"match": "{a:(?=b)}"}, r"the expression of 'a' is not valid: .*\(the syntax is that of RE2\)"),
         ({"match": "{a:(b)}"}, r"has groups"),
-        ({"match": "a", "spark_master": "nowhere"}, r"'nowhere' is no Spark master"),
+        ({"match": "a", "spark_master": "nowhere"}, r"'nowhere' is not a Spark master"),
         ({"match": "a", "memory": "100MiB"}, r"greater than or equal to 471859200"),
         ({"match": "a", "colour": "red"}, r"Extra inputs"),
         ({"match": "a", "cores": 2}, r"worker\.profiles\.0\.cores: only workers on a cluster have cores: write"),

@@ -70,7 +70,7 @@ def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
 
 
 def test_invalid_master_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x' is no Spark master"):
+    with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x' is not a Spark master"):
         read_master({"spark": {"master": "spork://x"}})
 
 
