@@ -1,8 +1,8 @@
-"""The effective settings for people: every value with its origin, and no secret. Used by `check-config`.
+"""The effective settings as they may be shown: every value with its origin, and no secret. Used by `check-config`.
 
-The type of a setting decides what is shown, never its name: a `SecretStr` is shown as a URI without its password, and
-the texts in a free mapping (an application's configuration, environment variables) are hidden, because any of them may
-be a secret. A mapping that never holds one has a `PublicMarker`.
+The type of a setting determines what is shown: of a `SecretStr` the URI without its password, of other types the value.
+The texts in a free mapping (an application's configuration, environment variables) are hidden, because any of them may
+be a secret, unless the mapping has a `PublicMarker`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DRIVER_OPTIONS: Path = ("driver", "options")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One value as it may be shown: JSON-like, secrets masked."""
+    """One value, JSON-like, with masked secrets."""
 
     path: Path
     value: Any
@@ -35,9 +35,9 @@ class Shown:
 
 
 def shown_settings(loaded: LoadedSettings, *, driver_options: type[BaseModel] | None = None) -> list[Shown]:
-    """Every setting in the order of the models; mappings value by value.
+    """All settings in the order of the models, mappings value by value.
 
-    `driver_options` is the model of the driver's own options; without it, all their texts are hidden.
+    `driver_options`: the model of the driver's own options; without it, all their texts are hidden.
     """
     models = {} if driver_options is None else {DRIVER_OPTIONS: driver_options}
     return [
@@ -60,7 +60,7 @@ def _shown(loaded: LoadedSettings, path: Path, field: FieldInfo, model: type[Bas
 def _inside(
     loaded: LoadedSettings, path: Path, value: Mapping[str, Any], *, model: type[BaseModel] | None, hidden: bool
 ) -> Iterator[Shown]:
-    """The values of a mapping. Where a model describes it, each of its fields has its own type."""
+    """The values of a mapping. `model`: the types of its values."""
     fields = {} if model is None else model.model_fields
     for name, item in value.items():
         below = (*path, name)
@@ -77,7 +77,7 @@ def _origin(origins: Mapping[Path, str], path: Path) -> str:
 
 
 def may_hold_secret(field: FieldInfo) -> bool:
-    """Whether the type of a field leaves room for a secret: a free mapping, or anything at all."""
+    """Whether values of the field may contain a secret: it is a free mapping, or of any type."""
     return not any(isinstance(mark, PublicMarker) for mark in field.metadata) and _is_free(field.annotation)
 
 
@@ -97,7 +97,7 @@ def _masked(value: Any, *, hidden: bool = False) -> Any:
     match value:
         case SecretStr():
             return masked_uri(value.get_secret_value())
-        case BaseModel():  # an entry of a list, such as a profile: what it gives, each field by its own type
+        case BaseModel():  # an entry of a list, such as a profile: the fields that are set, each by its type
             fields = type(value).model_fields
             given = {name: getattr(value, name) for name in fields if name in value.model_fields_set}
             return {name: _masked(item, hidden=may_hold_secret(fields[name])) for name, item in given.items()}
@@ -116,7 +116,7 @@ def _masked(value: Any, *, hidden: bool = False) -> Any:
 
 
 def masked_uri(uri: str) -> str:
-    """A URI without its password and query; `***` when it cannot be taken apart safely."""
+    """A URI without its password and query; `***` if it cannot be parsed safely."""
     try:
         parts = urlsplit(uri)
         host, port = parts.hostname, parts.port

@@ -1,6 +1,6 @@
-"""Write the tables of settings into `docs/reference/configuration`: `python -m osrdyne.config.document`.
+"""Writes the tables of settings into `docs/reference/configuration/settings.md`: `python -m osrdyne.config.document`.
 
-A test fails when the page is not what this would write.
+A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def settings_table() -> str:
 
 
 def update(page: str) -> str:
-    """The page with the present tables between its marks."""
+    """Replace the tables between the marks of the page."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{settings_table()}\n{END}{tail}"
@@ -78,7 +78,7 @@ def _limits(setting: Setting) -> str:
 
 
 def _is(setting: Setting, alias: Any) -> bool:
-    """Whether the setting is of an annotated type, which pydantic keeps as metadata or inside a union."""
+    """Whether the setting has an annotated type, whose validator pydantic keeps as metadata or in a union."""
     validator = typing.get_args(alias)[1]
     inner = (part for one in typing.get_args(setting.field.annotation) for part in typing.get_args(one))
     return validator in (*setting.field.metadata, *inner)

@@ -1,7 +1,7 @@
-"""Loads the settings: flags over environment over file over defaults, and remembers where each value came from.
+"""Loads the settings from flags, environment, file and defaults, in this order of precedence, with the origin of each.
 
-Called once by each command. All mistakes are reported at once, one line each with path, place and remedy, as one
-`ConfigurationError`; no message holds a secret. Below a mapping (`worker.config`, `driver.options`) the sources are
+Called once by each command. All mistakes are reported together as one `ConfigurationError`, one line each with path,
+place and remedy; no message contains a secret. Below a mapping (`worker.config`, `driver.options`) the sources are
 merged key by key.
 """
 
@@ -30,8 +30,8 @@ DEFAULT_ORIGIN = "default"
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings, and for every value its origin: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`, `flag
-    --set`, `default`. Values below a mapping have origins of their own."""
+    """The settings, and the origin of every value: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`, `flag
+    --set`, `default`. Each value below a mapping has its own origin."""
 
     settings: Settings
     origins: Mapping[Path, str]
@@ -44,11 +44,10 @@ def load_settings(
     assignments: Sequence[str] = (),
     flags: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
-    """Read and check everything.
+    """Read and validate all sources. Raises `ConfigurationError`.
 
-    `file` is the `--config` flag (else `OSRDYNE_CONFIG`, else `osrdyne.yaml` where it exists), `assignments` the
-    `path=value` texts of `--set`, `flags` the same for dedicated flags, by name: `{"--pool": "pool.id=x"}`.
-    Raises `ConfigurationError`.
+    `file`: the flag `--config` (else `OSRDYNE_CONFIG`, else `osrdyne.yaml` if it exists). `assignments`: the texts
+    `path=value` of `--set`. `flags`: the same for dedicated flags, by name, such as `{"--pool": "pool.id=x"}`.
     """
     environment = os.environ if environment is None else environment
     file = file or environment.get(FILE_VARIABLE) or (DEFAULT_FILE if FilePath(DEFAULT_FILE).exists() else None)
@@ -65,7 +64,8 @@ def load_settings(
 
 
 def _merge(entries: Sequence[Entry]) -> dict[Path, Entry]:
-    """The last entry of each path wins; a value replaces what was below its path, and the other way round."""
+    """Keep the last entry of each path. An entry also replaces entries below its path, and those of which its path is a
+    part."""
     merged: dict[Path, Entry] = {}
     for entry in entries:
         size = len(entry.path)
@@ -153,20 +153,20 @@ _MESSAGES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def problems_of(error: ValidationError, origins: Mapping[Path, str]) -> list[Problem]:
-    """One problem for each error of pydantic, with the origin of the value. Repeats no value: it may be a secret."""
+    """One problem for each error of pydantic, with the origin of the value. Without values: they may be secrets."""
     details = error.errors(include_url=False, include_input=False)
     return [_problem(detail, origins) for detail in details]
 
 
 def _problem(detail: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
     path = tuple(str(part) for part in detail["loc"])
-    say = _MESSAGES.get(detail["type"])
-    message = say(detail.get("ctx", {})) if say else detail["msg"][:1].lower() + detail["msg"][1:]
+    describe = _MESSAGES.get(detail["type"])
+    message = describe(detail.get("ctx", {})) if describe else detail["msg"][:1].lower() + detail["msg"][1:]
     return Problem(path, _origin(path, origins), message)
 
 
 def _origin(path: Path, origins: Mapping[Path, str]) -> str | None:
-    """Of the value itself, of the list or mapping it is in, or of the values of the section that disagree."""
+    """The origin of the value, of the list or mapping that contains it, or of up to three values of its section."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]

@@ -1,7 +1,8 @@
-"""Profiles: settings by key. `worker.profiles` of the configuration, and the document of `osrdyne profiles`.
+"""Profiles, which change settings by key: `worker.profiles` of the configuration, and the document of `osrdyne
+profiles`.
 
-A profile changes some settings for the keys that match its pattern. The first profile that matches a key counts; a key
-without one has the settings of the pool. Source: docs/reference/workers/profiles.md.
+A profile changes some settings for the keys that match its pattern. A key has the first profile that matches, else the
+settings of the pool. Source: docs/reference/workers/profiles.md.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Profile(Model):
     stop_delay: Duration | None = Field(None, description="As `lifecycle.stop_delay`.")
     eviction: Eviction | None = Field(
         None,
-        description="When an idle group of this profile is ended for want of memory or of a place: `first`, `normal` "
-        "(the default) or `last`. Groups of the same rank end in the order of their last use.",
+        description="When an idle group of this profile is evicted if memory or places for groups run short: `first`, "
+        "`normal` (the default) or `last`. Groups with the same value are evicted in the order of their last use.",
     )
 
     @field_validator("match")
@@ -81,12 +82,12 @@ class Profile(Model):
             return False
 
     def given(self) -> dict[str, Any]:
-        """The settings that it changes, by name."""
+        """The settings that the profile changes, by name."""
         values = {name: getattr(self, name) for name in type(self).model_fields if name != "match"}
         return {name: value for name, value in values.items() if value not in (None, {})}
 
     def document(self) -> dict[str, Any]:
-        """The profile as JSON values; it loads again to the same profile."""
+        """The profile as JSON values, from which it can be loaded again."""
         return {"match": self.match, **self.given()}
 
 
@@ -96,15 +97,16 @@ def profile_of(profiles: Sequence[Profile], key: str) -> Profile | None:
 
 
 def describe_profile(profile: Profile | None) -> str:
-    """A sentence about the profile of a key in a pool that has profiles."""
+    """A sentence about the profile of a key, for pools with profiles."""
     if profile is None:
         return "No profile matches: the workers have the settings of the pool."
     return f"The profile {profile.match!r} sets {', '.join(profile.given()) or 'nothing'}."
 
 
 def profile_problems(settings: Settings, profiles: Sequence[Profile]) -> list[tuple[str, str]]:
-    """What keeps these profiles from being used with these settings: for each fault its path, such as `0.cores`, and
-    a sentence with the remedy."""
+    """Why these profiles cannot be used with these settings: for each problem its path, such as `0.cores`, and a
+    sentence
+    with the remedy."""
     if len(profiles) > MAX_PROFILES:
         return [("", f"there are {len(profiles)} profiles; at most {MAX_PROFILES} are possible")]
     earlier = Counter[str]()
@@ -118,7 +120,7 @@ def profile_problems(settings: Settings, profiles: Sequence[Profile]) -> list[tu
 
 
 def _problems_of_processes(settings: Settings, profiles: Sequence[Profile]) -> Iterator[str]:
-    """What keeps the processes of pooled workers of all profiles from fitting into `max_processes`."""
+    """Why the processes of pooled workers of all profiles do not fit into `max_processes`."""
     spares: list[tuple[dict[str, object], int]] = []
     for effective in [settings, *map(settings.with_profile, profiles)]:
         if effective.worker.placement == "pooled":

@@ -1,7 +1,6 @@
-"""The settings as a flat list: what `Settings` holds, by path.
+"""The settings of `Settings` as a flat list, by path, without values.
 
-Derived from the models, so that loading, `check-config`, the documentation and the tests cannot disagree about what
-settings there are. Knows no values.
+Derived from the models, so that loading, `check-config`, the documentation and the tests have the same list.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pydantic.fields import FieldInfo
 
 from osrdyne.config.models import Settings
 
-# Where a setting is: `("broker", "tls", "verify")`. Below a mapping such as `worker.config`, its own keys follow.
+# The path of a setting: `("broker", "tls", "verify")`. Below a mapping such as `worker.config`, its own keys follow.
 Path = tuple[str, ...]
 
 
 class Kind(Enum):
-    """How the value of a setting is written in the environment and in flags."""
+    """The form of the value of a setting in the environment and in flags."""
 
     TEXT = "text"
     LIST = "list"
@@ -37,7 +36,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `secret`: its value is never shown. `file_of`: the setting whose value its file holds."""
+    """One setting. `secret`: its value is never shown. `file_of`: it names a file with the value of this setting."""
 
     path: Path
     field: FieldInfo
@@ -58,13 +57,13 @@ class Setting:
 
 @cache
 def all_settings() -> Mapping[Path, Setting]:
-    """Every setting by its path, in the order of the models."""
+    """All settings by path, in the order of the models."""
     return MappingProxyType({setting.path: setting for setting in _walk(Settings, ())})
 
 
 @cache
 def sections() -> Mapping[Path, type[BaseModel]]:
-    """Every group of settings by its path; the whole is `()`."""
+    """All sections by path; that of all settings is `()`."""
     return MappingProxyType(dict(_sections(Settings, ())))
 
 

@@ -1,6 +1,6 @@
-"""Where settings come from: a YAML file, the environment, flags. Each source becomes a list of entries, one per value.
+"""The sources of settings: a YAML file, the environment, flags. Each source becomes a list of entries, one per value.
 
-An unknown path becomes a `Problem` with a suggestion; values are not judged here, that is the models' work.
+An unknown path becomes a `Problem` with a suggestion. The models validate the values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENVIRONMENT_PREFIX = "OSRDYNE__"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value for one path, and where it was written: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`."""
+    """The value of one path, with its origin: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`."""
 
     path: Path
     value: Any
@@ -28,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong; printed as `path (origin): message`."""
+    """One mistake, printed as `path (origin): message`."""
 
     path: Path
     origin: str | None
@@ -45,7 +45,7 @@ Found = Entry | Problem
 
 
 def from_file(content: Located | None, file: str) -> Iterator[Found]:
-    """The entries of a YAML file. A section that is empty (`broker:`) sets nothing."""
+    """The entries of a YAML file. An empty section (`broker:`) sets nothing."""
     if content is None or content.value is None:
         return
     yield from _from_section(content, (), file)
@@ -83,7 +83,7 @@ def _leaves(item: Located, path: Path, file: str) -> Iterator[Entry]:
 
 
 def _short_form(path: Path, value: Any, origin: str) -> Found:
-    """`driver: noop` is short for its name; every other section is a mapping."""
+    """The entry of `driver: noop`, which is short for its name. Every other section must be a mapping."""
     if path == ("driver",) and isinstance(value, str):
         return Entry((*path, "name"), value, origin)
     return Problem(path, origin, "must be a mapping of settings")
@@ -105,7 +105,7 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[Found]:
 
 
 def from_assignment(text: str, origin: str = "flag --set") -> Iterator[Found]:
-    """The entry of one `path=value` flag. A flag is seen by everybody in the process list: no secrets here."""
+    """The entry of one flag `path=value`. Secrets are refused, because every user sees flags in the process list."""
     name, equals, value = text.partition("=")
     path = tuple(name.strip().split("."))
     setting = all_settings().get(path)
@@ -113,13 +113,13 @@ def from_assignment(text: str, origin: str = "flag --set") -> Iterator[Found]:
         yield Problem((), None, f"{origin}: {name!r} is not path=value, such as pool.id=example")
     elif setting is not None and setting.secret:
         advice = f"set {setting.variable} or {setting.name}_file instead"
-        yield Problem(path, origin, f"holds a secret, and flags show in the process list; {advice}")
+        yield Problem(path, origin, f"is a secret, and the process list shows flags; {advice}")
     else:
         yield from from_text(path, value, origin)
 
 
 def from_text(path: Path, text: str, origin: str) -> Iterator[Found]:
-    """The entry for a value given as text: as it is, or JSON for lists, mappings and whole sections."""
+    """The entries of a value as text; JSON for lists, mappings and sections."""
     inside = _mapping_above(path)
     if inside is not None:
         yield _entry_inside(inside, path, text, origin)
@@ -167,7 +167,8 @@ def _mapping_above(path: Path) -> Setting | None:
 
 
 def _entry_inside(setting: Setting, path: Path, text: str, origin: str) -> Entry:
-    """A value below a mapping: `worker.spark_conf.spark.ui.enabled=false` has one key, others are nested."""
+    """The entry of a value below a mapping. A mapping of texts has one key, as in
+    `worker.spark_conf.spark.ui.enabled=false`; in others the keys are nested."""
     if setting.kind is Kind.TEXTS:
         return Entry((*setting.path, ".".join(path[len(setting.path) :])), text, origin)
     try:
@@ -184,12 +185,12 @@ def _unknown(path: Path, origin: str) -> Problem:
 def _suggestion(path: Path) -> str:
     names = [".".join(known) for known in (*all_settings(), *sections()) if known]
     near = difflib.get_close_matches(".".join(path), names, n=1, cutoff=0.75)
-    if not near:  # the right name in the wrong section
+    if not near:  # a setting of the same name in another section
         near = [name for name in names if name.rpartition(".")[2] == path[-1]][:1]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def split(found: Iterable[Found]) -> tuple[list[Entry], list[Problem]]:
-    """Entries and problems apart, both in order."""
+    """Separate entries and problems, both in order."""
     items = list(found)
     return [one for one in items if isinstance(one, Entry)], [one for one in items if isinstance(one, Problem)]

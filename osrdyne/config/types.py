@@ -1,4 +1,4 @@
-"""Base and field types of the configuration: durations, sizes and Spark settings as people write them."""
+"""Base and field types of the configuration: durations, sizes and Spark settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 LONGEST = 2.0**63
-"""Seconds that no duration reaches."""
+"""Seconds; every duration is shorter."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)")
@@ -24,13 +24,13 @@ _SIZE_UNITS = {
 
 
 class Model(BaseModel):
-    """Base of all settings: frozen, and an unknown key is an error with its path."""
+    """Base of all settings: frozen, and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 def parse_duration(value: object) -> object:
-    """Seconds from `10s`, `1h30m`, `500ms`, `PT5M`, `2.5` or a number. Raises ValueError saying what is accepted."""
+    """Seconds from `10s`, `1h30m`, `500ms`, `PT5M`, `2.5` or a number. Raises ValueError with the valid forms."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be a duration such as 10s, 5m, 1h30m, PT5M or a number of seconds")
     if not isinstance(value, str):
@@ -44,7 +44,7 @@ def parse_duration(value: object) -> object:
         if not parts or _PART.sub("", value).strip():
             raise ValueError(f"{value!r} is not a duration; write 10s, 5m, 1h30m, PT5M or a number of seconds")
         seconds = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
-    # The same limit for texts and numbers: a duration that was read from a text is stored as a number and read again.
+    # The same limit for texts and numbers: a duration parsed from a text is stored as a number and parsed again.
     if not 0 <= seconds < LONGEST:
         raise ValueError("a duration must be finite and not negative")
     return seconds
@@ -91,7 +91,7 @@ def _spark_text(value: Any) -> Any:
     }
 
 
-# Settings of Spark by their names. Their values may be secrets.
+# Settings of Spark by name. Their values may be secrets.
 SparkConf = Annotated[dict[str, str], BeforeValidator(_spark_text)]
 
 # Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers.
@@ -102,10 +102,10 @@ Size = Annotated[int, BeforeValidator(parse_size)]  # Bytes; accepts `16MiB` and
 
 @dataclass(frozen=True, slots=True)
 class PublicMarker:
-    """Says of a free mapping that its values are never secret."""
+    """Marks a free mapping whose values are never secret."""
 
 
-# A free mapping whose values `check-config` shows. It hides the texts of every other one.
+# A free mapping whose values `check-config` shows; it hides the texts of other free mappings.
 PublicMapping = Annotated[dict[str, Any], PublicMarker()]
 
 PublicTexts = Annotated[dict[str, str], PublicMarker()]  # The same, with texts only.

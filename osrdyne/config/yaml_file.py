@@ -1,8 +1,8 @@
-"""Reads a YAML file into values that know their line.
+"""Reads a YAML file into values with their lines. Independent of the settings.
 
-Stricter and plainer than PyYAML's own loader: duplicate keys, tags, merge keys and keys that are no text are refused,
-and only `true`, `false`, `null` and numbers are not text (YAML 1.2's core schema), so that `no`, `on`, `10:30` and
-`2024-01-01` stay what was written. Knows nothing of the settings.
+Stricter than PyYAML's own loader: it refuses duplicate keys, tags, merge keys and keys that are not text. All values
+are text except `true`, `false`, `null` and numbers (YAML 1.2's core schema), so `no`, `on`, `10:30` and `2024-01-01`
+are text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from osrdyne.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A value and the line it stands on (from 1). Inside a list or mapping, the parts are `Located`, too."""
+    """A value and its line, from 1. The items of a list or mapping are `Located`, too."""
 
     value: Any
     line: int
