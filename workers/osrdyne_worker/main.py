@@ -29,6 +29,7 @@ from osrdyne.protocol.environment import (
     config_from_variables,
 )
 from osrdyne_worker.app.app import Context, EarlyStart, importing
+from osrdyne_worker.app.codec import check_handlers
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled.bootstrap import build_process
 from osrdyne_worker.pooled.host import check_poolable
@@ -150,10 +151,11 @@ def _forget_source(variables: MutableMapping[str, str]) -> None:
 
 
 def _check(app_reference: str) -> NoReturn:
-    """Import the application, check `WORKER_CONFIG` and `WORKER_PLACEMENT` with it if they are set, and exit. Builds no
-    session."""
+    """Import the application, check its handlers, check `WORKER_CONFIG` and `WORKER_PLACEMENT` with it if they are set,
+    and exit. Builds no session."""
     try:
         app = import_app(app_reference)
+        check_handlers(app)
         if os.environ.get(PLACEMENT_VARIABLE) == Placement.POOLED:
             check_poolable(app)
         if "WORKER_CONFIG" in os.environ:

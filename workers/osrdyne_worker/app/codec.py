@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Response, header_text
 from osrdyne.protocol.statuses import Status
-from osrdyne_worker.app.app import RegisteredHandler
+from osrdyne_worker.app.app import App, RegisteredHandler
 from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.errors import RequestError
 
@@ -50,6 +50,13 @@ def decoder_for(handler: RegisteredHandler) -> Decoder | None:
             f"The request type of the handler of {handler.path!r} cannot be validated: {reason}"
         ) from error
     return lambda body: _decode_json(adapter, body)
+
+
+def check_handlers(app: App) -> None:
+    """Raise `ConfigurationError` for a handler with an invalid signature or request type."""
+    for handler in (*app.registered_handlers().values(), app.registered_default_handler()):
+        if handler is not None:
+            decoder_for(handler)
 
 
 def _unchanged(body: bytes) -> bytes:
