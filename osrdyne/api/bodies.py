@@ -16,7 +16,7 @@ from osrdyne.pool.routing.manifest_store import ManifestKind
 
 LARGE_AT_ONCE = 2  # Manifests that are read at the same time; further ones wait unread.
 
-_MANIFESTS = frozenset(f"/v1/{kind}" for kind in ManifestKind)
+_MANIFESTS = frozenset(f"/v1/{kind.path}" for kind in ManifestKind)
 
 
 class ClientGoneError(Exception):
