@@ -40,7 +40,8 @@ class TokenFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._tokens: tuple[Token, ...] = ()
-        self._read_at: tuple[int, ...] | None = None
+        self._version_read: tuple[int, ...] | None = None
+        self._was_read = False
         self._failure: str | None = None
         self._changes: deque[TokenChange] = deque(maxlen=MAX_CHANGES)
         self._reading = asyncio.Lock()
@@ -75,9 +76,11 @@ class TokenFile:
                 version, tokens, failure = await asyncio.to_thread(self._read_again)
                 if failure is not None and failure != self._failure:
                     self._log.error("token file unusable, all API tokens are refused", error=failure)
-                if self._read_at is not None and self._tokens != tokens:
+                # Not by the version, which is None for a file that was missing: its return is a change as well.
+                if self._was_read and self._tokens != tokens:
                     self._changes.append(_change(self._tokens, tokens))
-                self._tokens, self._read_at, self._failure = tokens, version, failure
+                self._was_read = True
+                self._tokens, self._version_read, self._failure = tokens, version, failure
             return self._tokens
 
     def known(self) -> tuple[Token, ...] | None:
@@ -85,7 +88,7 @@ class TokenFile:
         return self._tokens if self._is_unchanged() else None
 
     def _is_unchanged(self) -> bool:
-        return self._read_at is not None and self._version() == self._read_at
+        return self._version_read is not None and self._version() == self._version_read
 
     def _version(self) -> tuple[int, ...] | None:
         try:

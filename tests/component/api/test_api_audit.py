@@ -305,6 +305,20 @@ async def test_changed_token_file_is_recorded_when_the_daemon_sees_it(
     assert record.digest_before != record.digest_after
 
 
+async def test_tokens_that_come_with_the_return_of_a_missing_file_are_recorded(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
+) -> None:
+    file = token_file(tmp_path, token("alice"))
+    async with client(pool, metrics, access=access_by(file)) as api:
+        api.headers["authorization"] = f"Bearer {SECRET}"
+        await api.get("/v1/groups")
+        file.unlink()
+        await api.get("/v1/groups")
+        token_file(tmp_path, token("alice"), token("carol", generate_token()))
+        await api.get("/v1/groups")
+    assert [record.target for record in pool.records] == ["removed alice", "added alice, carol"]
+
+
 async def test_audit_is_paged_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     for key in ("a", "b", "c"):
         await api.post(f"/v1/groups/{key}/pin")
