@@ -292,6 +292,26 @@ def issuing() -> Iterator[Issuer]:
         server.server_close()
 
 
+async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with issuing() as issuer:
+        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
+        verifier = JwtVerifier(settings, clock=clock)
+        token = signed(claims(clock), kid="one")
+
+        async def never_fetch() -> list[Key]:
+            return await asyncio.Future()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(verifier, "_fetch", never_fetch)
+            reading = asyncio.create_task(verifier.verify(token))
+            await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait({reading})
+        assert isinstance(await verifier.verify(token), Principal)
+
+
 async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock: VirtualClock) -> None:
     with issuing() as issuer:
         settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)

@@ -170,6 +170,10 @@ class JwtVerifier:
                 self._keys_failed = True
                 self._log.error("keys of JWTs unavailable, the known ones stay", error=str(error))
                 return False
+            except BaseException:
+                # Cancelled, as at the end of a term: the next token must not wait a minute for the keys.
+                self._read_at = before
+                raise
             self._keys, self._keys_failed = keys, False
         with self._cache_lock:
             self._cache.clear()  # a key that was withdrawn must not count any longer
