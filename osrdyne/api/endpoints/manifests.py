@@ -150,7 +150,7 @@ class Sample(BaseModel):
     principal: str | None = Field(
         None, max_length=200, description="Owner of the token of the request, with the grant `send` for all keys."
     )
-    timeout: FiniteFloat | None = Field(None, gt=0, description="The caller's own limit, seconds.")
+    timeout: FiniteFloat | None = Field(None, gt=0, le=1e11, description="The caller's own limit, seconds.")
 
 
 def manifest_routes(inspector: ManifestInspector) -> APIRouter:

@@ -568,6 +568,10 @@ class TestRoutes:
         answer = await api.post("/v1/explain", json={"key": "x" * 256})
         assert answer.json()["code"] == "invalid-key"
 
+    async def test_time_limit_beyond_all_bounds_is_an_invalid_parameter(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/v1/explain", json={"key": "k", "timeout": 1e308})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
+
     @pytest.mark.parametrize(
         "sample", [{"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}]
     )
