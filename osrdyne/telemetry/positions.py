@@ -126,13 +126,16 @@ def parse_position(reader: str, value: object) -> ReaderPosition | None:
     """A stored position; None if it was removed meanwhile or another program wrote something else."""
     if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
         return None
-    at = value.get("at")
-    offsets = {
-        int(partition): offset
-        for partition, offset in value["offsets"].items()
-        if str(partition).isdecimal() and isinstance(offset, int) and offset >= 0
-    }
-    return ReaderPosition(reader, offsets, float(at) if isinstance(at, int | float) else 0.0)
+    try:
+        at = value.get("at")
+        offsets = {
+            int(partition): offset
+            for partition, offset in value["offsets"].items()
+            if str(partition).isdecimal() and isinstance(offset, int) and offset >= 0
+        }
+        return ReaderPosition(reader, offsets, float(at) if isinstance(at, int | float) else 0.0)
+    except (OverflowError, ValueError):  # a number beyond what Python converts
+        return None
 
 
 def _prefix(pool: str) -> str:

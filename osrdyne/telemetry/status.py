@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -134,19 +134,27 @@ class LogInspector:
                 # Without readers nothing is measured: it costs a read of the end of each stream.
                 if await self._positions.load():
                     self._note(await self.status(name, partitions))
+                else:
+                    self._forget_others(())
+                    self._clear_metrics()
             except BrokerError as error:
                 self._log.warning("lag of the log not known", error=str(error))
+            except Exception:  # the lag is only shown: an unexpected error must not end the leader's term
+                self._log.exception("unexpected error while measuring the lag of the log")
             await self._clock.sleep(METRICS_INTERVAL)
 
-    def _note(self, status: LogStatus) -> None:
+    def _clear_metrics(self) -> None:
         self._metrics.telemetry_lag_messages.clear()
         self._metrics.telemetry_lag_seconds.clear()
+        self._metrics.telemetry_lag_drained.clear()
+
+    def _note(self, status: LogStatus) -> None:
+        self._clear_metrics()
         for one in status.lags:
             labels = {"reader": one.reader, "partition": str(one.partition)}
             self._metrics.telemetry_lag_messages.labels(**labels).set(one.messages)
             if one.seconds is not None:
                 self._metrics.telemetry_lag_seconds.labels(**labels).set(one.seconds)
-        self._metrics.telemetry_lag_drained.clear()
         for reader, forecast in status.forecasts.items():
             self._metrics.telemetry_lag_drained.labels(reader=reader).set(forecast.drained)
 
@@ -169,7 +177,9 @@ class LogInspector:
         self, partitions: Sequence[PartitionStatus], lags: Sequence[ReaderLag], now: float
     ) -> dict[str, Forecast]:
         received, found = sum(one.next for one in partitions), {}
-        for reader in {one.reader for one in lags}:
+        readers = {one.reader for one in lags}
+        self._forget_others(readers)
+        for reader in readers:
             trend = self._trends.setdefault(reader, Trend())
             waiting = sum(one.messages for one in lags if one.reader == reader)
             trend.add(Sample(now, received, received - waiting))
@@ -177,6 +187,11 @@ class LogInspector:
                 found[reader] = forecast
                 self._report(reader, forecast, waiting)
         return found
+
+    def _forget_others(self, readers: Collection[str]) -> None:
+        """Forget readers whose positions were removed: nothing would end the finding about them."""
+        self._trends = {reader: trend for reader, trend in self._trends.items() if reader in readers}
+        self._growing.intersection_update(readers)
 
     def _report(self, reader: str, forecast: Forecast, messages: int) -> None:
         """Log once that a lag only grows, and once that it does no longer."""

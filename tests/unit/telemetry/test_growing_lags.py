@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.metrics import Metrics
 from osrdyne.protocol.names import PoolNames
-from osrdyne.telemetry.positions import ReaderPosition
-from osrdyne.telemetry.status import LogInspector, PartitionStatus, ReaderLag
+from osrdyne.telemetry.positions import ReaderPosition, parse_position
+from osrdyne.telemetry.status import METRICS_INTERVAL, LogInspector, PartitionStatus, ReaderLag
 from osrdyne.testing.clock import VirtualClock
 
 
-class NoPositions:
+class Positions:
+    """Of no reader. `failure`: what `load` raises instead."""
+
+    failure: Exception | None = None
+
     async def load(self) -> list[ReaderPosition]:
+        if self.failure is not None:
+            raise self.failure
         return []
 
 
-def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
-    inspector = LogInspector(
+def inspector_of(
+    *, positions: Positions | None = None, clock: VirtualClock | None = None, metrics: Metrics | None = None
+) -> LogInspector:
+    return LogInspector(
         PoolNames("pool"),
         options=ConnectionOptions("amqp://localhost"),
-        positions=NoPositions(),
-        clock=VirtualClock(),
-        metrics=Metrics(),
+        positions=positions or Positions(),
+        clock=clock or VirtualClock(),
+        metrics=metrics or Metrics(),
     )
+
+
+def let_lag_grow(inspector: LogInspector, *, reader: str = "warm", minutes: int = 30) -> None:
+    for minute in range(minutes):
+        lag = ReaderLag(reader, 0, 720 * minute, 80 * minute, None, 0, 0.0)
+        inspector._forecasts([PartitionStatus(0, "pool-log-0", 0, 800 * minute)], [lag], 60.0 * minute)
+
+
+def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
+    inspector = inspector_of()
 
     def measure(minute: int, received: int, read: int) -> None:
         lag = ReaderLag("warm", 0, read, received - read, None, 0, 0.0)
@@ -49,3 +70,39 @@ def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
     for minute in range(30, 60):
         measure(minute, 800 * 29, min(800 * 29, 720 * minute))
     assert inspector.finding() is None
+
+
+def test_reader_whose_position_was_removed_is_reported_no_longer() -> None:
+    inspector = inspector_of()
+    let_lag_grow(inspector)
+    assert inspector.finding() is not None
+    inspector._forecasts([PartitionStatus(0, "pool-log-0", 0, 800 * 30)], [], 60.0 * 30)
+    assert inspector.finding() is None
+
+
+async def test_metrics_and_finding_of_the_last_reader_end_with_its_position() -> None:
+    clock, metrics = VirtualClock(), Metrics()
+    inspector = inspector_of(clock=clock, metrics=metrics)
+    let_lag_grow(inspector)
+    metrics.telemetry_lag_messages.labels(reader="warm", partition="0").set(5)
+    running = asyncio.create_task(inspector.run("log", 1))
+    await clock.advance(1.0)
+    running.cancel()
+    assert inspector.finding() is None
+    assert b"osrdyne_telemetry_lag_messages{" not in generate_latest(metrics.registry)
+
+
+async def test_unexpected_error_while_measuring_does_not_end_the_term() -> None:
+    clock, positions = VirtualClock(), Positions()
+    positions.failure = ArithmeticError("unexpected")
+    with capture_logs() as logs:
+        running = asyncio.create_task(inspector_of(positions=positions, clock=clock).run("log", 1))
+        await clock.advance(METRICS_INTERVAL + 1.0)
+        assert not running.done()
+        running.cancel()
+    assert [entry["log_level"] for entry in logs] == ["error", "error"]
+
+
+def test_stored_position_with_numbers_beyond_all_bounds_is_no_position() -> None:
+    assert parse_position("warm", {"offsets": {"0": 1}, "at": 10**400}) is None
+    assert parse_position("warm", {"offsets": {"1" * 5000: 1}, "at": 1}) is None
