@@ -1,8 +1,8 @@
 """The effective settings as they may be shown: every value with its origin, and no secret. Used by `check-config`.
 
-The type of a setting determines what is shown: of a `SecretStr` the URI without its password, of other types the value.
-The texts in a free mapping (an application's configuration, environment variables) are hidden, because any of them may
-be a secret, unless the mapping has a `PublicMarker`.
+The type of a setting determines what is shown: of a `SecretStr` the URI without its password, of a type with `ShownBy`
+the result of its function, of other types the value. The texts in a free mapping (an application's configuration,
+environment variables) are hidden, because any of them may be a secret, unless the mapping has a `PublicMarker`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from osrdyne.config.loading import LoadedSettings
 from osrdyne.config.schema import Path, all_settings
-from osrdyne.config.types import PublicMarker
+from osrdyne.config.types import PublicMarker, ShownBy
 from osrdyne.logs import mask_uri
 
 MASK = "***"
@@ -54,7 +54,7 @@ def _shown(loaded: LoadedSettings, path: Path, field: FieldInfo, model: type[Bas
     if isinstance(value, Mapping) and value:
         yield from _inside(loaded, path, value, model=model, hidden=may_hold_secret(field))
     else:
-        yield Shown(path, _masked(value, hidden=may_hold_secret(field)), loaded.origins[path])
+        yield Shown(path, _masked_field(field, value), loaded.origins[path])
 
 
 def _inside(
@@ -93,6 +93,15 @@ def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
+def _masked_field(field: FieldInfo, value: Any) -> Any:
+    """The value of a field, masked by the type of the field."""
+    parts = (part for one in typing.get_args(field.annotation) for part in typing.get_args(one))
+    mark = next((one for one in (*field.metadata, *parts) if isinstance(one, ShownBy)), None)
+    if mark is not None and isinstance(value, str):
+        return mark.show(value)
+    return _masked(value, hidden=may_hold_secret(field))
+
+
 def _masked(value: Any, *, hidden: bool = False) -> Any:
     match value:
         case SecretStr():
@@ -100,7 +109,7 @@ def _masked(value: Any, *, hidden: bool = False) -> Any:
         case BaseModel():  # an entry of a list, such as a profile: the fields that are set, each by its type
             fields = type(value).model_fields
             given = {name: getattr(value, name) for name in fields if name in value.model_fields_set}
-            return {name: _masked(item, hidden=may_hold_secret(fields[name])) for name, item in given.items()}
+            return {name: _masked_field(fields[name], item) for name, item in given.items()}
         case Mapping():
             return {name: _masked(item, hidden=hidden) for name, item in value.items()}
         case list() | tuple():

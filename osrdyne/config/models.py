@@ -13,11 +13,11 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from osrdyne.config.profiles import LEAST_HEAP, Footprint, PlacementName, Profile, profile_problems
-from osrdyne.config.types import Duration, PublicMarker, Size, SparkConf
+from osrdyne.config.types import Duration, MasterUri, PublicMarker, Size, SparkConf
 from osrdyne.config.types import Model as Model
 from osrdyne.errors import InvalidKeyError
 from osrdyne.protocol.names import is_pool_id, parse_key
-from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, MasterKind, parse_spark_master
+from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, MasterKind, parse_spark_master, shown_master
 from osrdyne.protocol.uri import TlsFiles, tls_of, with_tls
 
 HEADER_NAME = r"^[A-Za-z0-9-]{1,100}$"
@@ -303,7 +303,7 @@ class WorkerSettings(Model):
         description="Level of log records of applications (Python's `logging`): one level for all, or one for each "
         "logger, e.g. `{root: warning, my_app: debug}`. Default: `info`.",
     )
-    spark_master: str = Field("local[*]", description=f"The Spark of a worker: {FORMS}.")
+    spark_master: MasterUri = Field("local[*]", repr=False, description=f"The Spark of a worker: {FORMS}.")
     cores: int = Field(
         4, ge=1, description="Cores of a cluster that one worker may use at once: `spark://`, `k8s://` and `yarn` only."
     )
@@ -917,7 +917,7 @@ class Settings(Model):
     def _image_of_executors(self) -> Self:
         if self.lacks_executor_image:
             raise ValueError(
-                f"worker.spark_master {self.worker.spark_master!r} needs the image of the executors: set "
+                f"worker.spark_master {shown_master(self.worker.spark_master)!r} needs the image of the executors: set "
                 f"{EXECUTOR_IMAGE} in worker.spark_conf"
             )
         return self

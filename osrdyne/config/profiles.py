@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from osrdyne.config.types import Duration, Model, Size, SparkConf
+from osrdyne.config.types import Duration, MasterUri, Model, Size, SparkConf
 from osrdyne.expressions import compile_linear as compile_linear
 from osrdyne.protocol.key_patterns import KeyPattern
 from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, parse_spark_master
@@ -38,7 +38,7 @@ class Profile(Model):
     """The settings of the keys that match a pattern. A setting that is not given is that of the pool."""
 
     match: str = Field(max_length=MAX_PATTERN, description="Pattern of the key, such as `tpch/sf={scale}`.")
-    spark_master: str | None = Field(None, description=f"As `worker.spark_master`: {FORMS}.")
+    spark_master: MasterUri | None = Field(None, repr=False, description=f"As `worker.spark_master`: {FORMS}.")
     spark_conf: SparkConf = Field(
         default_factory=dict, repr=False, description="Spark settings on top of those of `worker.spark_conf`."
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from osrdyne.protocol.spark_master import shown_master
 
 LONGEST = 2.0**63
 """Seconds; every duration is shorter."""
@@ -104,6 +107,16 @@ Size = Annotated[int, BeforeValidator(parse_size)]  # Bytes; accepts `16MiB` and
 class PublicMarker:
     """Marks a free mapping whose values are never secret."""
 
+
+@dataclass(frozen=True, slots=True)
+class ShownBy:
+    """Marks a text that may contain a secret; `show` returns the text without it."""
+
+    show: Callable[[str], str]
+
+
+# A master of Spark, whose parameters may contain a token.
+MasterUri = Annotated[str, ShownBy(shown_master)]
 
 # A free mapping whose values `check-config` shows; it hides the texts of other free mappings.
 PublicMapping = Annotated[dict[str, Any], PublicMarker()]

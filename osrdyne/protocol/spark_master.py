@@ -66,6 +66,16 @@ class SparkMaster:
         return self.is_cluster and self.kind is not MasterKind.LOCAL_CLUSTER
 
 
+def shown_master(text: str) -> str:
+    """The master without credentials: the parameters of Spark Connect, which may contain a token, and a password."""
+    shown, parameters, _ = text.partition(";")
+    if parameters:
+        shown = shown.removesuffix("/")
+    scheme, separator, rest = shown.rpartition("://")
+    _, credentials, address = rest.rpartition("@")
+    return f"{scheme}{separator}{'***@' if credentials else ''}{address}"
+
+
 def parse_spark_master(text: str) -> SparkMaster:
     """Parse a master. Raises ValueError with the reason and the valid forms."""
     if _LOCAL.match(text):
@@ -83,7 +93,7 @@ def parse_spark_master(text: str) -> SparkMaster:
         case "sc":
             return SparkMaster(text, MasterKind.CONNECT, (_connect_address(rest),))
         case _:
-            raise ValueError(f"{text!r} is not a Spark master: write {FORMS}")
+            raise ValueError(f"{shown_master(text)!r} is not a Spark master: write {FORMS}")
 
 
 def find_reachable(addresses: Iterable[tuple[str, int]], *, timeout: float) -> str | None:
@@ -106,7 +116,8 @@ def _parse_address(text: str) -> tuple[str, int]:
     match = _ADDRESS.match(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError(
-            f"{text!r} is not an address: write spark://host:port, or several with commas: spark://a:7077,b:7077"
+            f"{shown_master(text)!r} is not an address: write spark://host:port, or several with commas: "
+            "spark://a:7077,b:7077"
         )
     return match["host"], int(match["port"])
 
@@ -116,13 +127,14 @@ def _kubernetes_address(rest: str) -> tuple[str, int]:
     url = rest if "://" in rest else f"https://{rest}"
     scheme, host, port = _split(url)
     if scheme not in {"http", "https"} or not host:
-        raise ValueError(f"'k8s://{rest}' is not the address of an API server: write k8s://https://host:port")
+        shown = shown_master(f"k8s://{rest}")
+        raise ValueError(f"{shown!r} is not the address of an API server: write k8s://https://host:port")
     return host, port or (443 if scheme == "https" else 80)
 
 
 def _connect_address(rest: str) -> tuple[str, int]:
     _, host, port = _split(f"sc://{rest}")
-    if not host:
+    if not host or ";" in host:  # the parameters follow a slash
         raise ValueError("sc:// needs the address of a Spark Connect server: write sc://host:15002")
     return host, port or CONNECT_PORT
 

@@ -206,6 +206,8 @@ driver: {name: noop, options: {api_token: hidden4, url: 'http://u:hidden5@h', en
 worker:
   spark_conf: {spark.hadoop.fs.s3a.secret.key: hidden7, spark.app: hidden7a}
   config: {s3: {password: {value: hidden8}}, list: [{plain: hidden9, key: hidden10, pin: 424242}], cache: true}
+  spark_master: sc://spark:443/;token=hidden11;use_ssl=true
+  profiles: [{match: a, spark_master: sc://spark:444/;token=hidden12}]
 """
     loaded = load(text)
     shown = str(shown_settings(loaded))
@@ -215,6 +217,7 @@ worker:
     assert values["worker", "spark_conf", "spark.app"] == MASK
     assert values["worker", "config", "cache"] is True
     assert values["lifecycle", "max_groups"] == 100
+    assert values["worker", "spark_master"] == "sc://spark:443"
 
 
 def test_driver_option_is_hidden_by_its_type_and_not_by_its_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.protocol.spark_master import MasterKind, parse_spark_master
+from osrdyne.protocol.spark_master import MasterKind, parse_spark_master, shown_master
 
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{1,5}){0,2}", fullmatch=True)
 ports = st.integers(1, 65535)
@@ -71,7 +71,30 @@ def test_invalid_master_is_refused_with_the_remedy(text: str, named: str) -> Non
     assert named in str(caught.value)
 
 
-def test_token_of_connect_is_not_in_the_error() -> None:
-    with pytest.raises(ValueError, match="needs the address") as caught:
-        parse_spark_master("sc://:x/;token=secret")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sc://:x/;token=secret",
+        "sc://host;token=secret",
+        "connect://host/;token=secret",
+        "spark://user:secret@host",
+        "k8s://ftp://user:secret@host",
+    ],
+)
+def test_secret_is_not_in_the_error(text: str) -> None:
+    with pytest.raises(ValueError, match="write ") as caught:
+        parse_spark_master(text)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("local[*]", "local[*]"),
+        ("spark://a:7077,b:7077", "spark://a:7077,b:7077"),
+        ("sc://spark:443/;token=secret;use_ssl=true", "sc://spark:443"),
+        ("k8s://https://user:secret@host:6443", "k8s://https://***@host:6443"),
+    ],
+)
+def test_master_is_shown_without_secrets(text: str, shown: str) -> None:
+    assert shown_master(text) == shown

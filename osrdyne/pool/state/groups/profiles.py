@@ -12,21 +12,15 @@ from dataclasses import dataclass, replace
 from osrdyne.config.models import Settings
 from osrdyne.config.profiles import EVICTION_ORDER, Eviction, Profile, describe_profile
 from osrdyne.drivers.pooled.placement import ProcessSettings
-from osrdyne.logs import mask_uri
 from osrdyne.pool.state.groups.transitions import Delays
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.spark_master import parse_spark_master
+from osrdyne.protocol.spark_master import parse_spark_master, shown_master
 
 MAX_CACHED = 100_000
 """Keys whose settings are cached; beyond that the cache is cleared. So many groups cannot be up."""
 
 # The hash that workers with these settings carry, and the processes that have them; None: each has its own.
 WorkerShape = Callable[[Settings], tuple[str, ProcessSettings | None]]
-
-
-def shown_master(text: str) -> str:
-    """A master without what may be a token: the parameters of Spark Connect."""
-    return mask_uri(text.partition("/;")[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
