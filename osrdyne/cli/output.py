@@ -19,7 +19,9 @@ _PIPE_WIDTH = 240
 
 def print_json(value: Any) -> None:
     """As indented JSON, in the order given."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # Half of a surrogate pair cannot be printed as UTF-8; its escape is that of JSON.
+    typer.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from osrdyne.cli.output import log_line, printable
+from osrdyne.cli.output import log_line, print_json, printable
 from osrdyne.client import Reply, RequestError, StartFailedError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
@@ -136,7 +136,7 @@ def _print_readable(reply: Reply) -> None:
         _write(reply.body, end=b"\n")
         return
     if not is_table(value):
-        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        print_json(value)
         return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     Console(file=sys.stdout, width=width, highlight=False).print(to_table(value))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
 import time
 
 import pytest
 
-from osrdyne.cli.output import ago, ahead, log_line, print_table, printable, span
+from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable, span
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,14 @@ def test_log_line_keeps_tabs_only() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90000, "1d")])
 def test_span_is_in_its_largest_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8", errors="strict"))
+    print_json({"path": "/\udcff", "text": "é\\"})
+    sys.stdout.flush()
+    assert json.loads(written.getvalue()) == {"path": "/\udcff", "text": "é\\"}
 
 
 def test_moments_are_relative_to_now() -> None:
