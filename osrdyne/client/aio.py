@@ -180,7 +180,7 @@ class AsyncClient:
     ) -> Reply:
         """Send a request and wait for its last answer.
 
-        `body` is sent as it is when it is bytes, as JSON otherwise. `on_progress` is called with every progress or
+        `body`: bytes are sent unchanged, other values as JSON. `on_progress` is called with every progress or
         partial answer. `on_starting` is called every few seconds with a `StartProgress` (position in the queue of
         starts, expected time) while the key's worker starts. `idempotent=True` sends the request again when the
         connection is lost before the answer. Cancelling the task also cancels the request in the worker. For the other

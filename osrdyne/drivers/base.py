@@ -147,7 +147,7 @@ class DriverContext:
 
     @property
     def uses_kubernetes_executors(self) -> bool:
-        """Whether Spark in the workers asks Kubernetes for executors (`worker.spark_master: k8s://…`)."""
+        """Whether Spark in the workers requests executors from Kubernetes (`worker.spark_master: k8s://…`)."""
         return uses_kubernetes_executors(self.worker_config)
 
     @property
@@ -159,7 +159,7 @@ class DriverContext:
 
 
 def uses_kubernetes_executors(config: Mapping[str, object]) -> bool:
-    """Whether Spark in a worker with this configuration asks Kubernetes for executors."""
+    """Whether Spark in a worker with this configuration requests executors from Kubernetes."""
     spark = config.get("spark")
     try:
         master = parse_spark_master(str(spark.get("master"))) if isinstance(spark, Mapping) else None

@@ -150,7 +150,8 @@ def load_driver_class(name: str) -> type[Driver]:
         loaded = entry_point.load()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"driver.name: the driver {name!r} ({entry_point.value}) cannot be loaded: {error}. Install what it needs.",
+            f"driver.name: the driver {name!r} ({entry_point.value}) cannot be loaded: {error}. "
+            "Install its dependencies.",
             driver=name,
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Driver)):

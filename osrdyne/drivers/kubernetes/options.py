@@ -78,7 +78,7 @@ class KubernetesOptions(DriverOptions):
     """`driver.options` of the Kubernetes driver. Objects below `affinity`, `tolerations`, `volumes` and `volume_mounts`
     are passed on unchanged."""
 
-    image: str = Field(..., min_length=1, description="Image of the workers; there is no default.")
+    image: str = Field(..., min_length=1, description="Image of the workers; required.")
     command: tuple[str, ...] | None = Field(
         None, description="Program and arguments of a worker; by default `osrdyne-worker` with `worker.app`."
     )

@@ -109,7 +109,7 @@ class PooledDriver(Driver):
         self._clock = inner.context.clock
         self._link: ProcessLink | None = None
         self.listed_at = -math.inf
-        """When the inner driver was last asked for its instances (monotonic)."""
+        """When the inner driver was last called to list its instances (monotonic)."""
         self._listed_in: int | None = None
         self._early_reports: dict[WorkerId, ProcessState] = {}
         self._dedicated: list[Instance] = []
@@ -408,7 +408,7 @@ class PooledDriver(Driver):
         self.listed_at = self._clock.monotonic()
         # Read before the listing: one that a new term overtakes must not count as that term's.
         term = None if self._link is None else self._link.term
-        # Only what was known before the listing can be missing in it.
+        # Only processes that were known before the listing can have vanished.
         before = set(self.processes)
         listing = await self.inner.list_instances()
         self._dedicated = [instance for instance in listing if instance.key != PROCESS_KEY]
@@ -491,7 +491,7 @@ class PooledDriver(Driver):
         await self.link.confirm(since=self._clock.monotonic())
         if not process.is_gone:
             self._log.warning("process killed", process=process.worker_id, why=why, workers=process.load)
-        # Its workers count as exited only when the inner driver says that it is gone (lifecycle:
+        # Its workers count as exited only once the inner driver lists it as exited (lifecycle:
         # pooled-kill-the-silent).
         await self.inner.stop(process.instance.instance_id, grace=0)
         await self.refresh()

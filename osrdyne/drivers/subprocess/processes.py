@@ -204,8 +204,8 @@ def _is_readable(fd: int, *, timeout: float) -> bool:
 
 
 def _raise_if_exhausted(error: OSError) -> None:
-    """Raise `DriverUnavailableError` if the daemon has no more file descriptors or memory: the error then says nothing
-    about the process, which must not count as gone."""
+    """Raise `DriverUnavailableError` if the daemon has no more file descriptors or memory: the process may run then,
+    and must not count as gone."""
     if error.errno in _EXHAUSTED:
         raise unavailable(error) from error
 

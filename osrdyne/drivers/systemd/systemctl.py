@@ -39,15 +39,15 @@ class Systemctl(SystemdUnits):
         return UnitEnd(int(found["ExecMainCode"]), int(found["ExecMainStatus"]), found["Result"])
 
     async def start(self, unit: str) -> bool:
-        code, said = await self._run("start", unit, timeout=None)
-        if code and "Job for" not in said:
-            raise refusal(said, unit)
+        code, output = await self._run("start", unit, timeout=None)
+        if code and "Job for" not in output:
+            raise refusal(output, unit)
         return code == 0
 
     async def stop(self, unit: str) -> None:
-        code, said = await self._run("stop", unit, timeout=None)
-        if code and "not loaded" not in said:
-            raise trouble(said, unit)
+        code, output = await self._run("stop", unit, timeout=None)
+        if code and "not loaded" not in output:
+            raise trouble(output, unit)
 
     async def kill(self, unit: str) -> None:
         await self._if_loaded("kill", "--signal=KILL", unit)
@@ -70,15 +70,15 @@ class Systemctl(SystemdUnits):
                 yield
 
     async def _if_loaded(self, verb: str, *arguments: str) -> None:
-        code, said = await self._run(verb, *arguments)
-        if code and "not loaded" not in said:
-            raise trouble(said, arguments[-1])
+        code, output = await self._run(verb, *arguments)
+        if code and "not loaded" not in output:
+            raise trouble(output, arguments[-1])
 
     async def _show(self, names: Sequence[str], unit: str) -> list[dict[str, str]]:
-        code, said = await self._run("show", f"--property={','.join(names)}", unit)
+        code, output = await self._run("show", f"--property={','.join(names)}", unit)
         if code:
-            raise DriverUnavailableError(f"systemctl does not answer: {said}")
-        blocks = [block for block in said.split("\n\n") if block.strip()]
+            raise DriverUnavailableError(f"systemctl does not answer: {output}")
+        blocks = [block for block in output.split("\n\n") if block.strip()]
         return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
 
     async def _run(self, verb: str, *arguments: str, timeout: float | None = CALL_TIMEOUT) -> tuple[int, str]:
