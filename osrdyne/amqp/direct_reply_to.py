@@ -159,8 +159,7 @@ class DirectReplies:
         return error
 
     async def _open(self) -> Channel:
-        if self._closed:
-            raise BrokerUnavailableError("The connection for direct replies was closed.")
+        self._check_open()
         if self._channel is not None and not self._channel.is_closed:
             return self._channel
         if self._connection is not None and not self._connection.is_closed:
@@ -169,11 +168,13 @@ class DirectReplies:
                 return self._channel
         await self._drop()
         self._connection = await self._open_connection()
-        if self._closed:  # while it was being opened
-            await self._drop()
-            raise BrokerUnavailableError("The connection for direct replies was closed.")
+        self._check_open()  # `close` may have been called meanwhile
         self._channel = await self._connection.channel(confirms=True)
         return self._channel
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BrokerUnavailableError("The connection for direct replies was closed.")
 
     async def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
