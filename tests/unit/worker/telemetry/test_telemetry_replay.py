@@ -12,7 +12,7 @@ from osrdyne.errors import StreamDataLostError
 from osrdyne.telemetry.times import taken_from
 from osrdyne_worker.pipelines.telemetry.ranges import next_range, store
 from osrdyne_worker.pipelines.telemetry.replays import (
-    Edge,
+    Bound,
     ReplayConflictError,
     ReplayError,
     plan_replay,
@@ -32,7 +32,7 @@ def time(offset: float) -> str:
     return datetime.fromtimestamp(START / 1000 + offset, UTC).isoformat()
 
 
-def replay(table: Table, begin: Edge, end: Edge, *, log: tuple[int, int] = LOG, loss: bool = True) -> bool:
+def replay(table: Table, begin: Bound, end: Bound, *, log: tuple[int, int] = LOG, loss: bool = True) -> bool:
     """One request; whether the replay has reached its end."""
     last = table.last_commit(0)
     plan = plan_replay(last, begin, end, bounds=log, first_after=first_after)
@@ -56,7 +56,7 @@ def replay(table: Table, begin: Edge, end: Edge, *, log: tuple[int, int] = LOG, 
     ],
 )
 def test_range_is_stored_once_however_often_it_is_requested(
-    tmp_path: Path, begin: Edge, end: Edge, expected: tuple[int, int]
+    tmp_path: Path, begin: Bound, end: Bound, expected: tuple[int, int]
 ) -> None:
     table = Table(tmp_path)
     while not replay(table, begin, end):
@@ -105,7 +105,7 @@ def test_replay_needs_a_table_of_its_own(tmp_path: Path) -> None:
         (time(30), time(20), "begins at offset 30, after its end 20"),
     ],
 )
-def test_invalid_range_is_refused(tmp_path: Path, begin: Edge, end: Edge, problem: str) -> None:
+def test_invalid_range_is_refused(tmp_path: Path, begin: Bound, end: Bound, problem: str) -> None:
     with pytest.raises(ReplayError, match=problem):
         replay(Table(tmp_path), begin, end)
 
