@@ -1,19 +1,22 @@
-"""The options that many commands share, and what they become."""
+"""The options that many commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from osrdyne.api.unix_socket import find_socket
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
+from osrdyne.config.types import parse_duration
 from osrdyne.dev.announcement import find_announcement
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER
 
 if TYPE_CHECKING:
     from osrdyne.client.daemon_api import DaemonApi
@@ -74,7 +77,8 @@ def load(
 ) -> LoadedSettings:
     """The settings of a command. Raises `ConfigurationError`.
 
-    `client`: the command talks to a daemon, so that without a configuration file a running `osrdyne dev` is meant.
+    `client`: the command connects to a running pool. Without a configuration file it then uses that of a running
+    `osrdyne dev`.
     """
     file = config or os.environ.get(FILE_VARIABLE) or (None if Path(DEFAULT_FILE).exists() else _dev_stack(client))
     given = {"--pool": ("pool.id", pool), "--driver": ("driver.name", driver), "--log-level": ("log.level", log_level)}
@@ -88,18 +92,18 @@ def _dev_stack(client: bool) -> str | None:
 
 def remote(api: str | None, config: str | None, *, timeout: float | None = None) -> DaemonApi:
     """The daemon's HTTP API; `timeout`: seconds for one answer, if not the default."""
-    from osrdyne.client.daemon_api import DaemonApi  # a daemon needs no client, which takes a while to import
+    from osrdyne.client.daemon_api import DaemonApi  # only commands that need it: the import takes a while
 
     url, ca_file = daemon_address(api, config)
     return DaemonApi(url, ca_file=ca_file) if timeout is None else DaemonApi(url, ca_file=ca_file, timeout=timeout)
 
 
 def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None]:
-    """Where the daemon's HTTP API is, and the authorities to trust there: `--api`, else the Unix socket of a daemon on
-    this host, else the address that the configuration makes the daemon listen on."""
+    """The address of the daemon's HTTP API and the file of trusted authorities: `--api`, else the Unix socket of a
+    daemon on this host, else the address of the configuration."""
     if api is not None:
-        ca_file = load(config, None, client=True).settings.api.tls.ca_file if urlsplit(api).scheme == "https" else None
-        return api, ca_file
+        is_https = api.partition("://")[0].lower() == "https"
+        return api, load(config, None, client=True).settings.api.tls.ca_file if is_https else None
     from osrdyne.client.daemon_api import UNIX
 
     settings = load(config, None, client=True).settings
@@ -108,7 +112,52 @@ def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None
 
 
 def api_url(settings: ApiSettings) -> str:
-    """Where a daemon with these settings is reached from this host."""
+    """The address on this host of a daemon with these settings."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # nosec B104
     scheme = "http" if settings.tls.certificate_file is None and settings.tls.ca_file is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def positive_seconds(text: str, *, option: str) -> float:
+    """The seconds of a duration such as `30s`. Raises `BadParameter` for one that is not greater than zero."""
+    try:
+        duration = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if not isinstance(duration, float) or duration <= 0:
+        raise typer.BadParameter("must be greater than zero", param_hint=option)
+    return duration
+
+
+def parse_header(text: str, *, option: str = "--header") -> tuple[str, str]:
+    """Name and value of `name=value`. Raises `BadParameter`."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not in the form name=value", param_hint=option)
+    if name.lower() == AUTHORIZATION_HEADER:
+        raise typer.BadParameter(
+            "options show in the process list: `osrdyne call` takes the token from --token-file or OSRDYNE_CALL_TOKEN, "
+            "`osrdyne explain` its owner from --principal",
+            param_hint=option,
+        )
+    return name, value
+
+
+def read_body(data: str | None) -> bytes | None:
+    """The bytes of `-d`, checked to be JSON; None without it."""
+    if data is None:
+        return None
+    try:
+        if data == "-":
+            body = sys.stdin.buffer.read()
+        elif data.startswith("@"):
+            body = Path(data[1:]).read_bytes()
+        else:
+            body = data.encode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {data[1:]}: {error.strerror}", param_hint="--data") from error
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"this is not JSON: {error}", param_hint="--data") from error
+    return body

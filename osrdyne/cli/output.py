@@ -1,4 +1,4 @@
-"""Prints tables for people and JSON for programs. Text from outside cannot control the terminal."""
+"""Print tables and JSON. Control characters in text of other programs are escaped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PIPE_WIDTH = 240
 
 
 def print_json(value: Any) -> None:
-    """As indented JSON, in the order given."""
+    """Print indented JSON, in the order given."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     # Half of a surrogate pair cannot be printed as UTF-8; its escape is that of JSON.
     typer.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table, or the sentence `empty` when there are no rows. A column without a name holds notes, which may be
+    """Print a table, or the sentence `empty` if there are no rows. A column without a name has notes, which may be
     empty."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -40,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def printable(value: object) -> str:
-    """Text for a terminal: control characters escaped, nothing shown as a dash, the empty text in quotes."""
+    """Text for a terminal: control characters escaped, None as a dash, the empty text in quotes."""
     if value is None:
         return "-"
     if value == "":
@@ -52,7 +52,7 @@ def printable(value: object) -> str:
 
 
 def log_line(text: str) -> str:
-    """A line of a log for a terminal: as `printable`, tabs kept."""
+    """A line of a log for a terminal: as `printable`, but with tabs."""
     return "\t".join(printable(part) if part else "" for part in text.split("\t"))
 
 
@@ -62,7 +62,7 @@ def start_parts(parts: Mapping[str, int]) -> str:
 
 
 def core_time(seconds: float | None) -> str:
-    """The time that tasks have run on one core, as `12.3 s`."""
+    """The run time of tasks on one core, as `12.3 s`."""
     return "-" if seconds is None else f"{seconds:,.1f} s"
 
 
@@ -77,8 +77,16 @@ def ahead(moment: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A length of time, to the next smaller unit."""
+    """A length of time in its largest whole unit: `3m`."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+def hours_and_minutes(seconds: float) -> str:
+    """A length of time as plans and forecasts are read: `9 h 15 min`; below a minute `42 s`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,8 +1,9 @@
-"""`osrdyne token …`: the tokens of the HTTP API, in the file that `api.tokens_file` names. Thin."""
+"""`osrdyne token …`: the tokens of the HTTP API, in the file that `api.tokens_file` names."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +11,8 @@ import typer
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.auth.grants import Grant, KeyScope, Principal, Role, grants_of, parse_scope
 from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
-from osrdyne.cli.options import ConfigOption, Output, OutputOption, load
+from osrdyne.cli.options import ConfigOption, Output, OutputOption, load, positive_seconds
 from osrdyne.cli.output import ago, ahead, print_json, print_table
-from osrdyne.cli.requests.call import seconds
 from osrdyne.errors import ConfigurationError
 
 app = typer.Typer(help="Create, list and revoke tokens of the HTTP API.", no_args_is_help=True)
@@ -49,12 +49,12 @@ def create(
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Create a token and print it once: only its digest is stored. A running daemon accepts it at once."""
+    """Create a token and print it once: only its digest is stored. A running daemon accepts it immediately."""
     check_name(name)
     grants = _grants(role, grant or [], keys)
     text, created = generate_token(), datetime.now(UTC).replace(microsecond=0)
     try:
-        until = None if expires is None else created + timedelta(seconds=seconds(expires, option="--expires"))
+        until = None if expires is None else created + timedelta(seconds=positive_seconds(expires, option="--expires"))
     except OverflowError as error:
         raise ConfigurationError("--expires: too long; omit it for a token that does not expire.") from error
 
@@ -97,7 +97,7 @@ def list_tokens(file: FileOption = None, config: ConfigOption = None, output: Ou
 
 @app.command()
 def revoke(name: NameArgument, file: FileOption = None, config: ConfigOption = None) -> None:
-    """Remove a token. A running daemon refuses the next request with it."""
+    """Remove a token. A running daemon refuses it from then on."""
 
     def remove(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         left = tuple(token for token in tokens if token.name != name)
@@ -118,7 +118,7 @@ def _grants(role: Role | None, further: list[str], keys: str | None) -> dict[Gra
             raise ConfigurationError(f"--grant: {name!r} is not a grant; the grants are {', '.join(Grant)}.")
         found[Grant(name)] = _scope(pattern if equals else keys, f"--grant {name}")
     if not found:
-        raise ConfigurationError("A token needs a right: use --role, or --grant.")
+        raise ConfigurationError("A token needs a role or a grant: use --role or --grant.")
     return found
 
 
@@ -150,4 +150,6 @@ def _file(file: str | None, config: str | None) -> TokenFile:
     path = file or load(config, None).settings.api.tokens_file
     if path is None:
         raise ConfigurationError("No token file: set api.tokens_file, or use --file.")
+    if Path(path).is_dir():
+        raise ConfigurationError(f"{path}: this is a directory; name the file of API tokens.")
     return TokenFile(path)

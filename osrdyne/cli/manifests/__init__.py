@@ -1,1 +1,1 @@
-"""Commands about manifests: the documents of a pool that are applied, compared and rolled back."""
+"""Commands about manifests: the documents of a pool that can be applied, compared and rolled back."""

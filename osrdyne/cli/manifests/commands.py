@@ -1,28 +1,31 @@
-"""The commands that every kind of manifest has: `show`, `apply`, `diff`, `history`, `rollback`. Used by `routes`,
-`splitter`, `profiles` and `policies`, which add `check` and what else they have. Thin."""
+"""The commands of every kind of manifest: `check`, `show`, `apply`, `diff`, `history`, `rollback` and `clear`. Used by
+`routes`, `splitter`, `profiles`, `policies`, `quota` and `circuits config`, which add their own commands."""
 
 from __future__ import annotations
 
 import getpass
 import inspect
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated, Any, Generic, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TextIO
 
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, load, remote
 from osrdyne.cli.output import ago, print_json, print_table, printable
-from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.pool.routing.manifest_store import D, ManifestKind
+
+if TYPE_CHECKING:
+    from osrdyne.client.daemon_api import DaemonApi
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="File, JSON or YAML; - reads standard input.")]
 AuthorOption = Annotated[
@@ -43,11 +46,11 @@ VersionArgument = Annotated[
 
 
 class ManifestCommands(Generic[D]):
-    """The commands of one kind.
+    """The commands of one kind of manifest.
 
-    `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds where there has never been
-    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of; `applies`
-    says what a change affects; `noun` is what the kind is called.
+    `load` parses a manifest, `print_meaning` prints its meaning. `none`: the behaviour without a manifest, as a
+    sentence. `warnings`: those that depend on the configuration. `size`: the plural of its entries, such as routes.
+    `applies`: the effect of a change, as the end of a sentence. `noun`: the word for it in help and messages.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class ManifestCommands(Generic[D]):
         report(daemon.send("DELETE", path, None, author=author or own_name(), if_match=expect_version), daemon)
         typer.echo(f"There is no {self._noun} now: {self._none}")
 
-    def in_force(self, daemon: DaemonApi) -> D | None:
+    def active(self, daemon: DaemonApi) -> D | None:
         """The active manifest. Raises `OsrdyneError`."""
         current = self._current(daemon)
         return None if current is None else self._load(json.dumps(current["manifest"]))
@@ -178,7 +181,7 @@ class ManifestCommands(Generic[D]):
 
 @contextmanager
 def opened(file: str) -> Iterator[TextIO]:
-    """A file that a person named, or standard input."""
+    """The file of an argument, or standard input for `-`."""
     if file == "-":
         yield sys.stdin
         return
@@ -213,4 +216,8 @@ def report(change: Any, daemon: DaemonApi) -> None:
 
 def own_name() -> str:
     """The author of a change where none is given."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in a container that runs with any user id
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""`osrdyne policies …`: how large, old and many the requests of a key may be. Thin."""
+"""`osrdyne policies …`: limits of the size, age and number of the requests of a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`osrdyne profiles …`: the settings that workers have by key. Thin."""
+"""`osrdyne profiles …`: the settings of workers by key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _problems(manifest: ProfileManifest, settings: Settings) -> Iterator[Problem]:
-    """What the daemon would refuse if it had the settings of the configuration."""
+    """What a daemon with this configuration would refuse."""
     for path, message in profile_problems(settings, manifest.profiles):
         yield Problem(message, path=f"profiles.{path}".rstrip("."))
 

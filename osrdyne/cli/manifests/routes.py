@@ -1,4 +1,4 @@
-"""`osrdyne routes …`: the routes of managed pools and their conditions. Thin."""
+"""`osrdyne routes …`: the routes of a managed pool and their conditions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from osrdyne.cli.manifests.commands import ManifestCommands, opened
+from osrdyne.cli.options import parse_header
 from osrdyne.cli.output import print_table
-from osrdyne.cli.requests.call import parse_header
 from osrdyne.ingress.acceptance import TtlLimits, warn_of_capped_ttls
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown
@@ -46,13 +46,13 @@ def print_routes(manifest: Manifest) -> None:
 
 
 def _ttl(route: Route, manifest: Manifest) -> str:
-    """The meaning of the manifest, within the pool's `requests.max_ttl` and with its `requests.ttl` as default."""
+    """The TTL of a route as a phrase; the pool's `requests.max_ttl` limits it, and `requests.ttl` is the default."""
     seconds = route.ttl or manifest.ttl or 0
     return f"{seconds}s" if seconds > 0 else "the pool's longest" if seconds < 0 else "the pool's"
 
 
 def _retry(route: Route) -> str:
-    """After which outcomes, and how often in all."""
+    """The codes and the number of attempts of a retry."""
     return "no" if route.retry is None else f"{' '.join(route.retry.codes)}, {route.retry.max_attempts} times"
 
 
@@ -63,7 +63,7 @@ commands = ManifestCommands(
     warnings=lambda manifest, settings: warn_of_capped_ttls(
         manifest, TtlLimits(settings.requests.ttl, settings.requests.longest_ttl)
     ),
-    none="everything goes to $upstream in the default class.",
+    none="every request goes to $upstream at the default priority level.",
     size="routes",
 )
 commands.add_to(app)
@@ -96,9 +96,9 @@ def evaluate(
         _evaluate_lines(subject or "-")
         return
     if subject is None:
-        raise typer.BadParameter("name a condition, such as \"level = '3'\", or say --batch.", param_hint="CONDITION")
+        raise typer.BadParameter("name a condition, such as \"level = '3'\", or give --batch.", param_hint="CONDITION")
     properties = dict(map(parse_header, headers or ()))
-    own_system = dict(map(parse_header, system or ()))
+    own_system = dict(parse_header(text, option="--system") for text in system or ())
     condition = compile_condition(subject)
     result = shown(condition.evaluate(sample_of(properties, (_JSON_SYSTEM if data else {}) | own_system, data)))
     typer.echo(json.dumps(result).strip('"'))

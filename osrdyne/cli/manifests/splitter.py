@@ -1,4 +1,4 @@
-"""`osrdyne splitter …`: which requests of one key of a managed pool go to groups of their own. Thin."""
+"""`osrdyne splitter …`: the distribution of the requests of a key of a managed pool to several groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def print_rules(manifest: SplitterManifest) -> None:
         (place, rule.name, rule.delimiter, _meaning(rule), rule.description or "-")
         for place, rule in enumerate(manifest.rules, start=1)
     )
-    print_table(("", "keys", "delimiter", "postfix", "description"), rows, empty="No rule: every key stays as it is.")
+    print_table(("", "keys", "delimiter", "postfix", "description"), rows, empty="No rule: no key is split.")
 
 
 def _meaning(rule: Rule) -> str:

@@ -1,24 +1,28 @@
-"""`osrdyne capacity`: whether a load fits, when each limit gives out, and the cheapest tiers that hold. Thin."""
+"""`osrdyne capacity`: whether a load fits, when each limit is used up, and the cheapest tiers that hold the load."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from osrdyne.cli.manifests.commands import opened
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, load, remote
-from osrdyne.cli.output import print_json, print_table
-from osrdyne.client.daemon_api import DaemonApi
+from osrdyne.cli.output import hours_and_minutes, print_json, print_table
 from osrdyne.config.loading import problems_of
 from osrdyne.config.yaml_file import parse_yaml
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 
+if TYPE_CHECKING:
+    from osrdyne.client.daemon_api import DaemonApi
+
 _FLAGS = {"hub": "--hub", "hub_units": "--units", "store": "--store", "store_units": "--store-units"}
+_FLAGS |= {"max_lag": "--max-lag", "rate": "--rate", "duration": "--for", "events": "--events"}
+_FLAGS |= {"message_size": "--message-size", "event_size": "--event-size"}
 
 
 def capacity(
@@ -65,9 +69,12 @@ def capacity(
     try:
         question = CapacityQuestion.model_validate(given | document)
     except ValidationError as error:
-        raise ConfigurationError(
-            "\n".join(_sentence(one.path, one.message) for one in problems_of(error, {}))
-        ) from None
+        problems = [
+            _sentence(one.path, one.message, file=profile if {*one.path[:1]} <= {*document} else None)
+            for one in problems_of(error, {})
+        ]
+        # Each phase of a recorded day has the same options.
+        raise ConfigurationError("\n".join(dict.fromkeys(problems))) from None
     found = answer(question, load(config, None).settings.prices.by_tier())
     if output is Output.JSON:
         print_json(found)
@@ -87,7 +94,7 @@ def _recorded(daemon: DaemonApi, events: float, event_size: str) -> list[dict[st
     return [
         {
             "duration": 900,
-            "rate": f"{4 * messages}/h",  # exact, as a number a minute is not
+            "rate": f"{4 * messages}/h",  # a whole number, unlike a rate a minute
             "events": events,
             "message_size": size // messages if messages else 0,
             "event_size": event_size,
@@ -111,9 +118,11 @@ def _read(file: str) -> dict[str, Any]:
     return document
 
 
-def _sentence(path: tuple[str, ...], message: str) -> str:
-    place = ".".join(_FLAGS.get(part, part) for part in path)
-    return f"{place}: {message}" if place else message
+def _sentence(path: tuple[str, ...], message: str, *, file: str | None) -> str:
+    """An error with its place: the option, or the path in `file`."""
+    if file is not None:
+        return f"{file}: {'.'.join(path)}: {message}" if path else f"{file}: {message}"
+    return f"{_FLAGS.get(path[-1], path[-1])}: {message}" if path else message
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -123,7 +132,7 @@ def _print(found: dict[str, Any]) -> None:
             _number(meter["demand"]),
             _number(meter["limit"]),
             f"{100 * meter['utilisation']:.1f} %",
-            "-" if meter["gives_out"] is None else f"after {span_text(meter['gives_out'])}",
+            "-" if meter["gives_out"] is None else f"after {hours_and_minutes(meter['gives_out'])}",
             _number(meter["excess"]) if meter["excess"] else "-",
         )
         for meter in found["meters"]
@@ -150,21 +159,13 @@ def _print_queue(queue: dict[str, Any]) -> None:
     if not queue["worst_events"]:
         typer.echo("Queue of the store: always empty.")
         return
-    drained = "never" if queue["drained"] is None else f"after {span_text(queue['drained'])}"
+    drained = "never" if queue["drained"] is None else f"after {hours_and_minutes(queue['drained'])}"
     typer.echo(
         f"Queue of the store: grows by {_number(queue['growth_a_minute'])} a minute, up to "
-        f"{_number(queue['worst_events'])} events; queued {span_text(queue['queued'])}, worst lag "
-        f"{span_text(queue['worst_lag'])}, drained {drained}."
+        f"{_number(queue['worst_events'])} events; queued {hours_and_minutes(queue['queued'])}, worst lag "
+        f"{hours_and_minutes(queue['worst_lag'])}, drained {drained}."
     )
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
-
-
-def span_text(seconds: float) -> str:
-    """Hours and minutes, because plans are read in them: `9 h 15 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

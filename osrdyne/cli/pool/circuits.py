@@ -1,4 +1,4 @@
-"""`osrdyne circuits …`: which part of the requests of each route fails, and whether they wait. Thin."""
+"""`osrdyne circuits …`: the share of failed requests of each route, and the groups that are paused for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from osrdyne.ingress.circuits.configuration import CircuitConfiguration, load_ci
 from osrdyne.pool.routing.manifest_store import ManifestKind
 
 app = typer.Typer(
-    help="Show and close the circuits of a managed pool: which part of the requests of each route fails.",
+    help="Show and close the circuits of a managed pool, which pause groups while requests of a route fail.",
     no_args_is_help=True,
 )
 configuration = typer.Typer(help="Manage the configuration of the circuits.", no_args_is_help=True)
@@ -96,7 +96,7 @@ def close(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Close every circuit.")] = False,
     author: Annotated[
-        str | None, typer.Option(help="Who closes it; default: the user of this process.", show_default=False)
+        str | None, typer.Option("--author", metavar="NAME", help="Who closes it. Default: user@host.")
     ] = None,
     api: ApiOption = None,
     config: ConfigOption = None,
@@ -116,7 +116,7 @@ def close(
 
 def _find(circuit: str, circuits: list[Any]) -> list[Any]:
     """The circuit with this hash, or those of the route with this name."""
-    # A route may have a name that looks like a hash: the hash of an existing circuit goes first.
+    # The name of a route may look like a hash: the hash of an existing circuit takes precedence.
     found = [one for one in circuits if one["hash"] == circuit] or [one for one in circuits if one["route"] == circuit]
     if found:
         return found

@@ -34,7 +34,11 @@ def list_groups(api: ApiOption = None, config: ConfigOption = None, output: Outp
     if output is Output.JSON:
         print_json(answer["groups"])
         return
-    empty = "There are no groups." if answer["leading"] else "This daemon does not lead: the leader knows the groups."
+    empty = (
+        "There are no groups."
+        if answer["leading"]
+        else "This daemon does not lead its pool: `osrdyne status` names the leader."
+    )
     columns = ("key", "state", "workers", "last activity", "next", "reason")
     print_table(columns, [_row(group) for group in answer["groups"]], empty=empty)
 
@@ -108,7 +112,7 @@ def start(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) 
 
 @app.command()
 def stop(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
-    """Begin a group's orderly end now; nothing queued is lost."""
+    """Stop a group when its work is done; no queued request is lost."""
     _ask(key, "stop", "The group will stop when its work is done.", api, config)
 
 
@@ -121,7 +125,7 @@ def pin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) ->
 @app.command()
 def unpin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Let a pinned group end when it is idle."""
-    _ask(key, "unpin", "The group is not pinned any more.", api, config)
+    _ask(key, "unpin", "The group is no longer pinned.", api, config)
 
 
 @app.command("reload")
@@ -135,7 +139,7 @@ def reload_data(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Load the data of a group's workers again; requests are served meanwhile."""
-    # Longer than the daemon waits: its answer names the workers that have not reported.
+    # Longer than the timeout of the daemon, whose answer names the workers that have not reported.
     daemon = remote(api, config, timeout=timeout + 10)
     workers = daemon.post("/v1/group/reload", key=parse_key(key), timeout=timeout)["workers"]
     if output is Output.JSON:
@@ -165,7 +169,7 @@ def logs(
         print_json(answer["workers"])
         return
     if not answer["workers"]:
-        typer.echo("No worker of this group has written anything that is still known.")
+        typer.echo("There are no log lines of workers of this group.")
     for worker, text in answer["workers"].items():
         typer.echo(f"== {printable(worker)}")
         for line in text:
@@ -187,7 +191,7 @@ def env(
     """
     settings = load(config, assignments, pool=pool).settings
     from osrdyne.broker.topology.layout import (
-        QueueLayout,  # these take a while to import, and the other commands do without
+        QueueLayout,  # only this command needs it, and the import takes a while
     )
     from osrdyne.pool.workers.specs import worker_environment
 

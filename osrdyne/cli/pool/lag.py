@@ -1,16 +1,15 @@
-"""`osrdyne lag`: how far the groups of a pool are behind. Thin."""
+"""`osrdyne lag`: the lag of the groups of a pool."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import print_json, print_table
-from osrdyne.cli.pool.capacity import span_text
+from osrdyne.cli.output import hours_and_minutes, print_json, print_table
 
 
 def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show how many requests wait, since when, and when none will wait at the present trend."""
+    """Show how many requests wait, since when, and when none will wait at the current trend."""
     answer = remote(api, config).get("/v1/lag")
     if output is Output.JSON:
         print_json(answer)
@@ -23,6 +22,6 @@ def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption
 
 
 def _cells(figures: Any) -> tuple[str, ...]:
-    oldest = "-" if figures["seconds"] is None else span_text(figures["seconds"])
-    drained = "never" if figures["drained_in"] is None else span_text(figures["drained_in"])
+    oldest = "-" if figures["seconds"] is None else hours_and_minutes(figures["seconds"])
+    drained = "never" if figures["drained_in"] is None else hours_and_minutes(figures["drained_in"])
     return f"{figures['messages']:,}", oldest, f"{figures['a_minute']:+.1f}", drained

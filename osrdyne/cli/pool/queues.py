@@ -1,4 +1,4 @@
-"""`osrdyne queues …`: the queues of keys, with a policy and a lifetime of their own. Thin."""
+"""`osrdyne queues …`: the queues of keys, with a policy and a lifetime of their own."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def renew(
 def delete(key: KeyArgument, author: AuthorOption = None, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Remove the queue of a key. Requests that wait in it are answered `gone`."""
     remote(api, config).send("DELETE", "/v1/queue", None, key=parse_key(key), author=author or own_name())
-    typer.echo("The queue is being removed; `osrdyne queues show` does not find it when it is gone.")
+    typer.echo("The queue is being removed. `osrdyne queues show` finds it until it is gone.")
 
 
 def _proposal(file: str | None, lifetime: str | None) -> dict[str, Any] | None:
@@ -118,8 +118,10 @@ def _proposal(file: str | None, lifetime: str | None) -> dict[str, Any] | None:
             seconds = parse_duration(lifetime)
             assert isinstance(seconds, float)
             expires = datetime.now(UTC) + timedelta(seconds=seconds)
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise ConfigurationError(f"--for: {error}") from None
+        except OverflowError:
+            raise ConfigurationError("--for: too long; a created queue lives for 21 days at most.") from None
         document["ExpirationInstant"] = expires.isoformat(timespec="seconds").replace("+00:00", "Z")
     return document
 
@@ -130,9 +132,9 @@ def _print(queue: dict[str, Any], output: Output) -> None:
         return
     typer.echo(f"key      {printable(queue['key'])}")
     typer.echo(
-        f"queue    {printable(queue['queue'])} ({'exists' if queue['exists'] else 'comes with the first request'})"
+        f"queue    {printable(queue['queue'])} ({'exists' if queue['exists'] else 'is declared at the first request'})"
     )
-    typer.echo(f"state    {queue['state'] or 'not created: it came with a request'}")
+    typer.echo(f"state    {queue['state'] or 'not created: declared for a request'}")
     if queue["created"]:
         typer.echo(f"expires  {ahead(queue['expires_at'])}")
         typer.echo(f"author   {printable(queue['author'])}")

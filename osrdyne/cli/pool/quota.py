@@ -1,21 +1,22 @@
-"""`osrdyne quota …`: how much clients may send, and what they have used. Thin."""
+"""`osrdyne quota …`: how much clients may send, and how much they have sent."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from osrdyne.cli.manifests.commands import AuthorOption, ManifestCommands, own_name, report
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import ago, print_json, print_table, printable
-from osrdyne.cli.pool.capacity import span_text
-from osrdyne.client.daemon_api import DaemonApi
+from osrdyne.cli.output import ago, hours_and_minutes, print_json, print_table, printable
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.quotas.document import Per, QuotaManifest, Share, describe, describe_rate, load_quotas
 from osrdyne.pool.routing.manifest_store import ManifestKind
+
+if TYPE_CHECKING:
+    from osrdyne.client.daemon_api import DaemonApi
 
 app = typer.Typer(
     help="Manage the quotas of a managed pool: how much clients may send, and at which rate workers serve.",
@@ -44,10 +45,10 @@ def print_quotas(manifest: QuotaManifest) -> None:
 
 
 class QuotaCommands(ManifestCommands[QuotaManifest]):
-    """The commands of documents; `show` also shows what was used."""
+    """The commands of the document; `show` includes the usage."""
 
     def show(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-        """Show the limits, what was used today, and when a quota will give out."""
+        """Show the limits, today's usage, and when a quota will be used up."""
         answer = remote(api, config).get("/v1/quota")
         if output is Output.JSON:
             print_json(answer)
@@ -71,7 +72,7 @@ def print_usage(usage: Any) -> None:
         )
         rows += [(f"  {printable(one['name'])}", f"{one['used']:,}", "", "") for one in meter["largest"][:10]]
     print_table(("meter", "used today", "", ""), rows, empty="")
-    typer.echo(f"The quotas are reset in {span_text(usage['remaining'])}.")
+    typer.echo(f"The quotas are reset in {hours_and_minutes(usage['remaining'])}.")
     if (forecast := usage["forecast"]) is not None:
         typer.echo(forecast_text(forecast))
 
@@ -81,13 +82,14 @@ def forecast_text(forecast: Any) -> str:
     if forecast["earliest"] == 0:
         text = "The quota of the pool is used up."
     elif forecast["earliest"] is None:
-        text = "At the present rate the quota of the pool lasts for the day."
+        text = "At the current rate the quota of the pool lasts for the day."
     else:
         latest = forecast["latest"]
-        until = "or not today" if latest is None else f"to {span_text(latest)}"
-        text = f"At the present rate the quota of the pool gives out in {span_text(forecast['earliest'])} {until}."
+        until = "or not today" if latest is None else f"to {hours_and_minutes(latest)}"
+        earliest = hours_and_minutes(forecast["earliest"])
+        text = f"At the current rate the quota of the pool is used up in {earliest} {until}."
     if forecast["by_history"]:
-        text += f" By the same time of earlier days: in {span_text(forecast['by_history'])}."
+        text += f" By the same time of earlier days: in {hours_and_minutes(forecast['by_history'])}."
     if forecast["yesterdays_error"] is not None:
         text += f" Yesterday's forecast was off by {100 * forecast['yesterdays_error']:+.0f} %."
     return text
@@ -125,7 +127,7 @@ def set_quota(
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Replace the limits of the pool or of a rule, and leave all others as they are."""
+    """Replace the limits of the pool or of one rule."""
     limits = {"preset": preset, "units": units, "messages_per_day": messages_per_day, "block_bytes": block_bytes,
               "send_rate": send_rate, "burst": burst}  # fmt: skip
     own = {"share": share} if rule is None else {"keys": keys, "principals": principals, "per": per}
@@ -179,6 +181,6 @@ def _replace(part: str, given: dict[str, Any], author: str | None, daemon: Daemo
         checked = load_quotas(json.dumps(document)).document()
     except InvalidDocumentError as error:
         raise ConfigurationError(str(error)) from None
-    # Only if no other person has changed the document since it was read.
+    # Refused if the document was changed since it was read.
     change = daemon.send("PUT", "/v1/quota", checked, author=author or own_name(), if_match=answer["version"])
     report(change, daemon)

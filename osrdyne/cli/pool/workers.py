@@ -10,8 +10,11 @@ import typer
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
 from osrdyne.cli.output import ago, core_time, log_line, print_json, print_table, printable, start_parts
 
-app = typer.Typer(help="Look at the processes that pooled workers share.", no_args_is_help=True)
+app = typer.Typer(help="Show the processes that pooled workers share.", no_args_is_help=True)
 
+ProcessArgument = Annotated[
+    str, typer.Argument(metavar="PROCESS", help="Worker id of the process, or a unique prefix.")
+]
 _MIB = 2**20
 
 
@@ -25,7 +28,7 @@ def list_workers(api: ApiOption = None, config: ConfigOption = None, output: Out
     empty = (
         "There are no processes that keys share: worker.placement is dedicated, or none has started yet."
         if answer["leading"]
-        else "This daemon does not lead: the leader knows the processes."
+        else "This daemon does not lead its pool: `osrdyne status` names the leader."
     )
     columns = ("process", "state", "keys", "in flight", "heap", "memory", "served", "started", "external id")
     print_table(columns, [_row(process) for process in answer["processes"]], empty=empty)
@@ -33,7 +36,7 @@ def list_workers(api: ApiOption = None, config: ConfigOption = None, output: Out
 
 @app.command()
 def show(
-    process: Annotated[str, typer.Argument(help="Worker id of the process, or the beginning of it.")],
+    process: ProcessArgument,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
@@ -61,7 +64,7 @@ def show(
 
 @app.command()
 def logs(
-    process: Annotated[str, typer.Argument(help="Worker id of the process, or the beginning of it.")],
+    process: ProcessArgument,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of lines.")] = 100,
     api: ApiOption = None,
     config: ConfigOption = None,

@@ -1,1 +1,1 @@
-"""Commands about single requests: send one, explain one, show those that no worker finished."""
+"""Commands about single requests: send one, explain one, and manage poison requests."""

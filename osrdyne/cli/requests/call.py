@@ -1,23 +1,31 @@
-"""`osrdyne call KEY PATH`: send one request and print its answer on standard output; all else is for standard error.
+"""`osrdyne call KEY PATH`: send one request and print its answer on standard output, and all else on standard error.
 
 Exit codes: 0 ok, 1 an error answer, 2 wrong usage or configuration, 3 no answer in time, 4 broker unreachable, 130
-interrupted. Thin: `osrdyne.client` does the work, `call_output` the printing.
+interrupted. `osrdyne.client` sends the request, `call_output` prints the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Coroutine
 from contextlib import aclosing
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
-from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, TokenFileOption, load
+from osrdyne.cli.options import (
+    ConfigOption,
+    KeyArgument,
+    PoolOption,
+    SetOption,
+    TokenFileOption,
+    load,
+    parse_header,
+    positive_seconds,
+    read_body,
+)
 from osrdyne.cli.requests.call_output import CallOutput, ProgressDisplay, print_answer, print_error, write_part
 from osrdyne.client import (
     ARROW_TYPE,
@@ -33,15 +41,14 @@ from osrdyne.client.aio import ANSWER_MARGIN
 from osrdyne.client.daemon_api import token_from_environment, token_of_file
 from osrdyne.client.request import RequestOptions
 from osrdyne.config.models import Settings
-from osrdyne.config.types import parse_duration
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.data_versions import MAX_DATA_VERSION
-from osrdyne.protocol.messages import AUTHORIZATION_HEADER, JSON_TYPE
+from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.uri import with_tls
 
 TOKEN_VARIABLE = "OSRDYNE_CALL_TOKEN"
-"""Not that of the API: its token may have rights that no request needs."""
+"""Other than the variable of the API, whose token may have rights that no request needs."""
 FAILED, USAGE_ERROR, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
@@ -85,7 +92,7 @@ def call(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Send a request for KEY and print the answer; the first one starts the key's worker."""
+    """Send a request for KEY and print the answer. The first request starts the key's worker."""
     configure_logging(level="error")
     if stream and output is CallOutput.JSON:
         raise typer.BadParameter("--stream gives Arrow: leave out -o json.", param_hint="--stream")
@@ -98,7 +105,7 @@ def call(
         broker_uri(broker, settings), settings.pool.id, name=app_id, token=token_for(token_file), answer_slack=slack
     )
     options: RequestOptions = {
-        "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
+        "timeout": positive_seconds(timeout, option="--timeout") if timeout is not None else settings.requests.ttl,
         "headers": dict(parse_header(header) for header in headers or ()),
         "accept": ARROW_TYPE if output is CallOutput.ARROW else None,
         "content_type": JSON_TYPE if data is not None else None,
@@ -107,7 +114,7 @@ def call(
     }
     body = read_body(data)
     with ProgressDisplay(wanted=progress, terminal=sys.stderr.isatty()) as display:
-        outcome = ask(
+        outcome = run_request(
             receive(client, key, path, body, options) if stream else send(client, key, path, body, display, options)
         )
     if outcome is None:
@@ -125,7 +132,7 @@ async def receive(client: AsyncClient, key: str, path: str, body: bytes | None, 
     """Write a streamed answer to standard output, one part after the other."""
     async with client, aclosing(client.call_parts(key, path, body, **options)) as parts:
         async for part in parts:
-            # In a thread: a reader that is slow must not keep the client from repeating its credit.
+            # In a thread: a slow reader of the output must not stop the client from renewing its credit.
             await asyncio.to_thread(write_part, part)
 
 
@@ -134,15 +141,15 @@ async def send(
 ) -> Reply:
     async with client:
         display.waiting(path, key)
-        if not display.is_shown:  # progress is sent only to callers that ask
+        if not display.is_shown:  # workers send progress only to callers that want it
             return await client.call(key, path, body, **options)
         return await client.call(key, path, body, on_progress=display.show, on_starting=display.starting, **options)
 
 
-def ask(
+def run_request(
     request: Coroutine[Any, Any, Reply | None],
 ) -> Reply | RequestError | BrokerUnavailableError | KeyboardInterrupt | None:
-    """Run the request; what may go wrong with it is a value. Ctrl-C cancels it on its way out."""
+    """Run a request, and return its answer or the error that ended it. Ctrl-C cancels the request."""
     try:
         return asyncio.run(request)
     except (RequestError, BrokerUnavailableError, KeyboardInterrupt) as error:
@@ -164,7 +171,7 @@ def exit_code(outcome: BaseException) -> int:
 
 
 def is_default(settings: Settings) -> bool:
-    """Whether nothing is said about RabbitMQ: the caller may not know yet that one is needed."""
+    """Whether no setting names a RabbitMQ: the user may not know yet that one is needed."""
     return settings.broker == type(settings.broker)()
 
 
@@ -186,46 +193,3 @@ def broker_uri(given: str | None, settings: Settings) -> str:
 def token_for(file: str | None) -> str | None:
     """The token of `--token-file`, else of the environment."""
     return token_from_environment(TOKEN_VARIABLE) if file is None else token_of_file(file, "--token-file")
-
-
-def read_body(data: str | None) -> bytes | None:
-    """The bytes of `-d`, checked to be JSON; None without it."""
-    if data is None:
-        return None
-    try:
-        if data == "-":
-            body = sys.stdin.buffer.read()
-        elif data.startswith("@"):
-            body = Path(data[1:]).read_bytes()
-        else:
-            body = data.encode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {data[1:]}: {error.strerror}", param_hint="--data") from error
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"this is not JSON: {error}", param_hint="--data") from error
-    return body
-
-
-def seconds(text: str, *, option: str = "--timeout") -> float:
-    try:
-        duration = parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-    if not isinstance(duration, float) or duration <= 0:
-        raise typer.BadParameter("must be greater than zero", param_hint=option)
-    return duration
-
-
-def parse_header(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise typer.BadParameter(f"{text!r} is not in the form name=value", param_hint="--header")
-    if name.lower() == AUTHORIZATION_HEADER:
-        raise typer.BadParameter(
-            "options show in the process list: `osrdyne call` takes the token from --token-file or OSRDYNE_CALL_TOKEN, "
-            "`osrdyne explain` its owner from --principal",
-            param_hint="--header",
-        )
-    return name, value

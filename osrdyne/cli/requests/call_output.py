@@ -1,4 +1,4 @@
-"""Shows what `osrdyne call` gets: progress while it waits, then the answer or the error. It sends nothing."""
+"""The output of `osrdyne call`: progress while it waits, then the answer or the error."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
 from osrdyne.protocol.progress import StartProgress
 
-_PIPE_WIDTH = 10_000  # Columns of a table that is not shown on a terminal: nothing is folded.
+_PIPE_WIDTH = 10_000  # Columns of a table that is not printed on a terminal, so that nothing is folded.
 _NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
 
 
 class CallOutput(StrEnum):
-    """How to print an answer. `table`: a table for rows, indented JSON otherwise. `json`: the body. `arrow`: an Arrow
-    stream, for another program."""
+    """The output format. `table`: a table for rows, indented JSON otherwise. `json`: the body. `arrow`: an Arrow stream
+    for another program."""
 
     TABLE = "table"
     JSON = "json"
@@ -66,18 +66,18 @@ class ProgressDisplay:
             self._live.stop()
 
     def waiting(self, path: str, key: str) -> None:
-        """The request is about to be sent."""
+        """Show that the request is being sent."""
         self._update(printable(f"{path} for {key}"), None, None)
 
     def show(self, reply: Reply) -> None:
-        """A progress or partial answer has come."""
+        """Show a progress message or a partial answer."""
         text, done, total = progress_of(reply)
         if self._lines:
             typer.echo(text, err=True)
         self._update(text, done, total)
 
     def starting(self, progress: StartProgress) -> None:
-        """The key's worker is starting, or waits for its start."""
+        """Show that the key's worker is starting, or waits for its start."""
         text = printable(progress)
         if self._lines:
             typer.echo(text, err=True)
@@ -89,7 +89,8 @@ class ProgressDisplay:
 
 
 def progress_of(reply: Reply) -> tuple[str, float | None, float | None]:
-    """Text, how much is done, and of how much. Understands `{"step": 3, "of": 10}`, `done` and `total`, `message`."""
+    """The text of a progress message, how much is done, and the total. Reads `step` and `of`, or `done` and `total`,
+    and `message`."""
     try:
         value = json.loads(reply.body)
     except (ValueError, RecursionError):
@@ -124,7 +125,9 @@ def write_part(part: bytes) -> None:
 
 def _print_arrow(reply: Reply) -> None:
     if reply.content_type != ARROW_TYPE:
-        typer.echo(f"The answer is {reply.content_type or 'of no stated type'}: this path has no Arrow.", err=True)
+        typer.echo(
+            f"The answer is {reply.content_type or 'of no stated type'}: this path does not return Arrow.", err=True
+        )
         raise typer.Exit(1)
     _write(reply.body)
 
@@ -176,14 +179,14 @@ def _cell(value: object) -> Text:
 
 
 def print_error(error: BaseException) -> None:
-    """The error in a sentence; below it the detail of the answer, the last words of a worker, and the code."""
+    """Print the error in a sentence, then the detail of the answer, the last log lines of a worker, and the code."""
     for line in error_lines(error):
         typer.echo(line, err=True)
 
 
 def error_lines(error: BaseException) -> list[str]:
     if isinstance(error, KeyboardInterrupt):
-        return ["Interrupted; if the request was sent, the pool has been asked to cancel it."]
+        return ["Interrupted. If the request was sent, a cancellation was sent as well."]
     lines = [log_line(mask_uri(str(error)))]
     if not isinstance(error, RequestError):
         return lines

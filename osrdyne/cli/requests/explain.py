@@ -1,4 +1,4 @@
-"""`osrdyne explain KEY PATH`: what a managed pool would do with a request, step by step. Sends nothing. Thin."""
+"""`osrdyne explain KEY PATH`: the decisions of a managed pool about a request, step by step. Sends nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from osrdyne.cli.manifests.policies import commands as policy_commands
 from osrdyne.cli.manifests.profiles import commands as profile_commands
 from osrdyne.cli.manifests.routes import commands as route_commands
 from osrdyne.cli.manifests.splitter import commands as splitter_commands
-from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, load, remote
+from osrdyne.cli.options import (
+    ApiOption,
+    ConfigOption,
+    KeyArgument,
+    Output,
+    OutputOption,
+    load,
+    parse_header,
+    positive_seconds,
+    read_body,
+    remote,
+)
 from osrdyne.cli.output import print_json, printable
-from osrdyne.cli.requests.call import parse_header, read_body, seconds
 from osrdyne.config.profiles import describe_profile, profile_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.acceptance import TtlLimits
@@ -69,7 +79,7 @@ def explain(
     """Show which rule splits a request, which routes match it, and its group, queue, priority and deadline."""
     given = dict(map(parse_header, headers or ()))
     body = read_body(data)
-    limit = None if timeout is None else seconds(timeout)
+    limit = None if timeout is None else positive_seconds(timeout, option="--timeout")
     if routes is None and splitter is None and policies is None:
         sample = {
             "key": key,
@@ -89,24 +99,26 @@ def explain(
     own_routes = None if routes is None else route_commands.read(routes)
     own_rules = None if splitter is None else splitter_commands.read(splitter)
     own_policies = None if policies is None else policy_commands.read(policies)
-    own_profiles: ProfileManifest | None = None
-    missing = "routes"
+    active_profiles: ProfileManifest | None = None
+    files = {"routes": routes, "splitter": splitter, "policies": policies, "profiles": None}
+    missing = [name for name, file in files.items() if file is None]
     try:
+        daemon = remote(api, config)
         if own_routes is None:
-            own_routes = route_commands.in_force(remote(api, config))
-        missing = "splitter"
+            own_routes = route_commands.active(daemon)
+            missing.remove("routes")
         if own_rules is None:
-            own_rules = splitter_commands.in_force(remote(api, config))
-        missing = "policies"
+            own_rules = splitter_commands.active(daemon)
+            missing.remove("splitter")
         if own_policies is None:
-            own_policies = policy_commands.in_force(remote(api, config))
-        missing = "profiles"
-        own_profiles = profile_commands.in_force(remote(api, config))
+            own_policies = policy_commands.active(daemon)
+            missing.remove("policies")
+        active_profiles = profile_commands.active(daemon)
     except OsrdyneError as error:
-        typer.echo(f"note: continuing without the active {missing}: {error}", err=True)
+        typer.echo(f"note: continuing without the active {', '.join(missing)}: {error}", err=True)
     now = datetime.fromtimestamp(arrival.accepted_ms / 1000, UTC)
     # Without stored profiles those of the configuration are active.
-    profiles = settings.worker.profiles if own_profiles is None else own_profiles.profiles
+    profiles = settings.worker.profiles if active_profiles is None else active_profiles.profiles
     table = PolicyTable(own_policies or PolicyManifest(), bounds=bounds_of(settings), now=now)
     explanation = explained(
         arrival,
@@ -126,7 +138,7 @@ def explain(
 
 
 def print_explanation(explanation: Any, output: Output) -> None:
-    """An explanation as the API gives it."""
+    """Print an explanation in the format of the API."""
     if output is Output.JSON:
         print_json(explanation)
         return

@@ -1,4 +1,4 @@
-"""`osrdyne poison …`: the requests that no worker finished, as the pool's leader shows them. Thin."""
+"""`osrdyne poison …`: the requests that no worker finished."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Annotated, TextIO
 
 import typer
 
-from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, daemon_address
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, daemon_address, positive_seconds
 from osrdyne.cli.output import ago, log_line, print_json, print_table, printable
-from osrdyne.cli.requests.call import seconds
 from osrdyne.client.poison import PoisonClient, PoisonEntry, PoisonOutcome
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import parse_key
@@ -41,13 +40,13 @@ AllOption = Annotated[bool, typer.Option("--all", help="All entries.")]
 
 
 class Filters:
-    """Which entries the options mean."""
+    """The selection of entries by options."""
 
     def __init__(self, keys: list[str] | None, path: str | None, older: str | None, newer: str | None) -> None:
         self._keys = [parse_key(key) for key in keys or ()]
         self._path = path
-        self._older = None if older is None else seconds(older, option="--older-than")
-        self._newer = None if newer is None else seconds(newer, option="--newer-than")
+        self._older = None if older is None else positive_seconds(older, option="--older-than")
+        self._newer = None if newer is None else positive_seconds(newer, option="--newer-than")
 
     @property
     def any(self) -> bool:
@@ -119,7 +118,7 @@ def replay(
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Send requests again, as they were, and remove their entries."""
+    """Send requests again, unchanged, and remove their entries."""
     client = _client(api, config)
     chosen = _chosen(client, entries, Filters(keys, path, older_than, newer_than), everything)
     _report(client.replay(*chosen), "replayed")
@@ -137,7 +136,7 @@ def drop(
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Remove entries permanently. Asks first."""
+    """Remove entries permanently, after a confirmation."""
     client = _client(api, config)
     chosen = _chosen(client, entries, Filters(keys, path, older_than, newer_than), everything)
     if chosen and not yes and not typer.confirm(f"Drop {_count(len(chosen))} permanently?", err=True):
@@ -173,7 +172,7 @@ def _client(api: str | None, config: str | None) -> PoisonClient:
 
 
 def _chosen(client: PoisonClient, entries: list[str] | None, filters: Filters, everything: bool) -> list[str]:
-    """The ids that arguments and options mean; nothing is never everything."""
+    """The ids by arguments and options. Raises `ConfigurationError` if neither selects entries."""
     if bool(entries) + filters.any + everything != 1:
         raise ConfigurationError("Give the ids of entries, or select them with --key, --path, an age, or --all.")
     return entries or [entry.id for entry in filters.find(client)]

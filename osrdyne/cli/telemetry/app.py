@@ -1,4 +1,4 @@
-"""`osrdyne telemetry …`: the log of telemetry and its readers. Thin."""
+"""`osrdyne telemetry …`: the log of telemetry and its readers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import ago, print_json, print_table, printable
-from osrdyne.cli.pool.capacity import span_text
+from osrdyne.cli.output import ago, hours_and_minutes, print_json, print_table, printable
 from osrdyne.cli.telemetry.replay import replay
 from osrdyne.cli.telemetry.resend import resend
 from osrdyne.cli.telemetry.simulator import simulate_devices
 
-app = typer.Typer(help="Show the log of telemetry and how far its readers are behind.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show the log of telemetry and the lag of its readers, simulate devices, and send messages again.",
+    no_args_is_help=True,
+)
 app.command("simulate")(simulate_devices)
 app.command("replay")(replay)
 app.command("resend")(resend)
@@ -67,18 +69,18 @@ def _print_tables(tables: list[dict[str, Any]]) -> None:
 
 
 def _state(one: dict[str, Any]) -> str:
-    """What the scheduler does with a partition."""
+    """The state of a partition in the scheduler."""
     if one["in_flight"]:
         return "running"
     text = f"{one['failures']} failed ({one['code']})" if one["failures"] else ""
     if one["next_after"] is not None:
-        text = f"{text}, " * bool(text) + f"next in {span_text(one['next_after'])}"
+        text = f"{text}, " * bool(text) + f"next in {hours_and_minutes(one['next_after'])}"
     return text or "-"
 
 
 @app.command()
 def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show how far each reader that has stored its position is behind, in messages and in time."""
+    """Show the lag of each reader that has stored its position, in messages and in time."""
     answer = remote(api, config).get("/v1/telemetry")
     if output is Output.JSON:
         print_json(answer["readers"])
@@ -109,7 +111,7 @@ def lag(api: ApiOption = None, config: ConfigOption = None, output: OutputOption
 
 
 def _forecast(found: dict[str, Any]) -> str:
-    drained = "never" if found["drained"] is None else f"in {span_text(found['drained'])}"
+    drained = "never" if found["drained"] is None else f"in {hours_and_minutes(found['drained'])}"
     return f"{found['rate_in']:,.1f} messages a minute come in, {found['rate_out']:,.1f} are read; drained {drained}."
 
 
@@ -118,4 +120,4 @@ def _stored_at(at: float) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    return "-" if seconds is None else span_text(seconds)
+    return "-" if seconds is None else hours_and_minutes(seconds)

@@ -1,4 +1,4 @@
-"""`osrdyne last-value` runs the last-value reader; `osrdyne last` shows what it has written. Thin."""
+"""`osrdyne last-value` runs the last-value reader; `osrdyne last` shows last values."""
 
 from __future__ import annotations
 

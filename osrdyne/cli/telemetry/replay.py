@@ -1,4 +1,4 @@
-"""`osrdyne telemetry replay`: requests a replay of each partition until it has reached its end."""
+"""`osrdyne telemetry replay`: request a replay of each partition until it has reached its end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from typing import Annotated, Any
 
 import typer
 
-from osrdyne.cli.options import ConfigOption, Output, OutputOption, PoolOption, SetOption, TokenFileOption, load
+from osrdyne.cli.options import (
+    ConfigOption,
+    Output,
+    OutputOption,
+    PoolOption,
+    SetOption,
+    TokenFileOption,
+    load,
+    positive_seconds,
+)
 from osrdyne.cli.output import print_json, print_table
-from osrdyne.cli.requests.call import ask, broker_uri, exit_code, seconds, token_for
+from osrdyne.cli.requests.call import broker_uri, exit_code, run_request, token_for
 from osrdyne.cli.requests.call_output import print_error
 from osrdyne.client import AsyncClient, Reply
 from osrdyne.telemetry.schedule import IngestAnswer
 from osrdyne.telemetry.times import parse_time
 
 THROTTLED_DELAY = 1.0
-"""Seconds until the next request after one that stored nothing: the table may be throttled."""
+"""Seconds until the next request if the last one stored nothing, because the table may be throttled."""
 
 BeginOption = Annotated[
     str | None,
@@ -45,11 +54,11 @@ def replay(
     assignments: SetOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Store a range of the log in TABLE again, through the pool of the ingest. Repeat the command to continue it."""
+    """Store a range of the log in TABLE, through the pool of the ingest. Repeat the command to continue it."""
     settings = load(config, assignments, pool=pool, client=True).settings
     request = {"from": range_end(begin, "--from"), "to": range_end(end, "--to")}
     numbers = sorted(set(partitions)) if partitions else range(settings.telemetry.partitions)
-    limit = seconds(timeout)
+    limit = positive_seconds(timeout, option="--timeout")
     answers: list[dict[str, Any]] = []
 
     async def store_all() -> Reply | None:
@@ -75,7 +84,7 @@ def replay(
                 answers.append({"table": table, "partition": partition, **counts, "offset": answer.stop})
         return None
 
-    outcome = ask(store_all())
+    outcome = run_request(store_all())
     if isinstance(outcome, BaseException):
         print_error(outcome)
         raise typer.Exit(exit_code(outcome))

@@ -1,4 +1,4 @@
-"""`osrdyne telemetry resend`: send a range of the log to another pool again. Thin."""
+"""`osrdyne telemetry resend`: send a range of the log to another pool."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def resend(
         str, typer.Option(metavar="RATE", help="Messages of all partitions together, e.g. 100/s; 0: no limit.")
     ] = "100/s",
     state: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keeps the progress, so that the same command continues it.")
+        Path | None, typer.Option(metavar="FILE", help="File for the progress, so that the same command continues it.")
     ] = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Send a range of the log to another pool again, as one-way requests with the original message ids."""
+    """Send a range of the log to another pool, as one-way requests with the original message ids."""
     settings = load(config, assignments, client=True).settings
     if not is_pool_id(to_pool):
         raise typer.BadParameter(f"{to_pool!r} is not the id of a pool", param_hint="--to-pool")
@@ -62,7 +62,7 @@ def resend(
         try:
             channel = await connection.channel(confirms=True)
             try:
-                # RabbitMQ would close the channel with the first message.
+                # Publishing to a missing exchange would close the channel.
                 await channel.declare_exchange(PoolNames(to_pool).requests_exchange, "direct", passive=True)
             except BrokerNotFoundError:
                 raise ConfigurationError(f"--to-pool: RabbitMQ has no pool {to_pool}; start its daemon once.") from None

@@ -1,4 +1,4 @@
-"""`osrdyne telemetry simulate`: publish messages of simulated devices. Thin: `osrdyne.telemetry.simulator` makes them.
+"""`osrdyne telemetry simulate`: publish messages of simulated devices, made by `osrdyne.telemetry.simulator`.
 
 Exit codes: 0 done, 1 some messages were not answered, 2 wrong usage or configuration, 4 broker unreachable, 130
 interrupted.
@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption, TokenFileOption, load
+from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption, TokenFileOption, load, positive_seconds
 from osrdyne.cli.output import print_json, print_table
-from osrdyne.cli.requests.call import UNREACHABLE, broker_uri, seconds, token_for
+from osrdyne.cli.requests.call import UNREACHABLE, broker_uri, token_for
 from osrdyne.client import AsyncClient
 from osrdyne.config.types import parse_duration, parse_size
 from osrdyne.errors import BrokerUnavailableError, InvalidKeyError
@@ -71,12 +71,12 @@ def simulate_devices(
     ] = "0",
     alarm_path: Annotated[str, typer.Option(metavar="PATH", help="Path of alarms.")] = "/alarm",
     late: Annotated[float, typer.Option(metavar="SHARE", help="Share of messages with late events, 0 to 1.")] = 0.0,
-    late_by: Annotated[str, typer.Option(metavar="DURATION", help="How late at most.")] = "10m",
+    late_by: Annotated[str, typer.Option(metavar="DURATION", help="Maximum delay of late events.")] = "10m",
     out_of_order: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of messages sent after the next one of their device.")
     ] = 0.0,
     clock_skew: Annotated[
-        str, typer.Option(metavar="DURATION", help="How wrong the clock of a device may be; constant for each.")
+        str, typer.Option(metavar="DURATION", help="Maximum error of the clock of a device; constant for each device.")
     ] = "0s",
     duplicates: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of messages sent twice, with one message id.")
@@ -86,10 +86,14 @@ def simulate_devices(
         float, typer.Option(metavar="SHARE", help="Share of messages whose first event has 33 KiB.")
     ] = 0.0,
     one_way: Annotated[
-        bool, typer.Option("--one-way", help="Want no answers: confirmed by RabbitMQ only, refusals are not seen.")
+        bool,
+        typer.Option(
+            "--one-way", help="Request no answers: RabbitMQ confirms the messages, and refusals are not counted."
+        ),
     ] = False,
     in_flight: Annotated[
-        int, typer.Option(metavar="NUMBER", min=1, max=100_000, help="Messages that wait for an answer at most.")
+        int,
+        typer.Option(metavar="NUMBER", min=1, max=100_000, help="Maximum number of messages that wait for an answer."),
     ] = 500,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="Time limit for an answer.")] = "60s",
     print_only: Annotated[
@@ -139,7 +143,7 @@ def simulate_devices(
         for message in simulate(simulation):
             typer.echo(_line(message))
         return
-    limit = seconds(timeout)
+    limit = positive_seconds(timeout, option="--timeout")
     settings = load(config, assignments, pool=pool, client=True).settings
     client = AsyncClient(
         broker_uri(broker, settings), settings.pool.id, name="osrdyne simulate", token=token_for(token_file)

@@ -40,18 +40,21 @@ def test_a_profile_and_prices_come_from_files(capsys: pytest.CaptureFixture[str]
     ("arguments", "words"),
     [
         ([], "--rate, --profile and --from-history"),
-        (["--rate", "7/week"], "load.0.rate: '7/week' is not a rate"),
+        (["--rate", "7/week"], "--rate: '7/week' is not a rate"),
+        (["--profile", "unit.yaml", "--units", "0"], "unit.yaml: load.0.rate: '7/week' is not a rate"),
+        (["--profile", "unit.yaml", "--units", "0"], "--units: must be at least 1"),
         (["--rate", "7/min", "--hub", "s9"], "--hub: "),
         (["--profile", "none.yaml"], "Cannot read none.yaml"),
         (["--profile", "bad.json"], "bad.json: this is not JSON"),
         (["--profile", "list.yaml"], "list.yaml: a mapping"),
     ],
-    ids=["nothing", "unit", "tier", "no file", "no JSON", "no mapping"],
+    ids=["nothing", "unit", "unit in a file", "units", "tier", "no file", "no JSON", "no mapping"],
 )
 def test_wrong_use_ends_with_2_and_one_sentence(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("bad.json").write_text("{", encoding="utf-8")
     Path("list.yaml").write_text("[1]", encoding="utf-8")
+    Path("unit.yaml").write_text("load: [{rate: 7/week}]", encoding="utf-8")
     assert execute(["capacity", *arguments], debug=False) == 2
     assert words in capsys.readouterr().err

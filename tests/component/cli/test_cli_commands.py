@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from osrdyne import __version__
 from osrdyne.cli.main import execute, full_command_line
+from osrdyne.cli.manifests.commands import own_name
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError, PortTakenError
 from osrdyne.protocol.environment import WorkerEnvironment
 
@@ -94,10 +95,18 @@ def test_environment_of_a_worker_as_json() -> None:
         (["groups", "show"], "Missing argument 'KEY'. Try `osrdyne groups show --help`.\n"),
         (["call", "k", "/p", "-o", "xml"], "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json'"),
         (["run", "--set", "x"], "Wrong configuration: flag --set: 'x' is not path=value, such as pool.id=example"),
-        (
-            ["status", "--api", "nope"],
-            "--api must be an address such as http://127.0.0.1:4242, or unix:/path/of/socket.\n",
+        *(
+            (
+                ["status", "--api", address],
+                "--api must be an address such as http://127.0.0.1:4242, or unix:/path/of/socket.\n",
+            )
+            for address in ("nope", "http://[::1", "https://[::1")
         ),
+        (
+            ["token", "create", "a", "--role", "admin", "--file", "."],
+            ".: this is a directory; name the file of API tokens.\n",
+        ),
+        (["queues", "create", "k", "--for", "99999999999d"], "--for: too long; "),
         (["groups", "env", "x" * 256], "The key has 256 bytes; at most 255 are allowed.\n"),
         (["groups", "env", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
         (["check-config", "-c", "x.yaml"], "Cannot read the configuration file x.yaml: No such file or directory.\n"),
@@ -190,6 +199,7 @@ def test_routes_eval_of_a_batch_reads_standard_input() -> None:
         ([], "Invalid value for CONDITION: name a condition"),
         (["--batch", "nowhere"], "Cannot read nowhere: No such file or directory.\n"),
         (["--batch", "-H", "a=b"], "Invalid value for --batch: in a batch, each line has its own headers"),
+        (["true", "-S", "a"], "Invalid value for --system: 'a' is not in the form name=value"),
     ],
 )
 def test_routes_eval_shows_what_is_wrong(
@@ -282,7 +292,7 @@ def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) ->
 def test_explain_reports_that_a_key_is_empty() -> None:
     result = CliRunner().invoke(app, ["explain", "", "/p", "--routes", "-"], input=MANIFEST)
     assert result.stdout.startswith("key       The key is empty. That is a key like any other")
-    assert "continuing without the active splitter" in result.stderr
+    assert "continuing without the active splitter, policies, profiles: " in result.stderr
 
 
 def test_explain_shows_which_rule_splits() -> None:
@@ -387,6 +397,15 @@ def test_change_names_the_version_that_it_expects(monkeypatch: pytest.MonkeyPatc
     assert [given["if_match"] for _, _, given in daemon.asked] == [4, 4, 4]  # type: ignore[index]
 
 
+def test_author_of_a_user_without_a_name_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    assert own_name().startswith("uid-4242@")
+
+
 def test_explain_uses_the_active_manifest_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("m.json").write_text(MANIFEST)
     monkeypatch.setattr(
@@ -452,7 +471,11 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
         (["--version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
-        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.daemon.dev"}),
+        (
+            ["--debug", "routes", "eval", "--help"],
+            {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.daemon.dev", "aiormq"},
+        ),
+        (["token", "list", "--help"], {"aiormq", "httpx", "fastapi"}),
     ],
 )
 def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:

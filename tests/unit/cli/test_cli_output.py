@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable, span
+from osrdyne.cli.output import ago, ahead, hours_and_minutes, log_line, print_json, print_table, printable, span
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,13 @@ def test_log_line_keeps_tabs_only() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90000, "1d")])
 def test_span_is_in_its_largest_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59.4, "59 s"), (60, "1 min"), (7199, "119 min"), (33_300, "9 h 15 min")]
+)
+def test_length_of_a_plan_is_in_hours_and_minutes(seconds: float, text: str) -> None:
+    assert hours_and_minutes(seconds) == text
 
 
 def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
