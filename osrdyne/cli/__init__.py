@@ -1,1 +1,1 @@
-"""The command line: thin. Every command reads arguments, asks one other part, and prints."""
+"""The command line. A command parses its arguments, calls one other package, and prints the result."""

@@ -1,7 +1,7 @@
-"""The `osrdyne` command: builds the Typer application and turns every failure into one sentence and an exit code.
+"""The `osrdyne` command: builds the Typer application, and reports every failure as one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted (`call` has two more). A
-traceback is shown only with `--debug`.
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted (`call` has two more). A traceback is
+shown only with `--debug`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from osrdyne.errors import (
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
-_TO_BE_CHANGED_BY_THE_USER = (
+_USAGE_ERRORS = (
     ConfigurationError,
     InvalidKeyError,
     PortTakenError,
@@ -44,8 +44,8 @@ _WORDS_OF_PYDANTIC = {
     ", unable to parse string as a number": "",
 }
 
-# Module and attribute of each command. A module is imported when its command is used, or when help is asked for: each
-# takes a part of a second, which a single command does not wait for.
+# Module and attribute of each command. A module is imported only if its command is used, or for the help of all
+# commands: each import takes a part of a second.
 _COMMANDS = {
     name: (f"osrdyne.cli.{module}", attribute)
     for name, module, attribute in (
@@ -105,7 +105,7 @@ def version() -> None:
 
 
 def command_line(chosen: str | None) -> typer.Typer:
-    """The command line with one of its commands, or with all of them where that is none."""
+    """The command line with the command `chosen`, or with all commands if `chosen` is not a command."""
     application = typer.Typer(
         name="osrdyne",
         help="Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker.",
@@ -132,19 +132,19 @@ def full_command_line() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point. Ends the process with the exit code."""
+    """The entry point. Exits with the code of the command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(execute(arguments, debug=arguments[:1] == ["--debug"]))
 
 
 def execute(arguments: list[str], *, debug: bool) -> int:
-    """Run one command and return its exit code; what went wrong is one sentence on standard error."""
+    """Run one command and return its exit code. An error is one sentence on standard error."""
     try:
         chosen = next((argument for argument in arguments if argument != "--debug"), None)
         code = command_line(chosen)(arguments, prog_name="osrdyne", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more when it closes it.
+        # The reader has closed the pipe; Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
@@ -162,17 +162,17 @@ def _report(error: BaseException) -> int:
     if isinstance(error, OsrdyneError):
         from osrdyne.logs import mask_uri
 
-        _say(mask_uri(str(error)))
-        return USAGE_ERROR if isinstance(error, _TO_BE_CHANGED_BY_THE_USER) else FAILED
+        _print_error(mask_uri(str(error)))
+        return USAGE_ERROR if isinstance(error, _USAGE_ERRORS) else FAILED
     if hasattr(error, "format_message"):  # what Typer raises for wrong usage; its class is not public
-        _say(_usage(error))
+        _print_error(_usage(error))
         return USAGE_ERROR
-    _say(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
+    _print_error(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
     return FAILED
 
 
 def _usage(error: Any) -> str:
-    """Wrong usage in one or two sentences; empty where Typer has printed the help of a group of commands."""
+    """A usage error in one or two sentences; empty if Typer has printed the help of a group of commands."""
     message = str(error.format_message()).strip()
     for theirs, ours in _WORDS_OF_PYDANTIC.items():
         message = message.replace(theirs, ours)
@@ -184,7 +184,7 @@ def _usage(error: Any) -> str:
     return f"{message if message.endswith(('.', '?')) else f'{message}.'} Try `{context.command_path} --help`."
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     if text:
         typer.echo(text, err=True)
 

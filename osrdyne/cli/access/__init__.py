@@ -1,1 +1,1 @@
-"""Commands about access: tokens of the HTTP API, RabbitMQ users of clients, the audit."""
+"""Commands about access: tokens of the HTTP API, RabbitMQ users of clients, and the audit."""

@@ -1,4 +1,4 @@
-"""`osrdyne audit`: the changes that were made through the API. Thin."""
+"""`osrdyne audit`: the changes made through the API."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class AuditOutput(StrEnum):
     CSV = "csv"
 
 
-MOMENT = "An age such as 2h, or a date and time such as 2026-11-22T10:00:00+01:00 (UTC without a zone)."
+_MOMENT = "an age such as 2h, or a time such as 2026-11-22T10:00:00+01:00 (UTC without an offset)"
 
 
 def audit(
-    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help=f"Only later changes. {MOMENT}")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help=f"Only later changes; {_MOMENT}.")
+    ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only earlier changes.")] = None,
     who: Annotated[str | None, typer.Option("--who", metavar="NAME", help="Only changes of this principal.")] = None,
     action: Annotated[
@@ -86,7 +88,7 @@ def _moment(text: str | None, *, option: str) -> float | None:
         try:
             return max(0.0, time.time() - TypeAdapter(Duration).validate_python(text))
         except ValueError:
-            raise ConfigurationError(f"{option}: {text!r} is not a time. {MOMENT}") from None
+            raise ConfigurationError(f"{option}: {text!r} is not a time. Give {_MOMENT}.") from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
@@ -111,6 +113,6 @@ def _csv(entries: list[dict[str, Any]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A spreadsheet would run a text that begins like a formula."""
+    """A cell as text: a spreadsheet would evaluate a text that begins like a formula."""
     text = "" if value is None else str(value)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

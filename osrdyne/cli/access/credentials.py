@@ -1,4 +1,4 @@
-"""`osrdyne credentials …`: RabbitMQ users for the clients of a pool. Thin."""
+"""`osrdyne credentials …`: RabbitMQ users for the clients of a pool."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _create(settings: Settings, user: str, password: str) -> None:
         try:
             await management.put_permissions(user, client_permissions(PoolNames(settings.pool.id)))
         except BaseException:
-            await management.delete_user(user)  # it may do nothing yet, but its name would be taken
+            await management.delete_user(user)  # it has no permissions, but its name would be taken
             raise
 
 
@@ -75,7 +75,7 @@ async def _revoke(settings: Settings, user: str) -> None:
 
 
 def _checked(name: str) -> str:
-    """Raises `ConfigurationError` for a name that a client cannot have."""
+    """Return the name. Raises `ConfigurationError` if it is not valid for a client."""
     if _NAME.fullmatch(name) is None or name.startswith("osrdyne-"):
         raise ConfigurationError(
             f"--client: {name!r} is not a name for a client: use up to 100 letters, digits and . _ -; names that begin "

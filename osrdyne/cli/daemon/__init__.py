@@ -1,1 +1,1 @@
-"""Commands about the daemon and its machine: run it, try it, check it and its configuration."""
+"""Commands about the daemon: run it, start a development stack, check its host and its configuration."""

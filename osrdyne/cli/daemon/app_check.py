@@ -1,7 +1,7 @@
-"""Whether the application of the workers can be imported and accepts `worker.config`, before anything starts.
+"""Check, before anything starts, that the application of the workers can be imported and accepts `worker.config`.
 
-The worker's own program is asked, in a process of its own: what an import does to a process stays there, and no Spark
-starts. Used by `osrdyne dev`, `run` and `check-config`.
+The check runs the worker's program with `--check` in a process of its own, without Spark, so that side effects of the
+import stay there. Used by `osrdyne dev`, `run`, `doctor` and `check-config`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from osrdyne.drivers.registry import worker_command
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.environment import PLACEMENT_VARIABLE
 
-TIMEOUT = 60.0  # An import that takes longer is left to the workers.
+TIMEOUT = 60.0  # An import that takes longer is not checked.
 # Options of the driver with which workers may find other modules than this process does.
 FOREIGN_OPTIONS = ("command", "cwd", "environment")
 
 
 def check_app(settings: Settings) -> None:
-    """Raises `ConfigurationError` with the worker's own sentence when its application or `worker.config` is wrong."""
+    """Raises `ConfigurationError` with the message of the worker if its application or `worker.config` is invalid."""
     start_check(settings)()
 
 
 def start_check(settings: Settings) -> Callable[[], None]:
-    """Start the check beside this process; the result waits for it and raises what `check_app` raises.
+    """Start the check in the background. The returned function waits for it and raises the errors of `check_app`.
 
-    In a pooled pool the application must be poolable. Workers that start elsewhere, or with options by which they may
-    find other modules, are not judged; nor is the default application that runs dedicated and without a configuration.
+    With pooled placement the application must be poolable. Nothing is checked for workers that start elsewhere or with
+    options by which they may find other modules, and for the dedicated default application without a configuration.
     """
     driver, untouched = settings.driver, type(settings.worker)()
     elsewhere = driver.name != "subprocess" or any(name in driver.options for name in FOREIGN_OPTIONS)
@@ -43,7 +43,7 @@ def start_check(settings: Settings) -> Callable[[], None]:
     *program, app = worker_command(settings.worker.app)
     process = subprocess.Popen(
         [*program, "--check", app],
-        # In the environment as for a worker: the configuration may hold secrets, and a command line is public.
+        # In the environment, as for a worker: the configuration may hold secrets, and command lines are public.
         env={
             **os.environ,
             "WORKER_CONFIG": json.dumps(settings.worker_config()),
@@ -65,6 +65,6 @@ def _result(process: subprocess.Popen[str]) -> None:
         process.communicate()
         return
     if process.returncode != 0:
-        said = output.strip().splitlines() or ["osrdyne-worker: it cannot be imported"]
-        sentence = said[-1].removeprefix("osrdyne-worker: ")
+        lines = output.strip().splitlines() or ["osrdyne-worker: it cannot be imported"]
+        sentence = lines[-1].removeprefix("osrdyne-worker: ")
         raise ConfigurationError(sentence if "worker.config" in sentence else f"worker.app: {sentence}")

@@ -1,4 +1,4 @@
-"""`osrdyne dev`: a whole stack in one command, for trying things and for writing workers."""
+"""`osrdyne dev`: a whole stack in one command, to try osrdyne and to develop workers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def dev(
     settings = load(config, given, pool=pool, log_level=log_level).settings
     running = find_announcement()
     if running is not None:
-        raise ConfigurationError(f"osrdyne dev is already running (see {running}): stop that one first, or use it.")
+        raise ConfigurationError(f"osrdyne dev is already running (see {running}): stop it first, or use it.")
     start_logging(settings.log)
     import uvloop
 
-    from osrdyne.dev.stack import sample_settings  # not before the settings are known to be right
+    from osrdyne.dev.stack import sample_settings  # after the settings were checked, because it takes a while
 
     console = Console(stderr=True)
-    with console.status("Looking at the application"):
+    with console.status("Checking the application"):
         check_app(settings)
     untouched = type(settings.worker)()
     if (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config):
@@ -74,7 +74,7 @@ async def _run(settings: Settings, console: Console) -> None:
             training.terminate()
         await stack.__aexit__(None, None, None)
         if training is not None:
-            await asyncio.to_thread(training.wait)  # a daemon that waited here would lose its lead
+            await asyncio.to_thread(training.wait)  # blocking the event loop would cost the daemon its leadership
 
 
 def _greet(settings: Settings, console: Console) -> None:
@@ -88,6 +88,6 @@ def _greet(settings: Settings, console: Console) -> None:
         )
     console.print(f"The broker's address, with its password, is in {announcement_file()}", soft_wrap=True)
     if os.environ.get(FILE_VARIABLE) or Path(DEFAULT_FILE).exists():
-        hint = "You have a configuration file of your own, so other commands here need --config with that file."
+        hint = "Your configuration file takes precedence: other commands here need --config with that file."
         console.print(hint, soft_wrap=True)
     console.print("Ctrl-C stops everything.")

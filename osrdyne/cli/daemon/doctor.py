@@ -1,4 +1,4 @@
-"""`osrdyne doctor`: check everything the daemon needs, and name the remedy for what is missing."""
+"""`osrdyne doctor`: check everything that the daemon needs, and name the remedy for each failure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.findings import Finding
-from osrdyne.pool.state.groups.profiles import shown_master
-from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master
+from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master, shown_master
 
 if TYPE_CHECKING:
     from osrdyne.ingress.routes.manifest import Manifest
@@ -55,7 +54,7 @@ async def _examine(settings: Settings) -> list[Finding]:
 
     driver = create_pool_driver(settings, clock=SystemClock())
     try:
-        manifest = await _routes_in_force(settings)
+        manifest = await _active_routes(settings)
         if manifest is None:
             of_broker = await run_broker_checks(settings)
         else:
@@ -74,8 +73,8 @@ async def _examine(settings: Settings) -> list[Finding]:
         await driver.close()
 
 
-async def _routes_in_force(settings: Settings) -> Manifest | None:
-    """For which the daemon has declared exchanges and queues."""
+async def _active_routes(settings: Settings) -> Manifest | None:
+    """The active route manifest, for which the daemon declares exchanges and queues; None if it cannot be read."""
     from osrdyne.broker.management.client import ManagementClient
     from osrdyne.pool.routing.routes import RouteStore
 
@@ -89,7 +88,7 @@ async def _routes_in_force(settings: Settings) -> Manifest | None:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """As a table: ✔ fine, ✘ broken, ! worth knowing."""
+    """Print a table: ✔ passed, ✘ failed, ! a failure that is not fatal."""
     rows = [
         ("✔" if finding.ok else "✘" if finding.fatal else "!", finding.subject, _sentence(finding))
         for finding in findings
@@ -115,8 +114,8 @@ REACH_TIMEOUT = 5.0  # Seconds for each address of a Spark master.
 
 
 def check_application(settings: Settings) -> list[Finding]:
-    """Whether workers of this host can import the application, and whether it accepts its configuration; nothing for
-    workers that start elsewhere."""
+    """Check that workers of this host can import the application and that it accepts its configuration. No finding if
+    both are true, or workers start elsewhere."""
     try:
         check_app(settings)
     except ConfigurationError as error:
@@ -125,8 +124,8 @@ def check_application(settings: Settings) -> list[Finding]:
 
 
 def check_spark_master(settings: Settings) -> list[Finding]:
-    """Whether the clusters of `worker.spark_master` and of the profiles accept connections from this host; nothing for
-    a local Spark."""
+    """Check that the clusters of `worker.spark_master` and of the profiles accept connections from this host. No
+    finding for a local Spark."""
     masters = [settings.worker.spark_master, *(one.spark_master for one in settings.worker.profiles)]
     distinct = dict.fromkeys(text for text in masters if text is not None)
     found = {text: one for text in distinct if (one := _check_master(parse_spark_master(text))) is not None}
@@ -136,7 +135,7 @@ def check_spark_master(settings: Settings) -> list[Finding]:
 
 
 def _check_master(master: SparkMaster) -> Finding | None:
-    """Whether the cluster accepts connections; None for a local Spark."""
+    """Check that the cluster accepts connections. None for a local Spark."""
     subject = "spark master"
     if master.kind is MasterKind.YARN:
         known = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
@@ -161,7 +160,7 @@ _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def check_java(settings: Settings, *, environment: Mapping[str, str] | None = None) -> Finding:
-    """Spark's Java on this host. Fatal only where workers of this host run Spark themselves."""
+    """Check the Java for Spark on this host. Fatal only if workers of this host run Spark."""
     master = parse_spark_master(settings.worker.spark_master)
     fatal = settings.driver.name == "subprocess" and not master.is_connect
     program = _find_java(os.environ if environment is None else environment)
@@ -179,6 +178,6 @@ def check_java(settings: Settings, *, environment: Mapping[str, str] | None = No
 
 
 def _find_java(environment: Mapping[str, str]) -> str | None:
-    """As Spark looks: `JAVA_HOME`, then `PATH`."""
+    """The Java that Spark finds: by `JAVA_HOME`, then `PATH`."""
     home = environment.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))

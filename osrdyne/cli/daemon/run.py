@@ -31,7 +31,7 @@ def run(
     start_logging(settings.log)
     application_checked = start_check(settings)  # while the daemon's modules are imported
     from osrdyne.daemon.daemon import (
-        run as run_daemon,  # not before the settings are known to be right: it takes a while
+        run as run_daemon,  # after the settings were checked, because it takes a while
     )
 
     application_checked()

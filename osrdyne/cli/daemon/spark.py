@@ -1,4 +1,4 @@
-"""`osrdyne spark`: what makes Spark workers start faster."""
+"""`osrdyne spark …`: commands that make Spark workers start faster."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def warm_archive(
     config: ConfigOption = None,
     assignments: SetOption = None,
     directory: Annotated[
-        Path | None, typer.Option(help="Where to write it; by default where workers of this user look for it.")
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Where to write it. Default: where workers of this user find it."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make it again, although there is one.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace an existing archive.")] = False,
 ) -> None:
-    """Make the class data sharing archive with which workers on this host start Java faster; takes about a minute."""
+    """Create the class data sharing archive with which workers on this host start Java faster. Takes about a minute."""
     settings = load(config, assignments).settings
     arguments = [*(["--directory", str(directory)] if directory else []), *(["--again"] if again else [])]
     typer.echo(_output_of(_start(settings, (*_TRAINING, *arguments), output=subprocess.PIPE)).splitlines()[-1])
@@ -45,16 +46,16 @@ def warm_archive(
 
 @app.command("infer-columns")
 def infer_columns(key: KeyArgument, config: ConfigOption = None, assignments: SetOption = None) -> None:
-    """Print the columns of a key's views, for `columns` in the configuration: workers then open them faster."""
+    """Print the columns of a key's views, for `columns` in the configuration: workers then open the views faster."""
     settings = load(config, assignments).settings
     program = (sys.executable, "-m", "osrdyne_worker.pipelines.infer")
-    # Escaped and in a variable: neither a variable nor an argument can hold every key.
+    # Escaped, because neither a variable nor an argument can hold every key.
     variables = {ESCAPED_KEY_VARIABLE: encode_key(parse_key(key))}
     typer.echo(_output_of(_start(settings, program, output=subprocess.PIPE, variables=variables)))
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:
-    """What a program has printed. Raises `ConfigurationError` with its last line if it fails."""
+    """The output of a program. Raises `ConfigurationError` with its last line if it fails."""
     try:
         output, errors = process.communicate()
     except BaseException:  # Ctrl-C: a training run has a process group of its own
@@ -67,7 +68,7 @@ def _output_of(process: subprocess.Popen[str]) -> str:
 
 
 def start_training(settings: Settings) -> subprocess.Popen[str]:
-    """Start the training run in the background, with the lowest priority: workers run beside it."""
+    """Start the training run in the background, with the lowest priority because workers run at the same time."""
     return _start(settings, ("nice", "-n", "19", *_TRAINING), output=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""`osrdyne status`: whether a running daemon is well, component by component, and which daemon leads its pool."""
+"""`osrdyne status`: the components of a running daemon, and the leader of its pool."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOpt
             ("✔" if one["ok"] else "✘" if one["fatal"] else "!", one["name"], one["detail"])
             for one in ready["components"]
         ]
-        print_table(("", "component", "detail"), rows, empty="It reports no component.")
+        print_table(("", "component", "detail"), rows, empty="The daemon reports no components: it is starting.")
     raise typer.Exit(0 if ready["ready"] else 1)
