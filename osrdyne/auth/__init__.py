@@ -1,1 +1,1 @@
-"""Who may do what: tokens, roles and the decision for one request of the HTTP API. Pure; used by `api` and the CLI."""
+"""Access control: tokens, roles, grants, and the decision about one request of the HTTP API. Pure."""

@@ -1,4 +1,4 @@
-"""The record of a change that was made through the API: its fields, its text, and the selection of records. Pure."""
+"""The audit record of a change through the API: its fields, its text, and the selection of records. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from urllib.parse import unquote_to_bytes
 
 MAX_TEXT = 1_000
-"""Characters of one field; what is longer is cut off."""
+"""Characters of one field; a longer text is cut."""
 
 MAX_TARGET = 8_000
 """Characters of the target: the ids of 100 entries."""
@@ -19,7 +19,7 @@ _CURSOR = re.compile(r"([0-9]{1,17})-([0-9a-f]{32})\Z", re.ASCII)
 
 
 class Outcome(StrEnum):
-    """What became of a change. `unknown`: the daemon ended before it knew, or wrote no second record."""
+    """The outcome of a change. `unknown`: the daemon ended during the change, or could not store the second record."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -29,9 +29,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """One change. `at_ms`: when it was asked for, milliseconds since the epoch. `grant`: what it needs. `method`: how
-    the principal was identified. `author`: as the request claims. Digests are SHA-256 of the stored document, and None
-    where there is none."""
+    """One change. `at_ms`: when it was requested, in milliseconds since the epoch. `grant`: the grant that it needs.
+    `method`: how the principal was identified. `author`: as the request claims. Digests are SHA-256 of the stored
+    document; None: no document."""
 
     request_id: str
     at_ms: int
@@ -94,43 +94,43 @@ def outcome_of(status: int) -> Outcome:
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """Text for a record: bounded."""
+    """The text, cut to the limit."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def target_of(parts: Iterable[str], query: str, names: Collection[str]) -> str | None:
-    """What a request is about, by the raw parameters of its path and its raw query; None for the whole pool.
+    """The target of a request, from the raw parameters of its path and its raw query; None for the whole pool.
 
-    `names`: the parameters of the query that the endpoint reads. Others may hold anything, and could push out these.
+    `names`: the parameters of the query that the endpoint reads. Others could displace these in the record.
     """
     found = [_decoded(part) for part in parts]
     found += [value if name == "key" else f"{name} {value}" for name, value in _parameters(query) if name in names]
-    # Each one is bounded: a long one must not hide those after it.
+    # Each part is bounded: a long one must not displace those after it.
     return shortened(", ".join(shortened(text, MAX_TEXT // 2) for text in found), MAX_TARGET) if found else None
 
 
 def author_of(query: str) -> str | None:
-    """The author that a request claims. Of several the endpoint takes the last one."""
+    """The author that a request claims; of several the last one, as the endpoint reads them."""
     given = [value for name, value in _parameters(query) if name == "author"]
     return shortened(given[-1]) if given else None
 
 
 def _parameters(query: str) -> Iterator[tuple[str, str]]:
-    """Names and values, decoded: the endpoint reads an encoded name, too."""
+    """Names and values, decoded, because the endpoint decodes names as well."""
     for pair in query.split("&"):
         name, _, value = pair.replace("+", " ").partition("=")
         yield _decoded(name), _decoded(value)
 
 
 def _decoded(text: str) -> str:
-    # Only for people: what is not UTF-8 stays recognisable.
+    # Only to be shown: bytes that are not UTF-8 are escaped.
     return unquote_to_bytes(text.encode("latin-1", "replace")).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditQuery:
-    """Which records are asked for, the newest first. `since` and `until`: seconds since the epoch. `action`: one, or
-    the part before a dot, as `routes`. `before`: the cursor of an earlier page."""
+    """A selection of records, the newest first. `since` and `until`: seconds since the epoch. `action`: an action, or
+    the part before its dot, such as `routes`. `before`: the cursor of the previous page."""
 
     since: float | None = None
     until: float | None = None
@@ -150,7 +150,8 @@ class AuditQuery:
 
 @dataclass(frozen=True, slots=True)
 class AuditPage:
-    """A part of the records, the newest first. `total`: all that match. `following`: the cursor of the next page."""
+    """A page of records, the newest first. `total`: the number of all that match. `following`: the cursor of the next
+    page."""
 
     records: tuple[AuditRecord, ...]
     total: int
@@ -166,7 +167,7 @@ def parse_cursor(text: str) -> tuple[int, str]:
 
 
 def page_of(records: Iterable[AuditRecord], query: AuditQuery) -> AuditPage:
-    """The page of a query. Of one request the final record counts, if there is one."""
+    """The page of a query. Of the records of one request the final one is used, if there is one."""
     latest: dict[str, AuditRecord] = {}
     for record in records:
         known = latest.get(record.request_id)

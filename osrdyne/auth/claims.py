@@ -23,9 +23,9 @@ def is_name(text: object) -> bool:
 
 
 def grants_of_values(values: Iterable[object], roles: Mapping[str, str]) -> dict[Grant, KeyScope]:
-    """The grants for all keys that `roles`, by value, assigns to these values: each of a role, or a single grant.
+    """The grants for all keys that `roles` assigns to these values. `roles`: the name of a role or grant, by value.
 
-    Values that `roles` does not name are ignored.
+    Values that `roles` does not contain are ignored.
     """
     found: dict[Grant, KeyScope] = {}
     for value in values:

@@ -15,11 +15,10 @@ from osrdyne.auth.tokens import Token, find_token, looks_like_token
 from osrdyne.errors import ConfigurationError
 
 PROXY_ROLES = {name: name for name in (*Role, Grant.BODIES)}
-"""What a trusted proxy may name."""
-
+"""The roles and grants that a trusted proxy may name."""
 
 KEYS_RETRY_AFTER = 60.0
-"""Seconds after which the keys of JWTs are read again at the latest, once a token needs them."""
+"""Seconds between two reads of the keys of JWTs, and so the longest wait after a failed one."""
 
 
 class Refusal(Enum):
@@ -27,10 +26,10 @@ class Refusal(Enum):
 
     NO_TOKEN = "the request has no token"
     MALFORMED = "the Authorization header is not one bearer token"
-    UNKNOWN = "the token is not known: it was revoked, or belongs to another pool"
+    UNKNOWN = "the token is unknown: it was revoked, or belongs to another pool"
     EXPIRED = "the token has expired"
     SIGNATURE = "the JWT is malformed, or its signature or algorithm is wrong"
-    UNKNOWN_KEY = "the key that signed the JWT is not known"
+    UNKNOWN_KEY = "the key that signed the JWT is unknown"
     KEYS_UNAVAILABLE = "the keys that verify JWTs cannot be read at present"
     NO_KEYS = "the pool has nothing to verify tokens with: set api.tokens_file or api.jwt"
     PROXY = "the user or the roles that the proxy names are not valid"
@@ -49,7 +48,8 @@ class Denial:
 
 
 def authorize(principal: Principal, endpoint: Endpoint, key: str | None) -> Denial | None:
-    """None if the principal may use the endpoint for the key that the request names (`KeysOf.PATH`, `QUERY`)."""
+    """Why the principal may not use the endpoint; None if it may. `key`: the one that the request names (`KeysOf.PATH`,
+    `QUERY`)."""
     if endpoint.grant is None:
         return None
     if endpoint.keys is KeysOf.ALL and principal.may(endpoint.grant) and principal.is_limited(endpoint.grant):
@@ -58,7 +58,7 @@ def authorize(principal: Principal, endpoint: Endpoint, key: str | None) -> Deni
 
 
 def check_grant(principal: Principal, grant: Grant, key: str | None = None) -> Denial | None:
-    """None if the principal has the grant for the key; without a key: for any key."""
+    """Why the principal lacks the grant for the key, or without a key for every key; None if it has the grant."""
     if not principal.may(grant):
         return Denial(grant, Refusal.FORBIDDEN)
     return None if principal.may(grant, key) else Denial(grant, Refusal.OTHER_KEYS)
@@ -114,7 +114,7 @@ def is_trusted(peer: str | None, networks: Sequence[IPv4Network | IPv6Network]) 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from its own host only."""
+    """Whether only the host itself can reach this address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -124,9 +124,9 @@ def is_loopback(host: str) -> bool:
 def check_exposure(
     host: str, *, identifies: bool, allow_anonymous: bool, allowed_hosts: Sequence[str], tls: bool
 ) -> list[str]:
-    """Warnings for the log. Raises `ConfigurationError` where the API would be open to the network.
+    """Warnings for the log. Raises `ConfigurationError` if the API would be open to the network.
 
-    `identifies`: whether tokens, JWTs or a proxy identify who sends a request.
+    `identifies`: whether tokens, JWTs or a proxy identify the senders of requests.
     """
     if is_loopback(host):
         return []

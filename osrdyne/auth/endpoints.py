@@ -1,6 +1,6 @@
-"""The table of the HTTP API: which grant each endpoint needs, and for which keys. Pure.
+"""The table of the HTTP API: the grant that each endpoint needs, and for which keys. Pure.
 
-The most specific paths come first: `{key:path}` would take an action for part of a key, as in the router.
+The most specific paths come first, as in the router: `{key:path}` would match an action as a part of the key.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import Enum
 
 from osrdyne.auth.grants import Grant
 
-_PLURALS = {"group": "groups", "queue": "queues"}  # Both paths of a group or queue are for the same actions.
+_PLURALS = {"group": "groups", "queue": "queues"}  # Both paths of a group or queue name the same actions.
 
 
 class KeysOf(Enum):
-    """Which keys an endpoint concerns. It decides what a grant that is limited to some keys allows."""
+    """The keys that an endpoint concerns, to check a grant that is limited to some keys."""
 
     NONE = "none: a limited grant is enough"
     ALL = "those of the whole pool: a limited grant is not enough"
@@ -27,7 +27,7 @@ class KeysOf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One row. `grant` None: open to everyone."""
+    """One row of the table. `grant` None: open to everyone."""
 
     method: str
     path: str
@@ -36,13 +36,13 @@ class Endpoint:
 
     @property
     def is_change(self) -> bool:
-        """Whether it changes something: then each use of it is recorded (`osrdyne.api.access.audit`). A POST with the
-        grant `view` is a question that does not fit into a query."""
+        """Whether it changes something, so that each use is recorded (`osrdyne.api.access.audit`). A POST with the
+        grant `view` only reads: its parameters do not fit into a query."""
         return self.method not in {"", "GET"} and self.grant not in {None, Grant.VIEW}
 
     @property
     def target_parameters(self) -> tuple[str, ...]:
-        """The parameters of the query that name what it changes."""
+        """The parameters of the query that name the target of a change."""
         if self.path.startswith("/v1/poison/"):
             return ("id",)
         if self.path.endswith("/rollback"):
@@ -124,7 +124,7 @@ ENDPOINTS = (
     *_group("/v1/groups/{key:path}", KeysOf.PATH),
 )
 UNKNOWN = Endpoint("", "", Grant.ADMIN)
-"""What a method and path without a row need, although nothing answers there."""
+"""The grant for a method and path without a row, which have no endpoint."""
 
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 

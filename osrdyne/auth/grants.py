@@ -99,11 +99,11 @@ class Principal:
 
     @property
     def role(self) -> Role | None:
-        """The strongest role of which it has all grants, perhaps for some keys only."""
+        """The strongest role of which it has all grants, for all keys or for some."""
         return next((role for role in reversed(Role) if all(grant in self.grants for grant in role.grants)), None)
 
     def may(self, grant: Grant, key: str | None = None) -> bool:
-        """Whether it has the grant for the key; without a key: for any key at all."""
+        """Whether it has the grant for the key; without a key: for any key."""
         scope = self.grants.get(grant)
         return scope is not None and (key is None or scope.covers(key))
 
@@ -114,7 +114,7 @@ class Principal:
 
 
 def grants_of(role: Role | None, more: Iterable[Grant] = (), *, keys: KeyScope = ALL_KEYS) -> dict[Grant, KeyScope]:
-    """The grants of a role and further ones, for the same keys."""
+    """The grants of a role and further grants, all for the same keys."""
     return dict.fromkeys((*(role.grants if role is not None else ()), *more), keys)
 
 

@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token as it is kept. `expires` None: never. A token is valid until it expires or is removed."""
+    """One token as it is stored. `expires` None: never. A token is valid until it expires or is removed."""
 
     name: str
     grants: Mapping[Grant, KeyScope]
@@ -48,16 +48,17 @@ def digest_of(token: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether a text is meant as an API token, and not as a JWT."""
+    """Whether a bearer token is an API token rather than a JWT, by its prefix."""
     return text.startswith(PREFIX)
 
 
 def looks_like_token(text: str) -> bool:
+    """Whether a text has the format of an API token."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def find_token(tokens: Sequence[Token], presented: str) -> Token | None:
-    """The token whose digest is that of the presented text. Takes the same time wherever the token is in the list."""
+    """The token with the digest of the presented text. The time does not depend on its position in the list."""
     digest, found = digest_of(presented), None
     for one in tokens:
         if hmac.compare_digest(one.sha256, digest):
@@ -66,7 +67,7 @@ def find_token(tokens: Sequence[Token], presented: str) -> Token | None:
 
 
 def check_name(name: str) -> str:
-    """Raises `ConfigurationError` for a name that a token cannot have."""
+    """Return the name. Raises `ConfigurationError` if it is not valid for a token."""
     if _NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"{name!r} is not a name for a token: use up to 64 letters, digits and . _ @ -, and begin with a letter or "
@@ -99,7 +100,7 @@ _FORMER_ROLES: Mapping[object, Mapping[str, None]] = {
     "read": dict.fromkeys(["view"]),
     "operate": dict.fromkeys(["view", "operate", "admin", "bodies"]),
 }
-"""The roles of files of earlier versions."""
+"""The roles in token files of earlier versions."""
 
 
 def _token(entry: Any, place: str) -> Token:
@@ -140,7 +141,7 @@ def _grants(value: Any, place: str) -> dict[Grant, KeyScope]:
 def _moment(value: Any, place: str) -> datetime:
     try:
         moment = datetime.fromisoformat(value)
-        # Without a time zone it would be compared as local time on one host and as another on the next.
+        # A time without a time zone would be a different moment on each host.
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
