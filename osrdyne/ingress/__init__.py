@@ -1,1 +1,1 @@
-"""What a request of a managed pool meets before its queue: decisions only, as pure functions on values."""
+"""The decisions about a request of a managed pool before it reaches a queue: pure functions on values."""

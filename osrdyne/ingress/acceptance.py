@@ -20,7 +20,7 @@ from osrdyne.protocol.retries import RetryTerms
 
 
 class Limiter(StrEnum):
-    """Whose limit made a deadline."""
+    """The setting or sender that a deadline comes from."""
 
     ROUTE = "route"
     MANIFEST = "manifest"
@@ -40,7 +40,7 @@ class TtlLimits:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a request expires, milliseconds since the epoch, and whose limit that is."""
+    """When a request expires, in milliseconds since the epoch, and where the deadline comes from."""
 
     at_ms: int
     limiter: Limiter
@@ -87,14 +87,14 @@ def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> 
 def deadline_of(
     *, route_ttl: int, manifest_ttl: int | None, limits: TtlLimits, own_ms: int | None, accepted_ms: int
 ) -> Deadline:
-    """The TTL of the route, else of the manifest, up to the pool's longest; else the pool's default. The caller's own
-    deadline comes before, if it is earlier.
+    """The TTL of the route, else that of the manifest, up to the pool's longest; else the pool's default. The caller's
+    deadline replaces it if it is earlier.
 
-    A TTL of the route of 0 inherits; one of the manifest is nothing when it is 0 or None, and no limit when negative.
+    0 in a route: the manifest's TTL. In the manifest, 0 or None: the pool's default; negative: the pool's longest.
     """
     longest = (limits.longest, Limiter.POOL_MAXIMUM)
     if route_ttl:
-        # Capped by the pool: the policy of the queues is set for no longer time.
+        # Capped: the message TTL in the policy of the queues is at most the pool's maximum.
         seconds, limiter = min((float(route_ttl), Limiter.ROUTE), longest)
     elif manifest_ttl is None or manifest_ttl == 0:
         seconds, limiter = limits.default, Limiter.POOL
@@ -103,12 +103,12 @@ def deadline_of(
     else:
         seconds, limiter = longest
     deadline = Deadline(accepted_ms + round(seconds * 1000), limiter)
-    # A caller can only shorten the lifetime: the TTL of the queues is not made for a longer one.
+    # A caller can only shorten the lifetime: the message TTL of the queues would end a longer one.
     return deadline if own_ms is None or own_ms >= deadline.at_ms else Deadline(own_ms, Limiter.CALLER)
 
 
 def longest_ttl(manifest: Manifest | None, limits: TtlLimits) -> float:
-    """Seconds that no request outlives which this manifest accepts."""
+    """The longest lifetime, in seconds, of a request that this manifest accepts."""
     if manifest is None:
         return limits.default
     deadlines = (
@@ -119,7 +119,7 @@ def longest_ttl(manifest: Manifest | None, limits: TtlLimits) -> float:
 
 
 def warn_of_capped_ttls(manifest: Manifest, limits: TtlLimits) -> Iterator[Problem]:
-    """Warn of TTLs that never act, because the pool's longest one is shorter."""
+    """Warn of TTLs without effect, because the pool's longest one is shorter."""
     remedy = f"this pool's requests.max_ttl, {limits.longest:g} s, is shorter and counts: raise it, or lower this"
     for route in manifest.routes:
         if route.ttl > limits.longest:
@@ -145,7 +145,7 @@ def _deliver_by(
 ) -> RoutedRequest:
     request, endpoint = arrival.request, route.statement.endpoint
     if endpoint.log is not None:
-        # Nothing else ends its wait: what is kept is up to the retention of the log, not to the pool's default.
+        # The pool's default is for requests that wait for a worker; a message in the log ends by the log's retention.
         limits = TtlLimits(limits.longest, limits.longest)
     deadline = deadline_of(
         route_ttl=route.ttl,

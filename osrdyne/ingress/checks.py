@@ -1,11 +1,11 @@
 """The checks that a request of a managed pool passes before it is forwarded, in one order. Pure.
 
-A request meets the checks of `REQUEST_CHECKS` when it is taken, then the splitter and the routes, then for each of its
-deliveries the checks of `DELIVERY_CHECKS`. The first check that decides ends the order. Each check has a folder of its
-own here; the wiring of a pool puts together those that it has. The ingress router applies them, `explain` shows them.
+When the ingress takes a request, it applies the checks of `REQUEST_CHECKS`, then the splitter and the routes, then the
+checks of `DELIVERY_CHECKS` to each delivery. The first refusal ends the order. The wiring of a pool chooses its checks;
+`explain` shows their results.
 
-`decide` changes nothing, so that `explain` may call it. What a check counts when a request passes, it counts in
-`passed`, and what follows from its own refusal in `refused`; only the router calls these.
+`decide` changes nothing, so that `explain` may call it. `passed` counts a request that all checks let pass, `refused`
+acts on the check's own refusal; only the ingress calls these.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ C = TypeVar("C", RequestCheck, DeliveryCheck)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one check says, for `explain`: its refusal, or a sentence if it has one."""
+    """The result of one check for `explain`: its refusal, or a sentence about a request that passes."""
 
     check: str
     refusal: Refusal | None
@@ -81,26 +81,26 @@ class Result:
 
 
 class IngressChecks:
-    """The checks of one pool. Their order is that of this module, whatever the order of the arguments."""
+    """The checks of one pool, in the order of this module."""
 
     def __init__(self, requests: Iterable[RequestCheck] = (), deliveries: Iterable[DeliveryCheck] = ()) -> None:
         self.requests = _in_order(requests, REQUEST_CHECKS)
         self.deliveries = _in_order(deliveries, DELIVERY_CHECKS)
 
     def refuse_request(self, arrival: Arrival, *, now_ms: int) -> Refusal | None:
-        """Apply the checks before the splitter, and count the request in those that it passes."""
+        """Apply the checks before the splitter. Each of them counts a request that passes all."""
         return _apply(self.requests, arrival, at=(now_ms,))
 
     def refuse_delivery(self, arrival: Arrival, routed: RoutedRequest, *, now_ms: int) -> Refusal | None:
-        """Apply the checks of one delivery, and count it in those that it passes."""
+        """Apply the checks of one delivery. Each of them counts a delivery that passes all."""
         return _apply(self.deliveries, arrival, routed, at=(now_ms,))
 
     def explain_request(self, arrival: Arrival, *, now_ms: int) -> list[Result]:
-        """What the checks before the splitter say, up to the one that refuses. Counts nothing."""
+        """The results of the checks before the splitter, up to the first refusal. Counts nothing."""
         return _explain(self.requests, arrival, at=(now_ms,))
 
     def explain_delivery(self, arrival: Arrival, routed: RoutedRequest, *, now_ms: int) -> list[Result]:
-        """What the checks of one delivery say, up to the one that refuses. Counts nothing."""
+        """The results of the checks of one delivery, up to the first refusal. Counts nothing."""
         return _explain(self.deliveries, arrival, routed, at=(now_ms,))
 
 
@@ -116,7 +116,7 @@ def _apply(checks: tuple[Any, ...], *subject: object, at: tuple[int]) -> Refusal
             if check.refused is not None:
                 check.refused(*subject)
             return refusal
-    # Only a request that passes all of these checks counts: one that is refused uses up nothing.
+    # Only after all of them: a request that a later check refuses must use up no quota.
     for check in checks:
         if check.passed is not None:
             check.passed(*subject)
@@ -143,7 +143,7 @@ def check_key(arrival: Arrival, now_ms: int) -> Refusal | None:
 
 
 def check_age(request: Request, now_ms: int, *, skew_ms: int) -> Refusal | None:
-    """Refuse a request whose caller has given up: no group may be started for it."""
+    """Refuse a request whose deadline has passed: no group may be started for it."""
     if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
         return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
     return None

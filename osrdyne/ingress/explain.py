@@ -35,7 +35,7 @@ _LIMITER_TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision: the name of the check, and a sentence for a person."""
+    """One decision: the name of the check, and a sentence."""
 
     name: str
     text: str
@@ -44,7 +44,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class ExplainedRoute:
     """The result of one route. `condition`: true, false or `undefined`; None if it was not evaluated. `undefined`: the
-    part of the condition that has no value."""
+    part of the condition without a value."""
 
     name: str
     source: bool
@@ -77,7 +77,7 @@ class ExplainedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The whole answer. `passages`: the deliveries, under their public name. `refused`: the caller's status;
+    """The explanation. `passages`: the deliveries, by their name in the HTTP API. `refused`: the status of the answer;
     None if the request passes."""
 
     source: str
@@ -109,10 +109,10 @@ def explain(
     policy_of: PolicyOf = lambda key: None,
     log: Log = _NO_LOG,
 ) -> Explanation:
-    """What would happen to this request, the key of which is valid, in a managed pool. `retrying`: how many requests
-    wait for their next attempt, by delay in milliseconds, where that is known. `profile_of`: a sentence about the
-    profile of a group; None if the pool has none, or it is not known. `rate_of`: the same about the rate of its
-    workers. `checks`: those of the pool. `policy_of`: the policy of a key. `log`: the pool's log of telemetry."""
+    """Explain a request with a valid key in a managed pool. `retrying`: how many requests wait for their next attempt,
+    by delay in milliseconds, if known. `profile_of`: a sentence about the profile of a group; None if the pool has no
+    profiles, or they are not known. `rate_of`: the same about the rate of its workers. `checks`: those of the pool.
+    `policy_of`: the policy of a key. `log`: the pool's log of telemetry."""
     own_key = arrival.request.key
     results = checks.explain_request(arrival, now_ms=arrival.accepted_ms)
     if results and (refusal := results[-1].refusal) is not None:
@@ -144,7 +144,7 @@ def explain(
             refusal = results[-1].refusal if results else None
         if refusal is not None:
             if routed.keeps_reply:
-                # The log has the message although the caller is refused.
+                # A write to the log takes place although the caller is refused.
                 for write in (one for one in deliveries if one.log is not None and one is not routed):
                     steps += _describe_write(write, names, log) if log.refuse(write) is None else ()
                 return _refused(arrival, split, steps, refusal, tuple(routes))
@@ -193,7 +193,7 @@ def _describe_split(own_key: str, split: Split, splitter: Splitter | None) -> It
     if split.rule is None:
         yield Step("splitter", f"No rule matches the key {own_key!r}.")
     elif split.unchanged is not None:
-        yield Step("splitter", f"The rule {split.rule!r} leaves the key {own_key!r} as it is: {split.unchanged}.")
+        yield Step("splitter", f"The rule {split.rule!r} does not change the key {own_key!r}: {split.unchanged}.")
     else:
         turn = ", this time" if split.takes_turns else ""
         yield Step("splitter", f"By the rule {split.rule!r} the key {own_key!r} becomes {split.key!r}{turn}.")
@@ -201,7 +201,7 @@ def _describe_split(own_key: str, split: Split, splitter: Splitter | None) -> It
 
 def _describe_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:
     if table is None:
-        yield Step("route", "The pool has no route manifest: everything goes to $upstream in the default class.")
+        yield Step("route", "The pool has no route manifest: every request goes to $upstream in the default class.")
     for route in routes:
         yield Step("route", f"{route.name}: {_why(route)}")
 
@@ -234,7 +234,7 @@ def _describe_write(routed: RoutedRequest, names: PoolNames, log: Log) -> Iterat
 def _describe_work(
     routed: RoutedRequest, profile: str | None, rate: str | None, retrying: Mapping[int, int] | None
 ) -> Iterator[Step]:
-    """What the workers of the group do with a delivery that passes."""
+    """The treatment of a delivery by the workers of its group."""
     if profile is not None:
         yield Step("profile", profile)
     if rate is not None:

@@ -1,7 +1,7 @@
 """The document of profiles, checked as a whole: `{"profiles": [{"match": "tpch/{scale}", "memory": "2GiB"}]}`.
 
-`load_profiles` is for a text of a person, `ProfileManifest.document` for keeping it: that loads again to the same
-profiles. One error refuses the whole document, and every error is reported.
+`load_profiles` reads the text of a user, and `ProfileManifest.document` gives the form that is stored, which loads to
+the same profiles. One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SECRET_OPTION = re.compile(rf"(?:{_WORDS})[^\s=]*=", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ProfileManifest:
-    """Profiles in the order of the document: the first that matches a key counts."""
+    """Profiles in the order of the document: the first that matches a key applies."""
 
     profiles: tuple[Profile, ...] = ()
 

@@ -1,4 +1,4 @@
-"""One request as routes and the splitter see it. Made of a delivery by the processor, or for `explain`."""
+"""One request as routes and the splitter read it. Built from a delivery of the ingress or a sample of `explain`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Arrival:
     """A request at the ingress, with the properties of the message that `Request` does not hold.
 
     `accepted_ms`: milliseconds since the epoch, the beginning of its time-to-live. `enqueued_time`: the timestamp of
-    the message as ISO 8601. `split_from`: the client's key if the splitter changed it. `identity`: whose token the
-    request presents, or why none counts. `principal`: the name by which routes, quotas and workers know the sender.
+    the message as ISO 8601. `split_from`: the client's key if the splitter changed it. `identity`: the owner of the
+    presented token, or why it is refused. `principal`: the name of the sender for routes, quotas and workers.
     """
 
     request: Request
@@ -58,14 +58,14 @@ class Arrival:
 
     @property
     def source(self) -> str:
-        """The path that sources of routes match: `/messages/modules/{app}/outputs/{output}`, as far as it is known."""
+        """The path that sources of routes match: `/messages/modules/{app}/outputs/{output}`, without unknown parts."""
         if not self.app_id:
             return "/messages"
         return f"/messages/modules/{self.app_id}" + (f"/outputs/{self.output}" if self.output else "")
 
     @cached_property
     def sample(self) -> Sample:
-        """The request as conditions see it."""
+        """The request as conditions read it."""
         request, path = self.request, self.request.path.removeprefix("/")
         system = {
             "messageId": self.message_id,
@@ -91,8 +91,8 @@ class Arrival:
 
 @lru_cache(maxsize=1024)
 def _quoted(key: str) -> str:
-    """Cached: quoting is the most expensive part of a sample, and keys repeat. Paths may be of any length, so they are
-    not quoted here."""
+    """Quote a key. Cached, because quoting is the most expensive part of a sample and keys repeat; paths may be of any
+    length, and would fill the cache."""
     return quote(key, safe="", errors="replace")
 
 
@@ -108,7 +108,7 @@ def sample_arrival(
     principal: str | None = None,
 ) -> Arrival:
     """A sample request, published at `now` (seconds since the epoch). A body is JSON. `timeout` in seconds.
-    `principal`: whose token it presents, with the grant `send` for all keys.
+    `principal`: the owner of its token, with the grant `send` for all keys.
 
     Raises `InvalidKeyError`.
     """

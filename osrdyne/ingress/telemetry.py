@@ -1,4 +1,4 @@
-"""The log of telemetry as the ingress and `explain` see it. Pure."""
+"""The log of telemetry, for the ingress and `explain`. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Log:
     partitions: int = 0
 
     def partition(self, key: Key) -> int:
-        """The partition of a key of a log that can be written."""
+        """The partition of a key. Only for a log that can be written."""
         return partition_of(key, self.partitions)
 
     def refuse(self, routed: RoutedRequest) -> Refusal | None:
-        """Why a write is refused."""
+        """Why a write is refused; None if it is not."""
         if routed.log != self.name:
             known = "has no log" if self.name is None else f"has the log {self.name!r}"
             detail = (

@@ -1,1 +1,1 @@
-"""The circuit breaker: decides from outcomes which groups wait. Pure."""
+"""The circuit breaker: pauses groups by the outcomes of their requests. Pure."""

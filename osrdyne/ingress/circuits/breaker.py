@@ -1,4 +1,4 @@
-"""The circuit breaker of a pool: its circuits, and which groups wait because of them. A state machine without I/O.
+"""The circuit breaker of a pool: its circuits, and the groups that they pause. A state machine without I/O.
 
 The caller passes in the time, carries out the effects that each method returns, and reports outcomes. An open circuit
 pauses the groups whose requests it has seen: requests stay in their queues, so none is lost. A half-open circuit lets
@@ -25,14 +25,14 @@ MAX_SAMPLES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
-    """Workers of the group must take no more requests. A group is paused at most once."""
+    """Stop the workers of the group from taking requests. A group is paused at most once."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeGroup:
-    """No circuit holds the group any more."""
+    """Let the workers of the group take requests again: no circuit holds it any more."""
 
     key: Key
 
@@ -59,7 +59,7 @@ Effect = PauseGroup | ResumeGroup | SendProbe | Transition
 
 
 class Verdict(Enum):
-    """What happens to a new request. HOLD: it goes into the queue of its group, which is paused."""
+    """The decision about a new request. HOLD: publish it to the queue of its paused group."""
 
     FORWARD = "forward"
     HOLD = "hold"
@@ -68,8 +68,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision about a new request. `retry_after_ms`: of a rejected one, when the circuit may be half open or have
-    its answer; None if only a person closes it."""
+    """A verdict with its effects. `retry_after_ms`: of a rejected request, the time until the circuit may be half open
+    or its probe may have an outcome; None if the circuit stays open until it is closed by hand."""
 
     verdict: Verdict
     retry_after_ms: int | None = None
@@ -77,15 +77,15 @@ class Admission:
 
 
 class CircuitBreaker:
-    """All circuits of a pool. Times are milliseconds since the epoch; one that is earlier than the last one means that
-    the clock was set back, or that another leader's clock was fast. `state`: for reading and storing only.
+    """All circuits of a pool. Times are milliseconds since the epoch; an earlier time than the last one means that the
+    clock was set back, or that the clock of another leader was fast. `state`: for reading and storing only.
 
-    Methods that return effects must have them carried out in their order. A crash before that is repaired by the next
-    leader: it pauses `paused_groups`, and a probe that was not sent has no outcome in time.
+    The caller must carry out the effects that a method returns, in their order. After a crash before that, the next
+    leader pauses `paused_groups`, and a probe that was not sent has no outcome in time.
     """
 
     def __init__(self, configuration: CircuitConfiguration, state: BreakerState | None = None) -> None:
-        """Continue with a stored state, or begin with closed circuits. Pause `paused_groups` before anything else."""
+        """Continue with a stored state, or begin with closed circuits. The caller must pause `paused_groups` first."""
         self.configuration = configuration
         self.state = BreakerState() if state is None else state
         # How many circuits hold a group; two routes may lead to one group.
@@ -109,7 +109,7 @@ class CircuitBreaker:
         return frozenset(self.state.paused)
 
     def next_step_ms(self) -> int | None:
-        """When `advance` has something to do; None if only outcomes, requests or a person change something."""
+        """When to call `advance` next; None if only outcomes, requests or a change by hand have an effect."""
         moments = [moment for one in self.state.circuits.values() if (moment := self._next_step_of(one)) is not None]
         if self._is_resuming:
             moments.append(self._next_resume_ms())
@@ -120,8 +120,8 @@ class CircuitBreaker:
     def record(
         self, route: str | None, key: Key, request_id: str, *, success: bool, now_ms: int, probe_id: str | None = None
     ) -> tuple[Effect, ...]:
-        """Count the outcome of a request. Repeating it changes nothing but its time. `probe_id`: the id under which it
-        passed as a probe, if that is not its own."""
+        """Count the outcome of a request. A repeated outcome replaces the earlier one. `probe_id`: the id under which
+        the request passed as a probe, if that is not its own."""
         self._set_time(now_ms)
         effects: list[Effect] = []
         circuit_id = self.circuit_of(route, key)
@@ -134,7 +134,7 @@ class CircuitBreaker:
             self._open(circuit, f"{circuit.samples.fail_ratio} % of {circuit.samples.count} requests failed", effects)
             for one in circuit.samples.groups():
                 self._pause(circuit, one, effects)
-        # Only the probe decides: another outcome may be of a request from before the circuit opened.
+        # Only the probe decides: any other request may have begun before the circuit opened.
         elif circuit.probe is not None and circuit.probe.request_id == (probe_id or request_id):
             if success:
                 self._close(circuit, "the probe succeeded", effects)
@@ -156,7 +156,7 @@ class CircuitBreaker:
         return replace(decision, effects=tuple(effects))
 
     def refuse(self, route: str | None, key: Key, *, now_ms: int) -> Admission:
-        """What `admit` would decide now. Changes nothing, so that it may be asked at any time."""
+        """The decision of `admit` at this time, without its effects."""
         circuit = self.state.circuits.get(self.circuit_of(route, key))
         if circuit is None or circuit.state is CircuitState.CLOSED:
             return Admission(Verdict.FORWARD)
@@ -171,7 +171,8 @@ class CircuitBreaker:
     # --- probes
 
     def probe_sent(self, circuit_id: CircuitId, request_id: str) -> bool:
-        """Record which request is the probe, before it passes. False: it must not, the circuit awaits none now."""
+        """Record which request is the probe, before it passes. False: it must not pass, because the circuit awaits no
+        probe."""
         circuit = self.state.circuits.get(circuit_id)
         if circuit is None or circuit.probe is None or circuit.probe.request_id is not None:
             return False
@@ -179,10 +180,10 @@ class CircuitBreaker:
         return True
 
     def probe_missing(self, circuit_id: CircuitId, *, now_ms: int, request_id: str | None = None) -> tuple[Effect, ...]:
-        """Record that the group that was to send the probe has no request. The next group is asked. `request_id`: as
+        """Record that the group that was to send the probe has no request, and choose the next group. `request_id`: as
         given to `probe_sent`, if that was called before the request was known.
 
-        The group stays paused, and is asked again after its next request.
+        The group stays paused, and may be chosen again after its next request.
         """
         self._set_time(now_ms)
         circuit, effects = self.state.circuits.get(circuit_id), list[Effect]()
@@ -195,7 +196,8 @@ class CircuitBreaker:
     # --- time, and changes by a person
 
     def advance(self, *, now_ms: int) -> tuple[Effect, ...]:
-        """Do what is due: half-open circuits, probes, probes without an outcome, one group to resume."""
+        """Apply the transitions that are due: half-open circuits, probes, probes without an outcome, a group to
+        resume."""
         self._set_time(now_ms)
         effects: list[Effect] = []
         for circuit in self.state.circuits.values():
@@ -208,7 +210,7 @@ class CircuitBreaker:
                 self._change(circuit, CircuitState.HALF_OPEN, "the interval of openToHalfOpen is over", effects)
                 self._send_probe(circuit, effects)
             elif circuit.probe is not None:
-                # Its report was lost, its worker was killed, or it takes too long: nothing may wait for it any longer.
+                # Its report was lost, its worker was killed, or it takes too long: stop waiting for it.
                 self._open(circuit, "the probe had no outcome in time", effects)
             else:
                 self._send_probe(circuit, effects)
@@ -216,7 +218,7 @@ class CircuitBreaker:
         return tuple(effects)
 
     def close(self, circuits: Iterable[CircuitId], *, now_ms: int) -> tuple[Effect, ...]:
-        """Close these circuits by hand: as after a successful probe. Unknown and closed ones stay as they are."""
+        """Close these circuits by hand, as after a successful probe. Unknown and closed ones are ignored."""
         self._set_time(now_ms)
         effects: list[Effect] = []
         for circuit_id in circuits:
@@ -236,7 +238,7 @@ class CircuitBreaker:
         return tuple(effects)
 
     def keep_routes(self, routes: Collection[str], *, now_ms: int) -> tuple[Effect, ...]:
-        """Forget the circuits of all other routes: their groups are resumed. The one of no named route stays."""
+        """Forget the circuits of all other routes and resume their groups. The circuit of no named route stays."""
         self._set_time(now_ms)
         effects: list[Effect] = []
         gone = [one for one in self.state.circuits.values() if one.id.route is not None and one.id.route not in routes]
@@ -248,7 +250,7 @@ class CircuitBreaker:
 
     def _set_time(self, now_ms: int) -> None:
         if now_ms < self.state.now_ms:
-            # Set back: a moment that is in the future now would stop its circuit for as long as that.
+            # Set back: a time in the future would delay the next step of its circuit by the whole jump.
             for circuit in self.state.circuits.values():
                 circuit.samples.clamp(now_ms)
                 circuit.since_ms = min(circuit.since_ms, now_ms)
@@ -266,7 +268,7 @@ class CircuitBreaker:
         circuit.samples.drop_older(now_ms=self.state.now_ms, max_age_ms=self.configuration.max_age_ms)
         circuit.samples.record(request_id, Sample(key, self.state.now_ms), success=success, most=self._most_samples)
         if len(self.state.circuits) > MAX_CIRCUITS:
-            # Only closed ones: an open one holds groups. The new one is the last, so it stays.
+            # Only a closed one, because an open one holds groups. The new circuit is the last and stays.
             first = next((one for one in self.state.circuits.values() if one.state is CircuitState.CLOSED), circuit)
             if first is not circuit:
                 del self.state.circuits[first.id]

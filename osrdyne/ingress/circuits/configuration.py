@@ -1,7 +1,7 @@
 """The circuit breaker configuration: the document of Gateleen's queue circuit breaker, checked as a whole.
 
-`load_circuits` is for a text of a person, `CircuitConfiguration.document` for storing it: that loads again to the same
-configuration. One error refuses the whole document, and every error is reported with its path.
+`load_circuits` reads the text of a user, and `CircuitConfiguration.document` gives the form that is stored, which loads
+to the same configuration. One error refuses the whole document, and every error is reported with its path.
 Source: docs/design/circuits.md; Gateleen, QueueCircuitBreakerConfigurationResource.
 """
 
@@ -31,7 +31,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class OnOpen(StrEnum):
-    """What happens to new requests of an open circuit."""
+    """The treatment of new requests of an open circuit."""
 
     HOLD = "hold"
     REJECT = "reject"
@@ -54,7 +54,7 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class CircuitConfiguration:
-    """All settings of the circuit breaker of a pool; times in milliseconds. `document` has their names in a document.
+    """All settings of the circuit breaker of a pool; times in milliseconds. `document` maps them to their names.
 
     `error_threshold`: percentage of failed requests from which a circuit opens. `max_age_ms`: the age from which a
     sample does not count. `min_samples`: a circuit with fewer samples stays closed. `max_samples`: of the successful
@@ -128,7 +128,7 @@ def load_circuits_json(text: str) -> CircuitConfiguration:
 
 
 class _Reader(DocumentReader):
-    """Reads one configuration. A missing key has its default; null is refused, it could mean off or the default."""
+    """Reads one configuration. A missing key has its default; null is refused, because it could mean off or default."""
 
     def read(self, value: Any) -> CircuitConfiguration:
         self._given = self.members(value, "", _NAMES)

@@ -14,7 +14,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import CODES, Status
 
 CONFLICT = 409  # The backend works: it has refused this request, and would refuse it again.
-# The pool answered these itself, or the client ended the request: they say nothing about the backend of a route.
+# The pool answered these itself, or the client ended the request: no outcome of the backend of a route.
 _WITHOUT_OUTCOME = frozenset(
     {
         Status.EXPIRED,
@@ -68,7 +68,7 @@ class Samples:
 
     def record(self, request_id: str, sample: Sample, *, success: bool, most: int) -> None:
         """Count an outcome; of each side, the latest `most` samples stay."""
-        # Removed first: a known id would keep its place, and the sides must stay in the order of time.
+        # Removed first: an existing id would keep its place, and the sides must stay in the order of time.
         self.successes.pop(request_id, None)
         self.failures.pop(request_id, None)
         side = self.successes if success else self.failures
@@ -84,7 +84,7 @@ class Samples:
     def drop_older(self, *, now_ms: int, max_age_ms: int) -> None:
         """Drop the samples that have reached `max_age_ms`."""
         for side in (self.successes, self.failures):
-            # The sides are in the order of time, so only what is dropped is read.
+            # The sides are in the order of time, so the first sample that is young enough ends the loop.
             while side and now_ms - next(iter(side.values())).at_ms >= max_age_ms:
                 side.popitem(last=False)
 

@@ -1,4 +1,4 @@
-"""The state of a circuit breaker: plain data, and its form as JSON, which a new leader reads.
+"""The state of a circuit breaker: plain data, and its JSON form, which the next leader reads.
 
 Source: docs/design/circuits.md.
 """
@@ -75,11 +75,11 @@ class Circuit:
 
 @dataclass(slots=True)
 class BreakerState:
-    """All that a new leader must know. Times are milliseconds since the epoch.
+    """The state that is stored for the next leader. Times are milliseconds since the epoch.
 
-    `circuits`: the one whose last outcome is the oldest first. `paused`: the paused groups of the pool, in the order in
-    which they were paused; those that no circuit holds are to be resumed. `resumed_at_ms`: when the last group was
-    resumed. `now_ms`: the time of the last change, to notice a clock that was set back.
+    `circuits`: in the order of their last outcome, the oldest first. `paused`: the paused groups of the pool, in the
+    order in which they were paused; groups that no circuit holds are to be resumed. `resumed_at_ms`: when the last
+    group was resumed. `now_ms`: the time of the last change, to detect a clock that was set back.
     """
 
     circuits: OrderedDict[CircuitId, Circuit] = field(default_factory=OrderedDict)
@@ -88,7 +88,7 @@ class BreakerState:
     now_ms: int = 0
 
     def copy(self) -> BreakerState:
-        """A copy that later changes do not touch, to encode it elsewhere."""
+        """A copy that later changes do not affect, to encode it in a thread."""
         circuits = OrderedDict((one, circuit.copy()) for one, circuit in self.circuits.items())
         return BreakerState(circuits, dict(self.paused), self.resumed_at_ms, self.now_ms)
 
@@ -104,7 +104,7 @@ class BreakerState:
 
 
 def state_from_json(value: object) -> BreakerState:
-    """Read a stored state. Raises `InvalidDocumentError` with the path of the first error: then a leader begins with
+    """Parse a stored state. Raises `InvalidDocumentError` with the path of the first error. A leader then begins with
     closed circuits, because an unreadable state must not keep groups paused."""
     members = _members(value, "")
     if members.get("version") != VERSION:
@@ -128,7 +128,7 @@ def state_from_json(value: object) -> BreakerState:
 
 
 def _circuit_to_json(circuit: Circuit) -> dict[str, Any]:
-    # Each key once, in a table: thousands of samples have the same few.
+    # Each key once, in a table: thousands of samples have a few keys.
     keys = {key: number for number, key in enumerate(circuit.samples.groups())}
     probe = circuit.probe
     return {

@@ -34,12 +34,12 @@ def shown(result: bool | Undefined) -> bool | str:
 
 
 def sample_of(properties: Mapping[str, object], system: Mapping[str, object], body: bytes | str | None) -> Sample:
-    """A request made up by a person; a text is encoded as `contentEncoding` says."""
+    """A sample request; a text is encoded as the system property `contentEncoding` names."""
     names = {name: None if value is None else str(value) for name, value in system.items()}
     if not isinstance(body, str):
         return Sample(properties, names, body or b"")
     encoding = next((value for name, value in names.items() if name.lower() == "contentencoding" and value), "")
-    # In another encoding than those of JSON, conditions see no document whatever its bytes are.
+    # A body in another encoding than those of JSON is no document for conditions, whatever its bytes are.
     return Sample(properties, names, body.encode(json_encoding(encoding) or "utf-8", "replace"))
 
 
@@ -50,7 +50,7 @@ def _read(line: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidDocumentError([Problem("the line is not JSON", getattr(error, "colno", 1))]) from None
     if not isinstance(document, dict) or "condition" not in document:
-        raise InvalidDocumentError([Problem("the line is no object with a `condition`", 1)])
+        raise InvalidDocumentError([Problem("the line must be an object with a `condition`", 1)])
     if not isinstance(document["condition"], str):
         raise InvalidDocumentError([Problem("`condition` must be a string", 1)])
     for name in _OPTIONAL:

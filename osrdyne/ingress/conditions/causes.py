@@ -13,8 +13,8 @@ from osrdyne.ingress.conditions.values import UNDEFINED
 
 
 def undefined_part(text: str, sample: Sample) -> str | None:
-    """The innermost first part of a condition that is undefined for a request, in words; None where there is none, as
-    when the condition needed more work than a request may cost."""
+    """The innermost first part of a condition that is undefined for a request, in words; None if no part is, as when
+    the condition reached the work limit."""
     try:
         node = parse(text)
     except SyntaxFault:

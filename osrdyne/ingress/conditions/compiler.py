@@ -1,6 +1,6 @@
-"""From the text of a condition to a function of a request: checks the types, then builds closures, once per condition.
+"""Compile the text of a condition into a function of a request: check the types, then build closures.
 
-Errors of types are collected, so that a person sees them all. Used by the route manifest and `osrdyne routes eval`.
+All type errors are collected. Used by the route manifest and `osrdyne routes eval`.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _LOGICAL = frozenset({_BOOL, _NULL, _UNDEFINED, _ANY})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A compiled condition. `text` is as written; `clauses`: all of them hold whenever it is true."""
+    """A compiled condition. `text`: as written. `clauses`: each of them holds whenever the condition is true."""
 
     text: str
     _evaluate: Evaluate = field(repr=False)
     clauses: tuple[Clause, ...] = ()
 
     def evaluate(self, sample: Sample) -> bool | Undefined:
-        """A route is taken only on true. Never raises. Beyond the work limits of the sample the result is undefined."""
+        """Evaluate for a request. Never raises. Beyond the work limits of the sample the result is undefined."""
         result = _limited(self._evaluate, sample)
         if result is None:
             return False
@@ -79,7 +79,7 @@ def compile_condition(text: str) -> Condition:
 
 
 def reader_of(node: Node) -> Evaluate:
-    """Compile a part of a condition whose types were checked already."""
+    """Compile a part of a condition whose types were checked before."""
     evaluate = _Compiler(SharedParts(node)).compile(node).evaluate
     return lambda sample: _limited(evaluate, sample)
 
@@ -95,18 +95,18 @@ def _limited(evaluate: Evaluate, sample: Sample) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """A part of a condition: what is known of its value, and how to get it."""
+    """A compiled part of a condition, with the type of its value as far as it is known."""
 
     type: ValueType
     evaluate: Evaluate
 
 
-# Stands for a part with an error: it fits everywhere, so that one mistake is reported once.
+# Replaces a part with an error. Its type fits every operator, so that one mistake is reported once.
 _BROKEN = _Typed(ValueType.ANY, lambda _: UNDEFINED)
 
 
 class _Compiler:
-    """Walks the tree once, operands before the operators that take them."""
+    """Visits the tree once, operands before their operator."""
 
     def __init__(self, shared: SharedParts) -> None:
         self.problems: list[Problem] = []
@@ -285,7 +285,7 @@ def _body_path(node: BodyPath) -> _Typed:
 
 
 def _concatenated(operands: Sequence[_Typed]) -> _Typed:
-    """A property that is null adds nothing; any other null is no string."""
+    """A property that is null counts as an empty string; any other null makes the result undefined."""
     parts = [(operand.evaluate, operand.type is _STRING) for operand in operands]
     return _Typed(_STRING, concatenation(parts))
 
@@ -298,9 +298,9 @@ Meaning = tuple[object, ...]
 
 
 class SharedParts:
-    """The calls and chains of operators in a tree that occur more than once: each is evaluated once for a request.
+    """The calls and chains that occur more than once in a tree: each is evaluated once for a request.
 
-    Two parts are the same if they mean the same: the case of names and the columns do not count.
+    Two parts are equal if they mean the same: columns and the case of names are ignored.
     """
 
     def __init__(self, tree: Node) -> None:
@@ -312,14 +312,14 @@ class SharedParts:
         self._times = Counter(self._number_of.values())
 
     def place_of(self, node: Node) -> int | None:
-        """A number for a part that is worth keeping, None for any other."""
+        """The number under which the value of a repeated part is kept; None for any other part."""
         if not isinstance(node, Call | Chain):
             return None
         number = self._number_of.get(id(node))
         return number if number is not None and self._times[number] > 1 else None
 
     def _visit(self, node: Node) -> int:
-        """Give equal parts equal numbers, operands before what contains them: linear in the size of the tree."""
+        """Give equal parts equal numbers, operands first, in time linear in the size of the tree."""
         number = self._numbers.setdefault(self._meaning(node), len(self._numbers))
         self._number_of[id(node)] = number
         return number

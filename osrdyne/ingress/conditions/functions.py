@@ -1,4 +1,4 @@
-"""The functions of conditions: what they take, what they give, and what they do.
+"""The functions of conditions: the types of their parameters and results, and their implementation.
 
 A new function is one entry of `FUNCTIONS`, and one line of the table in docs/reference/routes/conditions.md. Used by
 `compiler` only.
@@ -31,10 +31,10 @@ _PYTHON_TYPES: dict[ValueType, type] = {_NUMBER: float, _STRING: str, _BOOL: boo
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`takes` are the types of each parameter, empty for any type; the last `optional` ones may be left out.
-
-    `apply` gets values of exactly these types, or whatever there is where any type is taken. `reads_text`: its work
-    grows with the length of its strings, which counts against the work limit of the sample.
+    """`takes`: the types of each parameter, empty for any type. `gives`: the type of the result. `apply` is called with
+    values of these types only. `optional`: how many of the last parameters may be left out. `repeats`: the last
+    parameter may be repeated. `reads_text`: its work grows with the length of its strings, which counts against the
+    work limit of the sample.
     """
 
     takes: tuple[frozenset[ValueType], ...]
@@ -52,7 +52,7 @@ class Function:
         return all(not taken or given is ValueType.ANY or given in taken for given, taken in self._pairs(types))
 
     def bound(self, arguments: Sequence[Evaluate]) -> Evaluate:
-        """The call. Undefined when an argument turns out to be of another type, null and undefined among them."""
+        """The call with these arguments. Undefined if an argument has another type, such as null or undefined."""
         apply, reads_text = self.apply, self.reads_text
         wanted = [tuple(_PYTHON_TYPES[one] for one in taken) for _, taken in self._pairs(arguments)]
         if len(arguments) == 1 and wanted[0]:
@@ -98,12 +98,12 @@ def _of_strings(count: int, gives: ValueType, apply: Callable[..., Value], *, re
     return Function((frozenset({_STRING}),) * count, gives, apply, repeats=repeats)
 
 
-def _question(apply: Callable[[Value], Value]) -> Function:
+def _type_test(apply: Callable[[Value], Value]) -> Function:
     return Function((_ANYTHING,), _BOOL, apply, reads_text=False)
 
 
 def _work(values: Sequence[Value]) -> int:
-    """What a call costs in characters. A search may compare some of the text sought at each place of the other one."""
+    """The cost of a call in characters. A search may compare a part of its pattern at each place of the text."""
     lengths = [len(value) for value in values if isinstance(value, str)]
     return sum(lengths) if len(lengths) < 2 else lengths[0] * (1 + min(lengths[1], 100) // 16) + sum(lengths[1:])
 
@@ -121,15 +121,15 @@ def _as_number(value: str | float) -> float | Undefined:
 
 
 def _substring(text: str, start: float, length: float | None = None) -> str | Undefined:
-    """Undefined unless the whole part asked for is inside the text."""
+    """Undefined unless the whole substring is inside the text."""
     end = float(len(text)) if length is None else start + length
-    # The length is tested by itself: a tiny fraction vanishes in the sum.
+    # The length is tested separately: a tiny fraction is lost in the sum.
     if not (0 <= start <= end <= len(text)) or not start.is_integer() or not (length is None or length.is_integer()):
         return UNDEFINED
     return text[int(start) : int(end)]
 
 
-# By name in lower case. `concat` is not among them: it is the operator `||`, which takes null properties.
+# By name in lower case. `concat` is compiled as the operator `||`, because it takes null properties.
 FUNCTIONS: dict[str, Function] = {
     "abs": _of_numbers(1, abs),
     "exp": _of_numbers(1, exponential),
@@ -140,11 +140,11 @@ FUNCTIONS: dict[str, Function] = {
     "sign": _of_numbers(1, _sign),
     "sqrt": _of_numbers(1, square_root),
     "as_number": Function((frozenset({_NUMBER, _STRING}),), _NUMBER, _as_number),
-    "is_bool": _question(lambda value: isinstance(value, bool)),
-    "is_defined": _question(lambda value: value is not UNDEFINED),
-    "is_null": _question(lambda value: value is None),
-    "is_number": _question(lambda value: isinstance(value, float) and math.isfinite(value)),
-    "is_string": _question(lambda value: isinstance(value, str)),
+    "is_bool": _type_test(lambda value: isinstance(value, bool)),
+    "is_defined": _type_test(lambda value: value is not UNDEFINED),
+    "is_null": _type_test(lambda value: value is None),
+    "is_number": _type_test(lambda value: isinstance(value, float) and math.isfinite(value)),
+    "is_string": _type_test(lambda value: isinstance(value, str)),
     "length": Function((frozenset({_STRING}),), _NUMBER, lambda text: float(len(text)), reads_text=False),
     "lower": _of_strings(1, _STRING, str.lower),
     "upper": _of_strings(1, _STRING, str.upper),

@@ -1,7 +1,7 @@
-"""What a request must have for a condition to be true, as far as comparisons with literals show it:
-`level = 'alert'`, `name < 'm'`, `as_number(level) > 3`, `$body.celsius <= 50`, `starts_with(name, 'x')`.
+"""Requirements of a condition that follow from its comparisons with literals: `level = 'alert'`, `name < 'm'`,
+`as_number(level) > 3`, `$body.celsius <= 50`, `starts_with(name, 'x')`.
 
-A table of many routes looks up by these which conditions are worth evaluating. Pure; used by `compiler`.
+The index of a route table uses them to skip conditions that cannot be true for a request. Pure; used by `compiler`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A property as it is, or through `as_number`."""
+    """A property, or the result of `as_number` for it."""
 
     property: Property
     as_number: bool = False
@@ -35,8 +35,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The subject has this relation to the value, and its type. `>` counts as at least: a guard may let too
-    many through, never too few."""
+    """The subject has the type of the value and this relation to it. `>` counts as at least: a guard may be true for a
+    request that the condition excludes, never the reverse."""
 
     subject: Subject
     relation: Relation
@@ -52,11 +52,11 @@ _RELATIONS = {
     "<": Relation.AT_MOST,
     "<=": Relation.AT_MOST,
 }
-_TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_MIRRORED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 
 def clauses_of(node: Node) -> tuple[Clause, ...]:
-    """All of these hold whenever the condition is true. Empty: nothing is known."""
+    """Clauses that all hold whenever the condition is true. Empty: none can be derived."""
     match node:
         case Call(name=name, arguments=(subject, Literal(str(value)))) if name.lower() == "starts_with":
             return _guarded(subject, Relation.STARTS_WITH, value)
@@ -65,7 +65,7 @@ def clauses_of(node: Node) -> tuple[Clause, ...]:
             match links[0].operator:
                 case "AND":
                     found = [clause for operand in operands for clause in clauses_of(operand)]
-                    return tuple(sorted(found, key=_vagueness)[:MAX_CLAUSES])
+                    return tuple(sorted(found, key=_selectivity)[:MAX_CLAUSES])
                 case "OR":
                     return _one_of([clauses_of(operand) for operand in operands])
                 case operator if operator in _RELATIONS and len(operands) == 2:
@@ -75,20 +75,21 @@ def clauses_of(node: Node) -> tuple[Clause, ...]:
 
 def _one_of(sides: list[tuple[Clause, ...]]) -> tuple[Clause, ...]:
     if not all(sides):
-        # A side without a clause may be true for any request: then nothing can be excluded.
+        # A side without a clause may be true for any request, so the whole OR may be.
         return ()
-    together = tuple(guard for side in sides for guard in min(side, key=_vagueness))
+    together = tuple(guard for side in sides for guard in min(side, key=_selectivity))
     return (together,) if len(together) <= MAX_GUARDS else ()
 
 
-def _vagueness(clause: Clause) -> tuple[int, int]:
+def _selectivity(clause: Clause) -> tuple[int, int]:
+    """For sorting: a lower value is more selective."""
     return max(guard.relation.value for guard in clause), len(clause)
 
 
 def _comparison(operator: str, left: Node, right: Node) -> tuple[Clause, ...]:
     value = _value(right)
     if value is None:
-        left, value, operator = right, _value(left), _TURNED[operator]
+        left, value, operator = right, _value(left), _MIRRORED[operator]
     return () if value is None else _guarded(left, _RELATIONS[operator], value)
 
 
@@ -104,13 +105,12 @@ def _guarded(subject: Node, relation: Relation, value: str | float) -> tuple[Cla
 
 
 def _folded(property_: Property) -> Property:
-    """Headers are the same whatever the case."""
-    # The index reads each header once, so that its names must be written in one way.
+    """The property with the name of a header in lower case, by which the index finds headers."""
     return Header(property_.name.lower()) if isinstance(property_, Header) else property_
 
 
 def _value(node: Node) -> str | float | None:
-    """The string or number that is written there."""
+    """The value of a string or number literal; None for any other node."""
     match node:
         case Literal(str() | float() as value):
             return value

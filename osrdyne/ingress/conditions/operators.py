@@ -1,7 +1,7 @@
-"""What operators do with values when a request is there. Chains run as loops, so that their length costs no stack.
+"""The operators of conditions at evaluation. Chains run as loops, so that their length costs no stack.
 
-Used by `compiler` only, which has checked the types; what only a request can show is checked here: another type, null
-or undefined makes the result undefined, never an error.
+Used by `compiler` only, which has checked the static types. A value of another type, null or undefined makes the result
+undefined, never an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from osrdyne.ingress.conditions.values import (
 Evaluate = Callable[[Sample], Value]
 Apply = Callable[[Value, Value], Value]
 
-# Characters of a concatenation; a longer one is undefined, so that no condition can fill the memory.
+# Characters of a concatenation; a longer one is undefined, to bound the memory of a condition.
 MAX_TEXT = 2**20
 
 ARITHMETIC: dict[str, Callable[[float, float], float]] = {
@@ -40,7 +40,7 @@ _PYTHON_TYPES: dict[ValueType, type] = {ValueType.NUMBER: float, ValueType.STRIN
 
 
 def folded(first: Evaluate, steps: Sequence[tuple[Apply, Evaluate]]) -> Evaluate:
-    """Operands joined from left to right."""
+    """Apply the operators from left to right."""
     if len(steps) == 1:
         [(only, right)] = steps
         return lambda sample: only(first(sample), right(sample))
@@ -68,7 +68,7 @@ def arithmetic(compute: Callable[[float, float], float]) -> Apply:
 
 
 def comparison(symbol: str, left: ValueType, right: ValueType) -> Apply:
-    """Compare values of these static types. A typed value that is null after all (a property) makes it undefined."""
+    """Compare values of these static types. Undefined if a property with a static type is null."""
     typed_left, typed_right = _PYTHON_TYPES.get(left), _PYTHON_TYPES.get(right)
     if typed_left is not None and typed_left is typed_right:
         return _comparison_of(symbol, typed_left)
@@ -104,7 +104,7 @@ def first_defined(operands: Sequence[Evaluate]) -> Evaluate:
 
 
 def concatenation(operands: Sequence[tuple[Evaluate, bool]]) -> Evaluate:
-    """Each operand with whether null adds nothing there."""
+    """Join strings. The flag of an operand: whether null counts as an empty string."""
 
     def evaluate(sample: Sample) -> Value:
         parts, length = [], 0
@@ -123,9 +123,9 @@ def concatenation(operands: Sequence[tuple[Evaluate, bool]]) -> Evaluate:
     return evaluate
 
 
-# Three-valued logic over true, false and undefined, with null as the language has it. Undefined OR true is true,
-# undefined AND false is false. Null AND anything but false is null, null OR x is x, NOT null is true. What is no truth
-# value at all (a number of the body) counts as undefined.
+# Three-valued logic over true, false and undefined; null by the rules of the language. Undefined OR true is true,
+# undefined AND false is false. Null AND anything but false is null, null OR x is x, NOT null is true. A value of
+# another type, such as a number of the body, counts as undefined.
 
 
 def as_truth(value: Value) -> Truth:
@@ -138,7 +138,7 @@ def negate(value: Value) -> bool | Undefined:
 
 
 def all_of(operands: Sequence[Evaluate]) -> Evaluate:
-    """AND of all operands; those after a false one are not looked at."""
+    """AND of all operands; operands after a false one are not evaluated."""
 
     def evaluate(sample: Sample) -> Value:
         result: Truth = True
@@ -154,7 +154,7 @@ def all_of(operands: Sequence[Evaluate]) -> Evaluate:
 
 
 def any_of(operands: Sequence[Evaluate]) -> Evaluate:
-    """OR of all operands; those after a true one are not looked at."""
+    """OR of all operands; operands after a true one are not evaluated."""
 
     def evaluate(sample: Sample) -> Value:
         result: Truth = None

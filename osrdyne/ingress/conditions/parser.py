@@ -1,4 +1,4 @@
-"""From tokens to the syntax tree, by precedence climbing. Knows the grammar; types and meaning are the compiler's.
+"""Parse tokens into the syntax tree, by precedence climbing. The compiler checks types and meaning.
 
 Used by `compiler` only. The depth of nesting is limited, so that no text can exhaust the stack.
 """

@@ -1,7 +1,7 @@
-"""One request as conditions see it: headers, system properties and the body.
+"""One request as conditions read it: headers, system properties and the body.
 
-Made for each request by the ingress, and by `osrdyne routes eval`. The body is parsed at most once, and only when some
-condition asks for it. A sample also limits the work that conditions do on one request: they run on the event loop.
+Created for each request by the ingress, and by `osrdyne routes eval`. The body is parsed at most once, when a condition
+reads it. A sample also limits the work of conditions on one request, because they run on the event loop.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class WorkLimitExceededError(Exception):
 
 
 class Sample:
-    """One request as conditions see it.
+    """One request as conditions read it.
 
-    `headers` in any AMQP type; `system` by the names of system properties (`contentType`), None for one that is null.
-    `exceeded` counts the conditions that reached a work limit; each of them is undefined.
+    `headers`: values of any AMQP type. `system`: by the names of system properties (`contentType`); None is null.
+    `exceeded`: the number of conditions that reached a work limit; each of them is undefined.
     """
 
     def __init__(self, headers: Mapping[str, object], system: Mapping[str, str | None], body: bytes) -> None:
@@ -46,7 +46,7 @@ class Sample:
         self.exceeded = 0
 
     def begin_condition(self) -> None:
-        """Reset the work and the shared parts for the next condition; what the last one used counts for the request."""
+        """Reset the work and the shared parts for the next condition; the work so far counts for the request."""
         self._request_work -= MAX_CONDITION_WORK - self._condition_work
         self._condition_work = MAX_CONDITION_WORK
         self.shared.clear()
@@ -70,7 +70,7 @@ class Sample:
 
     @property
     def header_names(self) -> Iterable[str]:
-        """The headers that there are, in lower case."""
+        """The names of all headers, in lower case."""
         return self._headers
 
     def header(self, name: str) -> str | Undefined | None:
@@ -82,8 +82,8 @@ class Sample:
         return self._system.get(name, UNDEFINED)
 
     def at(self, steps: tuple[str | int, ...]) -> Value:
-        """The scalar at a path of the body. Null where a member or element is missing; undefined where there is no
-        JSON document, where the path leads into a scalar, and for objects and arrays."""
+        """The scalar at a path of the body. Null if a member or element is missing; undefined if the body is no JSON
+        document, if the path leads into a scalar, and for objects and arrays."""
         if steps not in self._looked_up:
             self._looked_up[steps] = self._look_up(steps)
         return self._looked_up[steps]
@@ -110,7 +110,7 @@ class Sample:
     def _decoded(self) -> str | None:
         """The body as text; None unless it is declared to be JSON in one of the encodings of JSON.
 
-        The property content-encoding comes before the parameter charset of the content type.
+        The property content-encoding takes precedence over the parameter charset of the content type.
         """
         media_type, charset = _media_type(self._system.get("contenttype") or "")
         encoding = json_encoding(self._system.get("contentencoding") or charset)
@@ -125,7 +125,7 @@ class Sample:
 def json_encoding(name: str) -> str | None:
     """Python's codec for one of the encodings of JSON, None for any other name.
 
-    The name comes from a client, so Python's codec registry, which remembers every name it was asked for, is not asked.
+    Not by Python's codec registry: it caches every name, and the name comes from a client.
     """
     return _ENCODINGS.get(name.strip().lower().replace("-", "").replace("_", "")) if len(name) < 32 else None
 

@@ -1,7 +1,7 @@
-"""The syntax tree of a condition. Made by `parser`, read by `compiler`.
+"""The syntax tree of a condition. Built by `parser`, compiled by `compiler`.
 
-Operators of one precedence form one flat `Chain`: a thousand ANDs are one level deep, so that only nesting, which is
-limited, costs depth.
+Operators of one precedence form one flat `Chain`: a thousand ANDs are one level deep. Only nesting adds depth, and
+nesting is limited.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class SystemProperty:
-    """`$name`, or `{$name}` when `forced`: then no header of that name is looked at. `name` is without the `$`."""
+    """`$name`, or `{$name}` if `forced`: then a header of that name is ignored. `name` is without the `$`."""
 
     name: str
     forced: bool

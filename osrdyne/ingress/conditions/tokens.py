@@ -1,6 +1,7 @@
-"""From the text of a condition to tokens, each with its column. One pass of one regular expression: its
-alternatives begin with different characters, so it hardly backtracks, and no text takes more than linear time. Used
-by `parser` only.
+"""Split the text of a condition into tokens, each with its column. Used by `parser` only.
+
+One pass of one regular expression, whose alternatives begin with different characters: the time is linear in the length
+of the text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Characters of one condition: far more than a person writes, and little enough to bound its cost.
+# Characters of one condition: far more than a person writes, and a bound of its cost.
 MAX_LENGTH = 16_384
 MAX_INDEX_DIGITS = 9  # Digits of an array index in a path of the body. Python refuses to convert very long ones.
 
@@ -109,5 +110,5 @@ def number_of(literal: str) -> float:
 def string_of(literal: str) -> str:
     r"""The value of a quoted string: `\"`, `\'`, `\\` and `\uXXXX` are escapes, any other backslash is itself."""
     text = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)) if escape[1] else escape[2], literal[1:-1])
-    # Two escapes may be the halves of one character; a half on its own is no text.
+    # Two escapes may form a surrogate pair; half of a pair is replaced.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

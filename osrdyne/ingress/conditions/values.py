@@ -1,7 +1,7 @@
 """The values of conditions and how they compare: strings, numbers (doubles), booleans, null and undefined.
 
-Null is Python's None. Undefined is a value of its own: it is neither true nor false, and spreads through everything
-but the three-valued AND and OR, `??` and `is_defined`.
+Null is Python's None. Undefined is a value of its own, neither true nor false. An operation on undefined is undefined,
+except for the three-valued AND and OR, `??` and `is_defined`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Undefined(Enum):
 UNDEFINED: Final = Undefined.UNDEFINED
 
 Value = str | float | bool | None | Undefined
-Truth = bool | None | Undefined  # What logic works on: null counts as neither side of AND and OR.
+Truth = bool | None | Undefined  # The operands of logic.
 
 
 class ValueType(StrEnum):
-    """What is known of a value before there is a request; ANY (a value of the body) is known only then."""
+    """The static type of a value; ANY for a value of the body, whose type is known only at evaluation."""
 
     NUMBER = "number"
     STRING = "string"
@@ -61,7 +61,7 @@ def parse_number(text: str) -> float | Undefined:
 
 
 def compare_by_type(symbol: str, left: Value, right: Value) -> bool | Undefined:
-    """Compare values whose types are known only now: different types are unequal, and neither is the smaller one."""
+    """Compare values by their types at evaluation: values of different types are unequal, and neither is smaller."""
     if left is UNDEFINED or right is UNDEFINED:
         return UNDEFINED
     if type(left) is not type(right):
@@ -72,7 +72,7 @@ def compare_by_type(symbol: str, left: Value, right: Value) -> bool | Undefined:
 
 
 def divide(left: float, right: float) -> float:
-    """As IEEE 754 has it: a number by zero is infinite, zero by zero is NaN."""
+    """Divide by IEEE 754: a number by zero is infinite, zero by zero is NaN."""
     if right != 0:
         return left / right
     if left == 0 or left != left:
@@ -81,14 +81,14 @@ def divide(left: float, right: float) -> float:
 
 
 def remainder(left: float, right: float) -> float:
-    """With the sign of the dividend; NaN by zero."""
+    """The remainder with the sign of the dividend; NaN by zero."""
     if right == 0 or math.isinf(left):
         return math.nan
     return math.fmod(left, right)
 
 
 def power(base: float, exponent: float) -> float:
-    """As IEEE 754 has it, where Python raises errors."""
+    """The power by IEEE 754, where Python raises errors."""
     try:
         return math.pow(base, exponent)
     except OverflowError:

@@ -1,6 +1,6 @@
-"""Regular expressions that operators write: matched in time linear in the text, whatever the expression.
+"""Regular expressions of operators, matched by RE2 in time linear in the text (decision 0022).
 
-RE2 does the matching (decision 0022). Its syntax has no look-around and no back-references. Used by `splitter`.
+The syntax of RE2 has no look-around and no back-references. Used by the splitter and quotas.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class Pattern:
 
     @property
     def groups(self) -> int:
-        """How many groups it captures."""
+        """The number of groups that it captures."""
         return int(self._compiled.groups)
 
     def match(self, text: str) -> tuple[str, ...] | None:
-        """The captured groups of a text that matches as a whole, empty where one took no part; else None."""
+        """The captured groups of a text that matches as a whole, empty for an unused group; None for any other text."""
         try:
             found = self._compiled.fullmatch(text)
-        except UnicodeEncodeError:  # bytes that are not UTF-8 came as surrogates: no expression means them
+        except UnicodeEncodeError:  # surrogates, from bytes that are not UTF-8, match no expression
             return None
         return None if found is None else tuple(group or "" for group in found.groups())
 
 
 def compile_pattern(text: str, path: str) -> Pattern:
-    """Raises `InvalidDocumentError` with the column of what is wrong."""
+    """Raises `InvalidDocumentError` with the column of the error."""
     if len(text) > MAX_PATTERN:
         raise InvalidDocumentError([Problem(f"an expression has at most {MAX_PATTERN} characters", path=path)])
     options = re2.Options()

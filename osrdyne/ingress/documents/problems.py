@@ -1,6 +1,6 @@
-"""What is wrong with a document or a condition: every error at once, each with its place.
+"""The errors of a document or a condition, all at once, each with its place.
 
-Made by the parsers of this package, shown by the command line and the API.
+Raised by the parsers of this package, shown by the command line and the API.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MAX_PROBLEMS = 100  # of one document, in an answer and on a terminal
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error: what is wrong, where in the document (`routes.alerts.route`), and at which 1-based line and column of
-    the text.
+    """One error or warning, with its place.
 
-    `path` is empty for a condition on its own; `column` is None where the whole value is wrong; `line` is of the whole
-    document, and None where `path` says the place; `file` is the one that a person named.
+    `path`: in the document, such as `routes.alerts.route`; empty for a condition that is not part of one. `column`:
+    from 1; None if it concerns the whole value. `line`: of the document, from 1; None where `path` names the place.
+    `file`: as the user named it.
     """
 
     message: str
@@ -29,7 +29,7 @@ class Problem:
     file: str = ""
 
     def __post_init__(self) -> None:
-        # A message may quote the document. A lone surrogate in it could not be written to a terminal or a response.
+        # A message may quote the document, and a lone surrogate cannot be encoded for a terminal or a response.
         object.__setattr__(self, "message", _printable(self.message))
         object.__setattr__(self, "path", _printable(self.path))
 
@@ -45,7 +45,7 @@ def _printable(text: str) -> str:
 
 
 class InvalidDocumentError(ConfigurationError):
-    """A document was refused as a whole; `problems` are its errors, of very many only the first and their number."""
+    """A document is refused as a whole. `problems`: its errors; of very many, the first ones and how many more."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         if (more := len(problems) - MAX_PROBLEMS) > 1:
@@ -54,5 +54,5 @@ class InvalidDocumentError(ConfigurationError):
         self.problems = tuple(problems)
 
     def in_file(self, file: str) -> InvalidDocumentError:
-        """The same errors, each with the name of the file that holds the document."""
+        """The same errors, each with the name of the document's file."""
         return InvalidDocumentError([replace(problem, file=file) for problem in self.problems])

@@ -1,6 +1,6 @@
-"""Reads a document of JSON or YAML into plain values, and collects what is wrong with it.
+"""Read a document of JSON or YAML into plain values, and collect its errors.
 
-Used by the readers of manifests. Mappings come as `Members`, because a name may be given more than once: that is an
+Used by the readers of manifests. Mappings are read as `Members`, because a name may be given more than once: that is an
 error, or has a meaning of its own (Azure IoT Edge routes).
 """
 
@@ -28,7 +28,7 @@ class Members:
 
 
 def read_json(text: str) -> Any:
-    """The values of a text of JSON. Raises `InvalidDocumentError`, with line and column."""
+    """The values of a JSON text. Raises `InvalidDocumentError` with line and column."""
     _check_size(text)
     try:
         return _from_json(text)
@@ -52,19 +52,19 @@ def read_document(text: str) -> Any:
         assert json_error is not None
         raise InvalidDocumentError([_not_json(json_error)]) from None
     try:
-        located = parse_yaml(text, "the manifest")
+        located = parse_yaml(text, "the document")
     except ConfigurationError as error:
         raise InvalidDocumentError([Problem(str(error))]) from None
     return None if located is None else from_plain(located.plain())
 
 
 def _check_size(text: str) -> None:
-    """Raises `InvalidDocumentError` for what would take too long to read: Python's reader of JSON holds the interpreter
-    for all of its work."""
+    """Raises `InvalidDocumentError` for a text that would take too long to read: Python's JSON parser holds the GIL
+    until it is done."""
     values = sum(map(text.count, "[{,:"))
     for limit, amount, unit in ((MAX_CHARACTERS, len(text), "characters"), (MAX_VALUES, values, "values")):
         if amount > limit:
-            raise InvalidDocumentError([Problem(f"it has {amount} {unit}; a manifest has at most {limit}")])
+            raise InvalidDocumentError([Problem(f"it has {amount} {unit}; a document has at most {limit}")])
 
 
 def _from_json(text: str) -> Any:
@@ -80,10 +80,7 @@ def _not_json(error: json.JSONDecodeError) -> Problem:
 
 
 def from_plain(value: Any) -> Any:
-    """Values as the document would give them, from those that JSON or YAML has read.
-
-    Raises `InvalidDocumentError`.
-    """
+    """The same values with `Members` for mappings. Raises `InvalidDocumentError` for text that is not valid Unicode."""
     return _valid_unicode(_with_members(value))
 
 
@@ -100,7 +97,7 @@ def _whole_number(digits: str) -> int:
 
 
 def _valid_unicode(value: Any) -> Any:
-    """The value. An escape such as `\\ud800` alone makes a string that no UTF-8 text can hold: it is refused."""
+    """Return the value. Raises `InvalidDocumentError` for half of a surrogate pair, which no UTF-8 text can hold."""
     problems = [
         Problem("it has half of a surrogate pair, such as \\ud800, which is not valid Unicode", path=path)
         for path in _half_surrogates(value, "")
@@ -111,7 +108,7 @@ def _valid_unicode(value: Any) -> Any:
 
 
 def _half_surrogates(value: Any, path: str) -> Iterator[str]:
-    """The paths of all strings that cannot be encoded, names of members among them."""
+    """The paths of all strings that cannot be encoded, including names of members."""
     if isinstance(value, Members):
         for name, item in value.pairs:
             place = f"{path}.{name}" if path else str(name)
@@ -130,7 +127,7 @@ def _has_half_surrogate(value: object) -> bool:
 
 
 class DocumentReader:
-    """What the readers of manifests have in common: every error is collected, with its path."""
+    """Base of the readers of manifests: collects every error with its path."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -143,12 +140,12 @@ class DocumentReader:
         self.warnings.append(Problem(message, path=path))
 
     def raise_problems(self) -> None:
-        """Raises `InvalidDocumentError` with everything that was refused, if anything was."""
+        """Raises `InvalidDocumentError` if an error was collected."""
         if self.problems:
             raise InvalidDocumentError(self.problems)
 
     def members(self, value: Any, path: str, known: set[str]) -> dict[str, Any]:
-        """The members of an object that has only known ones, each once."""
+        """The known members of an object. An unknown or repeated one is an error."""
         if not isinstance(value, Members):
             self.refuse(path, f"an object with {', '.join(sorted(known))} is expected")
             return {}
@@ -156,14 +153,14 @@ class DocumentReader:
         for name, item in value.pairs:
             place = f"{path}.{name}" if path else name
             if name not in known:
-                self.refuse(place, f"there is no such member; known are {', '.join(sorted(known))}")
+                self.refuse(place, f"unknown member; the members are {', '.join(sorted(known))}")
             elif name in found:
                 self.refuse(place, "it is given twice")
             found[name] = item
         return {name: item for name, item in found.items() if name in known}
 
     def whole(self, value: Any, path: str, *, smallest: int = 0, largest: int) -> int | None:
-        """A whole number in bounds, or nothing."""
+        """A whole number in bounds, or None."""
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest):
             return value
         self.refuse(path, f"a whole number from {smallest} to {largest} is expected")

@@ -1,1 +1,1 @@
-"""Queue policies: how large, old and many the requests of a key may be. Pure."""
+"""Queue policies: limits of the size, age and number of the requests of a key. Pure."""

@@ -1,9 +1,8 @@
 """Authorization: requests that need a token with the grant `send`, and workers that need the grant `listen`.
 Discoverability: who sees a queue. Pure.
 
-The token is verified before the checks of requests; they read its result from the arrival. The key that the client sent
-counts, and the key that the splitter makes of it. Groups that a route names do not: the operator chose them, not the
-client.
+The token is verified before these checks, which read the result from the arrival. The checks apply to the key that the
+client sent and to the key that the splitter made of it, but not to a group that a route names: the operator chose it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def authorization_check(policy_of: PolicyOf) -> RequestCheck:
 
 
 def delivery_authorization_check(policy_of: PolicyOf) -> DeliveryCheck:
-    """The same by the key that the splitter made: what a client writes into a request decides about it."""
+    """The same check by the key that the splitter made, because the client's request decides about that key."""
 
     def is_split(arrival: Arrival, routed: RoutedRequest) -> bool:
         return arrival.split_from is not None and routed.key == arrival.request.key
@@ -54,8 +53,8 @@ def delivery_authorization_check(policy_of: PolicyOf) -> DeliveryCheck:
 
 
 def receive_check(policy_of: PolicyOf, workers: Callable[[str], str | None]) -> DeliveryCheck:
-    """The check that the workers of the group may receive requests. `workers`: why those of a key may not; None if
-    they may."""
+    """The check whether the workers of the group may receive requests. `workers`: why the workers of a key may not;
+    None if they may."""
 
     def decide(routed: RoutedRequest) -> Refusal | None:
         found = policy_of(routed.key)
@@ -88,20 +87,20 @@ def _describe(arrival: Arrival, found: FoundPolicy | None) -> str | None:
 
 
 def unverifiable(manifest: PolicyManifest, bounds: Bounds) -> Iterator[Problem]:
-    """The places of a document that demand what the pool could not verify."""
+    """The places of a document with demands that the pool cannot verify."""
     for path, policy in manifest.places:
         if (why := demands_unverifiable(policy, bounds)) is not None:
             yield Problem(why, path=f"{path}.{ELEMENT}")
 
 
 def demands_unverifiable(policy: KeyPolicy, bounds: Bounds) -> str | None:
-    """Why the pool could not verify what a proposal demands; None if it can."""
+    """Why the pool cannot verify the demands of a proposal; None if it can."""
     given = policy.proposed.get("authorization", Authorization.NOT_REQUIRED)
     return unverifiable_demand(given, bounds)
 
 
 def unverifiable_demand(given: Authorization, bounds: Bounds) -> str | None:
-    """Why the pool could not verify what a value of Authorization demands; None if it can."""
+    """Why the pool cannot verify the demands of a value of Authorization; None if it can."""
     if given.demands_send and not bounds.verifies_tokens:
         return UNVERIFIABLE
     return UNAUTHORIZED_WORKERS if given.demands_receive and not bounds.authorizes_workers else None

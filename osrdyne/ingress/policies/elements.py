@@ -1,4 +1,4 @@
-"""The elements of a policy: their names in a document, how their values are written, and what they mean.
+"""The elements of a policy: their names in a document, the format of their values, and their meaning.
 
 `python -m osrdyne.ingress.policies.elements` writes the table of the reference page; a test compares both.
 """
@@ -23,7 +23,7 @@ END = "<!-- end of elements -->"
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element. `parse` raises `ValueError` that says what is expected. `show` makes a JSON value that `parse`
+    """One element. `parse` raises `ValueError` with the expected format. `show` returns a JSON value that `parse`
     accepts."""
 
     name: str
@@ -62,7 +62,7 @@ def _instant(value: Any) -> datetime:
         found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise ValueError("a date and time in UTC is expected, as 2026-01-31T12:00:00Z") from None
-    # A time without an offset is taken as UTC, which is what the element is defined in.
+    # The element is defined in UTC, so a time without an offset is UTC.
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
     if found.utcoffset():
         raise ValueError("it must be expressed in UTC, as 2026-01-31T12:00:00Z")

@@ -1,4 +1,4 @@
-"""MaxQueueLength with EnqueueTimeout and Overflow: what to do with a request for a queue that has room or not. Pure."""
+"""MaxQueueLength with EnqueueTimeout and Overflow: the decision about a request for a full queue. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osrdyne.protocol.statuses import Status
 
 
 class Step(StrEnum):
-    """The next step with a request. EVICT: make room by taking out the oldest request, then ask again."""
+    """The next step with a request. EVICT: remove the oldest request to make room, then decide again."""
 
     ADMIT = "admit"
     WAIT = "wait"
@@ -28,12 +28,12 @@ _OVERFLOW = {
 
 
 def limits_length(found: FoundPolicy | None) -> bool:
-    """Whether the policy limits how many requests wait; the default of MaxQueueLength counts as no limit."""
+    """Whether the policy limits the number of waiting requests; the default of MaxQueueLength is no limit."""
     return found is not None and found.policy.max_queue_length < MAX_INT
 
 
 def next_step(found: FoundPolicy, *, has_room: bool, waited: float, is_crowded: bool) -> Step:
-    """Decide about a request that has waited for so many seconds. `is_crowded`: the ingress holds so many waiting
+    """Decide about a request that has waited for `waited` seconds. `is_crowded`: the ingress holds so many waiting
     requests that none may wait any longer."""
     if has_room:
         return Step.ADMIT

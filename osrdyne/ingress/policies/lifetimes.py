@@ -1,7 +1,7 @@
-"""The lifetime of a queue that was created for a key: its record, and when it is over. Pure.
+"""The lifetime of a created queue: its record, and when it ends. Pure.
 
-A client proposes a policy for the queue of a key; the queue then lives until its expiration instant, which a renewal
-moves. Then the queue goes, and so does its record, with the policy that it holds.
+A client proposes a policy for the queue of a key. The queue lives until its expiration instant, which a renewal moves.
+Then the queue is removed, with its record and the policy in it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Countdown:
         return wall >= self.expires_at and monotonic >= self.runs_until
 
     def due_in(self, *, wall: float, monotonic: float) -> float:
-        """Seconds after which to ask again at the latest; 0 when it is over."""
+        """Seconds after which to check again at the latest; 0 if it is over."""
         return max(0.0, self.expires_at - wall, self.runs_until - monotonic)
 
 
@@ -139,7 +139,7 @@ RecordOf = Callable[[Key], CreatedQueue | None]
 
 
 def refuse_removed(record: CreatedQueue | None) -> Refusal | None:
-    """The answer to a request for a key with this record; None unless its queue is being removed."""
+    """The refusal of a request for a key with this record; None unless its queue is being removed."""
     if record is None or not record.is_ending:
         return None
     return Refusal(Status.GONE, removal_detail(record.reason))

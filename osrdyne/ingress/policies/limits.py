@@ -27,7 +27,7 @@ def delivery_checks(policy_of: PolicyOf) -> list[DeliveryCheck]:
 
 
 def header_bytes(value: object) -> int:
-    """Bytes of a header value: the text or bytes, 8 for a number; of a table or a list, names and values."""
+    """The size of a header value: the bytes of a text, 8 for a number, names and values of a table or list."""
     match value:
         case str():
             return len(value.encode("utf-8", "surrogatepass"))
@@ -75,7 +75,7 @@ def no_age_check(policy_of: PolicyOf) -> RequestCheck:
 
 
 def delivery_age_check(policy_of: PolicyOf) -> DeliveryCheck:
-    """The same by the key of the group, which splitter and routes may have changed."""
+    """The same check by the key of the group, which the splitter or a route may have changed."""
 
     def describe(arrival: Arrival, routed: RoutedRequest) -> str | None:
         found = policy_of(routed.key)

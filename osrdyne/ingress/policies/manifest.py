@@ -1,8 +1,8 @@
 """The document of queue policies, checked as a whole: `{"policies": [{"match": "tpch/{scale}", "MaxQueueLength": 5}]}`.
 
-`default` is the policy of the keys that no pattern matches; without it, none acts on them. `load_policies` is for a
-text of a person, `PolicyManifest.document` for keeping it: that loads again to the same policies. One error refuses
-the whole document, and every error is reported.
+`default` is the policy of the keys that no pattern matches; without it, no policy acts on them. `load_policies` reads
+the text of a user, and `PolicyManifest.document` gives the form that is stored, which loads to the same policies. One
+error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeyPolicy:
 
 @dataclass(frozen=True)
 class PolicyManifest:
-    """Policies in the order of the document: the first that matches a key counts, `default` where none does."""
+    """Policies in the order of the document: the first that matches a key applies, `default` if none does."""
 
     policies: tuple[KeyPolicy, ...] = ()
     default: KeyPolicy | None = None
@@ -95,7 +95,7 @@ def load_proposal(text: str) -> KeyPolicy:
 
 
 def read_proposal(value: Any) -> KeyPolicy:
-    """As `load_proposal`, from a document that was read already."""
+    """The same from a document that was read by `documents.reader`."""
     return _Reader().read_proposal(value)
 
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 MAX_CHARACTERS = 1000
 
-# What our AMQP library accepts as the name of a queue or an exchange (broker: pamqp-names).
+# Names of queues and exchanges that the AMQP library accepts (broker: pamqp-names).
 _NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]{1,127}", re.ASCII)
 FORMS = "amqp:/queues/NAME, amqp:/exchanges/NAME, amqp:/exchanges/NAME/ROUTING-KEY, or an http: or https: URL"
 

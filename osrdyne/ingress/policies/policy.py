@@ -1,7 +1,7 @@
-"""The effective policy of a key: every element with its value, and where each value comes from.
+"""The effective policy of a key: every element with its value and the origin of the value.
 
-A proposal names some elements. What it leaves out has the default; a value beyond the bounds of the pool is moved to
-the nearest bound.
+A proposal names some elements. An element that it leaves out has the default; a value beyond the bounds of the pool is
+moved to the nearest bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_LIFETIME = timedelta(days=21)
 
 
 class Origin(StrEnum):
-    """Where a value of an effective policy comes from."""
+    """The origin of a value of an effective policy."""
 
     PROPOSED = "proposed"
     DEFAULT = "default"
@@ -142,7 +142,7 @@ def effective_policy(proposed: Mapping[str, Any], *, bounds: Bounds, now: dateti
 
 
 class _Adjustment:
-    """Takes values of a proposal and notes where each comes from."""
+    """Reads values of a proposal and records the origin of each."""
 
     def __init__(self, proposed: Mapping[str, Any]) -> None:
         self._proposed = proposed

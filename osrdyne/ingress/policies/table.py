@@ -13,13 +13,13 @@ from osrdyne.ingress.policies.manifest import PolicyManifest
 from osrdyne.ingress.policies.policy import Bounds, EffectivePolicy, Origin, effective_policy
 
 MAX_CACHED = 100_000
-"""Keys whose policy is cached; the cache is then built again."""
+"""Keys whose policy is cached; with more, the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPolicy:
-    """The policy of a key. `match`: the pattern; None: the default of the document. `is_own`: the key has a created
-    queue, whose policy comes before those of the document."""
+    """The policy of a key. `match`: the pattern; None: the default of the document. `is_own`: the policy of a created
+    queue, which takes precedence over the document."""
 
     match: str | None
     policy: EffectivePolicy
@@ -27,7 +27,7 @@ class FoundPolicy:
 
     @property
     def name(self) -> str:
-        """The policy as part of a sentence."""
+        """The policy, as a part of a sentence."""
         if self.is_own:
             return "policy of the created queue"
         return "default policy" if self.match is None else f"policy {self.match!r}"

@@ -1,1 +1,1 @@
-"""Quotas: how much clients may send, when a quota gives out, and which capacity a load needs. Pure."""
+"""Quotas: how much clients may send, when a quota will be used up, and which capacity a load needs. Pure."""

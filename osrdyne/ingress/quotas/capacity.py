@@ -1,8 +1,9 @@
-"""Plan capacity: what a load makes of each meter, when a quota gives out, how long events queue, and which tiers hold.
+"""Plan capacity: the demand of a load on each limit, when a quota is used up, how long events queue, and which tiers
+hold the load.
 
-Pure, and exact: all figures are fractions, and messages of a phase arrive evenly. A hub refuses what exceeds its send
-rate or its daily quota, which begins again at 00:00 UTC. A store takes events at its rate, first in first out, and the
-rest waits.
+Pure and exact: all figures are fractions, and messages of a phase arrive evenly. A hub refuses messages beyond its send
+rate or its daily quota, which is reset at 00:00 UTC. A store takes events at its rate in the order of their arrival;
+further events wait.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Phase:
 
     @property
     def events_a_minute(self) -> Fraction:
-        """What is offered to the store, if the hub lets all of it pass."""
+        """The events offered to the store if the hub accepts all messages."""
         return self.messages_a_minute * self.events * self.event_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Phases, the first of which begins `start` minutes after 00:00 UTC. `repeats`: the phases, one day together, come
-    again every day; otherwise nothing is sent after the last one."""
+    """Phases, the first of which begins `start` minutes after 00:00 UTC. `repeats`: the phases make up a day that
+    repeats; otherwise nothing is sent after the last one."""
 
     phases: tuple[Phase, ...]
     start: Fraction = Fraction(0)
@@ -100,9 +101,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit. `utilisation`: the largest demand on it as a share, above 1 if it does not hold. `gives_out`: minutes
-    after the load begins, None if never. `excess`: messages that it refuses; of the store, the most events that
-    wait."""
+    """One limit. `utilisation`: the largest demand as a share of it, above 1 if it does not hold. `gives_out`: when it
+    is used up, in minutes after the load begins; None if never. `excess`: the messages that it refuses; of the store,
+    the largest number of waiting events."""
 
     name: str
     demand: Fraction
@@ -117,10 +118,9 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What waits for the store. Times in minutes; `drained`: when it is empty for good, after the load begins; None if
-    a load that repeats makes it longer every day.
-
-    `growth`: the largest number of events a minute by which it grows.
+    """The events that wait for the store. Times in minutes; `drained`: when the queue is empty for the last time, after
+    the load begins; None if a load that repeats makes it longer every day. `growth`: the largest number of events a
+    minute by which it grows.
     """
 
     queued: Fraction = Fraction(0)
@@ -177,7 +177,7 @@ class _HubMeter:
         self.gives_out: dict[str, Fraction] = {}
 
     def take(self, at: Fraction, phase: Phase) -> Iterator[_Flow]:
-        """What passes of a phase that does not cross midnight and begins at this moment."""
+        """The events of a phase that pass. The phase begins at `at` and does not cross midnight."""
         if (day := Fraction(at // MINUTES_A_DAY)) != self._day:
             self._day, self._left, self._demand = day, Fraction(self._quota), Fraction(0)
         size, offered = blocks(phase.message_bytes, self._block_bytes), phase.messages_a_minute
@@ -205,7 +205,7 @@ def _pass_hub(load: Load, hub: Hub, *, days: int) -> tuple[_HubMeter, list[_Flow
     for phase in load.phases * days:
         rest = phase.minutes
         while rest > 0:
-            # A phase is cut at midnight: the quota begins again there.
+            # A phase is cut at midnight, when the quota is reset.
             minutes = min(rest, MINUTES_A_DAY - at % MINUTES_A_DAY)
             passed += [flow for flow in meter.take(at, replace(phase, minutes=minutes)) if flow.minutes]
             at, rest = at + minutes, rest - minutes
@@ -213,8 +213,8 @@ def _pass_hub(load: Load, hub: Hub, *, days: int) -> tuple[_HubMeter, list[_Flow
 
 
 def _pass_store(passed: Sequence[_Flow], store: Store, load: Load) -> Queue:
-    """The queue before a store. Of a load that repeats, the second of two days counts: the first one may leave a queue.
-    If that grows every day, the first day counts."""
+    """The queue before a store. For a load that repeats, the figures are those of the second of two days, because the
+    first one may leave a queue; of the first day if the queue grows every day."""
     rate, waiting = Fraction(store.rate), Fraction(0)
     queued = worst = growth = drained = Fraction(0)
     end = passed[-1].at + passed[-1].minutes if passed else load.start
@@ -242,7 +242,7 @@ def _holds(queue: Queue, max_lag: Fraction) -> bool:
 
 
 def plan(load: Load, hub: Hub, store: Store | None = None, *, max_lag: Fraction = Fraction(1)) -> Plan:
-    """What a load makes of a hub and, if there is one, of a store."""
+    """The plan for a load on a hub and, if given, a store."""
     meter, passed = _pass_hub(load, hub, days=1)
     peak = max((phase.messages_a_minute for phase in load.phases), default=Fraction(0))
     out = {name: at - load.start for name, at in meter.gives_out.items()}

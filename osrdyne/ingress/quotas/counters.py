@@ -1,7 +1,7 @@
 """A table of counters by name, at most 96 bytes each for 100,000 of them. Pure.
 
 Python's own dictionary of texts and numbers takes more than twice as much. Names are kept as hashes of 64 bits; the
-names of the largest counters are kept as well, for people.
+names of the largest counters are kept as well, to be shown.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _MAX_NAME = 255  # Characters of a kept name.
 _OTHERS = 1  # The hash of the counter that further names share.
 
 
-@lru_cache(4_096)  # each message asks for the same names several times
+@lru_cache(4_096)  # the same names are hashed several times for each message
 def name_hash(name: str) -> int:
-    """A hash that is the same in every process. 0 and 1 have a meaning of their own, and never occur."""
+    """A hash that is the same in every process. 0 (a free place) and 1 (the shared counter) never occur."""
     digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return max(2, int.from_bytes(digest, "little"))
 
@@ -40,7 +40,7 @@ class CounterTable:
         self.size = 0
 
     def find(self, hashed: int) -> int | None:
-        """The place of a counter; that of the shared one if the table is full; None if there is none yet."""
+        """The place of a counter; of the shared one if the table is full; None if the counter does not exist yet."""
         place = self._probe(hashed)
         if self._hashes[place] == hashed:
             return place
@@ -82,11 +82,11 @@ class CounterTable:
             if self._least_named >= count:
                 return
             del self.names[smallest]
-        # Any client chooses an application id, which may be no UTF-8: names are stored, and shown to people.
+        # A client chooses its application id, which may not be UTF-8; names are stored as JSON and shown.
         self.names[hashed] = name.encode("utf-8", "backslashreplace").decode()[:_MAX_NAME]
 
     def count(self, hashed: int) -> int:
-        """The value of a counter; 0 if there is none."""
+        """The value of a counter; 0 if it does not exist."""
         place = self.find(hashed)
         return 0 if place is None else self.counts[place]
 
@@ -109,8 +109,8 @@ class CounterTable:
         found = sorted(((self.count(hashed), name) for hashed, name in self.names.items()), reverse=True)
         return [(name, count) for count, name in found[:most]]
 
-    def begin_anew(self) -> None:
-        """Set every counter to zero, and forget those that were zero already."""
+    def reset(self) -> None:
+        """Set every counter to zero, and remove those that were zero before."""
         kept = [(hashed, 0, moment) for hashed, count, moment in self.items() if count]
         self._rebuild(_capacity(len(kept)), kept)
         self._least_named = 0
@@ -132,7 +132,7 @@ class CounterTable:
         return hashes, counts
 
     def load(self, hashes: array[int], counts: array[int], names: dict[int, str]) -> None:
-        """Continue with stored counters. What is invalid is left out."""
+        """Continue with stored counters. Invalid ones are left out."""
         found = {hashed: max(0, count) for hashed, count in zip(hashes, counts, strict=False) if hashed}
         items = list(found.items())[: MAX_COUNTERS + 1]
         self._rebuild(_capacity(len(items)), [(hashed, count, 0.0) for hashed, count in items])

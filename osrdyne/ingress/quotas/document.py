@@ -1,7 +1,7 @@
 """The document of quotas, checked as a whole: limits of the pool, rules with limits of their own, and rates of workers.
 
-`load_quotas` is for a text of a person, `QuotaManifest.document` for keeping it: that loads again to the same limits.
-One error refuses the whole document, and every error is reported.
+`load_quotas` reads the text of a user, and `QuotaManifest.document` gives the form that is stored, which loads to the
+same limits. One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LIMITS = {"preset", "units", "messages_per_day", "block_bytes", "send_rate", "b
 
 
 class Share(StrEnum):
-    """Who shares a quota fairly: all requests together, or those of a key or principal as one."""
+    """Who shares the quota of the pool fairly: keys, principals, or none of them."""
 
     NONE = "none"
     KEY = "key"
@@ -39,7 +39,7 @@ class Share(StrEnum):
 
 
 class Per(StrEnum):
-    """What has the limits of a rule: all requests of the rule together, or each key or principal."""
+    """What the limits of a rule apply to: all its requests together, or each key or principal."""
 
     RULE = "rule"
     KEY = "key"
@@ -111,8 +111,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class QuotaManifest:
-    """The limits of a pool; None: it has none as a whole. Of the rules, the first that matches a request counts; of the
-    rates, the first that matches a key."""
+    """The limits of a pool. `pool`: None: no limits of the pool as a whole. The first rule that matches a request
+    applies, and the first rate that matches a key."""
 
     pool: Limits | None = None
     share: Share = Share.NONE
@@ -190,7 +190,7 @@ class _Reader(DocumentReader):
         return tuple(rates)
 
     def _warn_of_refusals(self, rate: Rate, path: str) -> None:
-        """A worker refuses a request with more events than it serves in a minute."""
+        """Warn of a rate below one event a minute: a worker refuses a request with more events than that."""
         if rate.of_worker(1).events_per_minute < 1:
             self.warn(path, "a worker serves less than one event a minute, so it refuses every request: raise it")
 

@@ -1,4 +1,4 @@
-"""Forecasts of the moment at which a daily quota gives out, and the record of use that they come from. Pure."""
+"""Forecasts of when a daily quota will be used up, and the record of use that they are based on. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST, SLOW = 300.0, 7_200.0  # Time constants of the moving rates, seconds.
 
 
 class MovingRate:
-    """An exponential moving average of an amount a second. It is unbiased from the beginning."""
+    """An exponential moving average of an amount a second, unbiased from the first second on."""
 
     def __init__(self, constant: float) -> None:
         self._constant = constant
@@ -36,15 +36,15 @@ class MovingRate:
         """The amount a second; 0 before a second has passed."""
         if self._since is None or now - self._since < 1.0:
             return 0.0
-        # What a steady rate of one would have added to the sum by now.
+        # The sum that a constant rate of one would have by now.
         weight = self._constant * (1.0 - math.exp(-(now - self._since) / self._constant))
         return self._decayed(now) / weight
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds until a quota gives out: the band of the two moving rates, and by the time of day of earlier days. None:
-    not today. `yesterdays_error`: of the total forecast at noon, as a share of the real one."""
+    """Seconds until a quota is used up: by each of the two moving rates, and by the use at the same times of earlier
+    days. None: not today. `yesterdays_error`: the error of the total forecast at noon, as a share of the real total."""
 
     earliest: float | None
     latest: float | None
@@ -90,7 +90,7 @@ class UsageRecord:
         return self.used + (self._slow.rate(now) * remaining if rest is None else rest)
 
     def _usual_rest(self, remaining: float) -> float | None:
-        """What was used on average in the rest of earlier days; None before there are two."""
+        """The average use in the rest of earlier days; None before there are two."""
         if len(self.days) < 2:
             return None
         slot = slot_of(remaining)
@@ -98,8 +98,8 @@ class UsageRecord:
         totals = [sum(day[0][slot + 1 :]) + share * day[0][slot] for day in self.days]
         return sum(totals) / len(totals)
 
-    def begin_anew(self, limit: float | None) -> None:
-        """End the day. `limit`: its quota; a forecast above it is right if all of it was used."""
+    def begin_day(self, limit: float | None) -> None:
+        """End the day and begin the next one. `limit`: its quota; a forecast above it counts as the quota."""
         if self.noon_forecast is not None and self.used:
             expected = self.noon_forecast if limit is None else min(self.noon_forecast, limit)
             self.yesterdays_error = (expected - self.used) / self.used
@@ -109,7 +109,7 @@ class UsageRecord:
         self.today, self.noon_forecast = _empty(), None
 
     def forecast(self, left: float, *, remaining: float, now: float) -> Forecast:
-        """When `left` more blocks will be used."""
+        """The forecast of when `left` more blocks will be used."""
         if left <= 0:
             return Forecast(0.0, 0.0, 0.0, self.yesterdays_error)
         times = [left / rate if (rate := one.rate(now)) > 0 else math.inf for one in (self._fast, self._slow)]

@@ -1,7 +1,7 @@
 """One meter of a quota document: the daily quota and the send rate of the pool or of a rule. Pure.
 
-A request is first asked about with `refuse`, at every meter that concerns it, and then counted with `charge` at all of
-them: one that is refused uses up nothing.
+`refuse` is called first, on every meter of a request, and then `charge` on all of them: a refused request uses up
+nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from osrdyne.protocol.statuses import Status
 
 WARNING_LEVELS = (70, 85, 95)  # Per cent of a quota.
 _EPSILON = 1e-6  # Seconds, for rounding errors of the send rate.
-_EXACT_SHARES = 1_000  # Up to so many participants, shares are computed anew for each further one.
+_EXACT_SHARES = 1_000  # Up to this number of names, shares are computed for each new name.
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Why a meter refuses a message, and in how many seconds it may be tried again."""
+    """Why a meter refuses a message, and the seconds until it may be sent again."""
 
     status: Status
     detail: str
@@ -28,7 +28,8 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A quota that has reached a warning level, for the first time in its day. `name`: whose, if each has its own."""
+    """A warning level that a quota has reached for the first time in its day. `name`: whose quota, if each name has its
+    own."""
 
     meter: str
     percent: int
@@ -36,18 +37,18 @@ class Level:
 
 
 class Meter:
-    """A meter. `each`: every name has the limits for itself. `shared`: the names share the quota, each with a fair
-    share. A request has no name where it is neither.
+    """A meter. `each`: each name has limits of its own. `shared`: the names share the quota fairly. Otherwise names are
+    ignored.
 
-    Fair share: of n names, each has 1/n of the quota. A name may use more of it while what the others have not used of
-    their shares, times the part of the day that is left, stays free for them. So all of it can be used by the end of
-    the day.
+    Fair share: each of n names has 1/n of the quota. The unused parts of the shares of the others, times the part of
+    the day that is left, are reserved for them. A name may use the rest beyond its share, so that the whole quota can
+    be used by the end of the day.
     """
 
     def __init__(self, name: str, limits: Limits, *, each: bool = False, shared: bool = False) -> None:
         self.name, self.limits, self.each, self.shared = name, limits, each, shared
         self.used = 0  # Of all names together.
-        self.warned = 0  # The highest level that was warned of in this day.
+        self.warned = 0  # The highest warning level of this day so far.
         self.table = CounterTable() if each or shared else None
         self.scale = 1.0
         self._next = 0.0  # The earliest moment of the next message at the send rate (GCRA).
@@ -60,7 +61,8 @@ class Meter:
         return None if blocks is None else int(blocks * self.scale)
 
     def refuse(self, name: str, amount: int, *, now: float, remaining: float) -> Excess | None:
-        """Whether the meter refuses `amount` blocks. `now`: monotonic; `remaining`: seconds of the day."""
+        """Why the meter refuses `amount` blocks; None if it does not. `now`: monotonic; `remaining`: seconds of the
+        day."""
         hashed = 0 if self.table is None else name_hash(name)
         return self._refuse_quota(name, hashed, amount, remaining) or self._refuse_rate(name, hashed, now)
 
@@ -110,7 +112,7 @@ class Meter:
         )
 
     def charge(self, name: str, amount: int, *, now: float) -> Level | None:
-        """Count a message that every meter lets pass. The warning level that this reaches, if it reaches one."""
+        """Count a message that every meter accepts. Returns the warning level that it reaches, if any."""
         self.used += amount
         own = self.used
         place = None
@@ -120,7 +122,7 @@ class Meter:
             own = self.table.counts[place]
             self._within += min(own, self._share) - min(own - amount, self._share)
             if self.shared and self.table.size != known:
-                self._share_anew()
+                self._update_shares()
         if (rate := self.limits.send_rate) is not None:
             if self.each and self.table is not None and place is not None:
                 self.table.moments[place] = max(now, self.table.moments[place]) + 1 / rate
@@ -138,8 +140,8 @@ class Meter:
         self.warned = percent
         return Level(self.name, percent, name if self.each else None)
 
-    def _share_anew(self, *, forced: bool = False) -> None:
-        """Compute the shares. It takes a pass over the names, so with many of them not for each new one."""
+    def _update_shares(self, *, forced: bool = False) -> None:
+        """Compute the shares. This iterates over all names, so with many names it is not done for each new one."""
         assert self.table is not None
         names = self.table.size
         if not forced and names > _EXACT_SHARES and 20 * names < 21 * self._shared_by:
@@ -148,25 +150,25 @@ class Meter:
         self._share = (self.quota or 0) // max(1, names)
         self._within = sum(min(count, self._share) for _, count, _ in self.table.items())
 
-    def begin_anew(self, scale: float) -> None:
-        """Begin a day that has this part of a day's quota."""
+    def begin_day(self, scale: float) -> None:
+        """Begin a day. `scale`: the part of a day's quota that it has."""
         self.used = self.warned = 0
         self.scale = scale
         if self.table is not None:
-            self.table.begin_anew()
+            self.table.reset()
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute what follows from the counters, which were set from outside."""
+        """Compute the values that depend on the counters, after the counters were set."""
         if self.shared:
-            self._share_anew(forced=True)
+            self._update_shares(forced=True)
         largest = (
             max((count for _, count, _ in self.table.items()), default=0) if self.each and self.table else self.used
         )
         self._reached("", largest)
 
     def take_over(self, former: Meter) -> None:
-        """Continue with what another meter has counted, if both count the same names."""
+        """Continue with the counts of an earlier meter, if both count the same names."""
         if (former.each, former.shared) == (self.each, self.shared):
             self.used, self.table, self._next = former.used, former.table, former._next
         elif not self.each:
@@ -174,12 +176,12 @@ class Meter:
         self.refresh()
 
     def used_by(self, name: str) -> int:
-        """What a name has used."""
+        """The blocks that a name has used."""
         return 0 if self.table is None else self.table.count(name_hash(name))
 
     @property
     def largest(self) -> int:
-        """Used blocks; of the name that has used most, if each has its own."""
+        """Used blocks; of the name with the largest use, if each has its own quota."""
         if not self.each or self.table is None:
             return self.used
         return max(self.table.counts)

@@ -1,4 +1,4 @@
-"""A question about capacity as a document, and its answer: what `osrdyne capacity` and `POST /v1/capacity` share."""
+"""The document of a capacity question and its answer, for `osrdyne capacity` and `POST /v1/capacity`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parse_rate(value: object) -> object:
 
 
 def exact(value: float) -> Fraction:
-    """A number with four decimals: sums of such fractions stay small. Raises ValueError."""
+    """A number rounded to four decimals, so that sums of fractions stay short. Raises ValueError."""
     if not math.isfinite(value):
         raise ValueError("a number must be finite")
     return Fraction(round(value * 10_000), 10_000)

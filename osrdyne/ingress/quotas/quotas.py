@@ -1,7 +1,7 @@
-"""All quotas of a pool: decides about messages, counts those that pass, and stores what it has counted. Pure.
+"""All quotas of a pool: accept or refuse messages, count the accepted ones, and store the counts. Pure.
 
-A message is counted at the meter of the pool and at the one of the first rule that matches it. Messages count in blocks
-of their body's size, at least one.
+A message counts at the meter of the pool and at the meter of the first rule that matches it. It counts as the blocks of
+its body, at least one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POOL_BLOCK = 4096  # Bytes, for the record of use in a pool without a quota of 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the meters must know of a message. `principal`: the user or application that sent it."""
+    """The properties of a message that meters need. `principal`: the user or application that sent it."""
 
     key: str
     principal: str
@@ -35,7 +35,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class MeterUsage:
-    """The state of one meter. `used`: blocks; of the name that has used most if `each` has its own quota."""
+    """The state of one meter. `used`: blocks; of the name with the largest use if `each` has its own quota."""
 
     name: str
     used: int
@@ -78,7 +78,7 @@ class Quotas:
         return [*filter(None, [self._pool]), *(meter for _, meter in self._rules)]
 
     def use(self, manifest: QuotaManifest) -> None:
-        """Use other limits. Meters whose name stays continue with what they have counted."""
+        """Use other limits. Meters whose name stays keep their counts."""
         former = {meter.name: meter for meter in self.meters}
         self._pool_per = manifest.share
         self._pool = None
@@ -108,12 +108,12 @@ class Quotas:
     def advance(self, now: Moment) -> None:
         """Begin a new day if it is time."""
         if self.window.advance(now):
-            self.record.begin_anew(None if self._pool is None else self._pool.quota)
+            self.record.begin_day(None if self._pool is None else self._pool.quota)
             for meter in self.meters:
-                meter.begin_anew(self.window.scale)
+                meter.begin_day(self.window.scale)
 
     def decide(self, sent: Sent, now: Moment) -> Excess | None:
-        """Whether a message is refused: the excess with the longest wait. Counts nothing."""
+        """Why a message is refused, by the meter with the longest wait; None if it is accepted. Counts nothing."""
         self.advance(now)
         worst, remaining = None, self.window.remaining(now)
         for meter, name in self._concerned(sent):
@@ -124,7 +124,7 @@ class Quotas:
         return worst
 
     def charge(self, sent: Sent, now: Moment) -> list[Level]:
-        """Count a message that passes. The warning levels that it reaches."""
+        """Count an accepted message. Returns the warning levels that it reaches."""
         self.advance(now)
         reached = []
         for meter, name in self._concerned(sent):
@@ -137,7 +137,7 @@ class Quotas:
         return reached
 
     def describe(self, sent: Sent, now: Moment) -> list[str]:
-        """The meters that count a message, each in a few words."""
+        """The meters that count a message, each as a phrase."""
         self.advance(now)
         found = []
         for meter, name in self._concerned(sent):
@@ -147,7 +147,7 @@ class Quotas:
         return found
 
     def usage(self, now: Moment, *, largest: int = 20) -> Usage:
-        """The state of all meters, with the names that have used most."""
+        """The state of all meters, with the names of the largest use."""
         self.advance(now)
         remaining = self.window.remaining(now)
         forecast = None
@@ -158,7 +158,7 @@ class Quotas:
     # --- storing
 
     def store(self, now: Moment) -> QuotaState:
-        """What must survive the leader: the counts of this day, and the record of use."""
+        """The state for the next leader: the counts of this day, and the record of use."""
         record = self.record
         return QuotaState(
             window=self.window.store(now),
@@ -176,7 +176,7 @@ class Quotas:
         record.today = state.days[-1]
         record.noon_forecast, record.yesterdays_error = state.noon_forecast, state.yesterdays_error
         if not is_present:
-            record.begin_anew(None if self._pool is None else self._pool.quota)
+            record.begin_day(None if self._pool is None else self._pool.quota)
         found = {(one.name, one.each, one.shared): one for one in state.meters}
         for meter in self.meters:
             meter.scale = self.window.scale
@@ -211,8 +211,8 @@ def _counted(meter: Meter) -> CountedMeter:
 
 
 def sent_of(arrival: Arrival) -> Sent:
-    """What the meters must know. The principal is that of the token, else the AMQP user that the client publishes as,
-    else its application: RabbitMQ verifies the user id, and nothing verifies the application id."""
+    """The properties of a request for the meters. The principal is the owner of the token, else the AMQP `user-id`,
+    which RabbitMQ verifies, else the `app-id`, which nothing verifies."""
     principal = arrival.principal or arrival.user_id or arrival.app_id or ""
     return Sent(arrival.request.key, principal, len(arrival.request.body))
 
@@ -220,9 +220,9 @@ def sent_of(arrival: Arrival) -> Sent:
 def quota_check(
     quotas: Callable[[], Quotas | None], now: Callable[[], Moment], on_passed: Callable[[list[Level]], None]
 ) -> RequestCheck:
-    """The check. `quotas`: the active ones, None where there are none; `on_passed` gets the warning levels that a
-    counted request reaches."""
-    # The latest request that was not refused: it is mostly the next to pass, and is then not read a second time.
+    """The check of quotas. `quotas`: the active ones; None: there are none. `on_passed` is called with the warning
+    levels that a counted request reaches."""
+    # The latest request that was not refused. It is usually the next one to pass, and is not read a second time then.
     latest: tuple[Arrival, Sent, Moment] | None = None
 
     def decide(arrival: Arrival, now_ms: int) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""What quotas have counted, as it is stored for the next leader. Pure."""
+"""The counts of quotas in the form that is stored for the next leader. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers of Azure IoT Hub and of Azure Time Series Insights: what one unit takes, as presets of quotas and plans.
+"""The tiers of Azure IoT Hub and of Azure Time Series Insights: the limits of one unit, as presets of quotas and plans.
 
 Prices are settings (`prices`). Source: Azure IoT Hub, "Quotas and throttling".
 """

@@ -1,8 +1,8 @@
-"""The day of a quota: from one 00:00 UTC to the next, whatever is done to the clock meanwhile. Pure.
+"""The day of a quota: from one 00:00 UTC to the next, also if the wall clock is changed meanwhile. Pure.
 
-Time passes by the monotonic clock. Small corrections of the wall clock move the end of the day with it. A jump does
-not: the day then ends when it would have ended, and the next one ends at midnight of the new time. Its quota is the
-part of a day's quota that its length is of a day. So a jump neither gives nor takes a day's worth.
+The day is measured by the monotonic clock. A small correction of the wall clock moves the end of the day. A jump does
+not: the day ends when it would have ended, and the next one ends at midnight of the new time. Its quota is proportional
+to its length. So a jump neither adds nor removes a day's quota.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class StoredWindow:
-    """A window as it is stored; times are seconds since the epoch."""
+    """The stored form of a window. `saved_at`: seconds since the epoch."""
 
     saved_at: float
     remaining: float
@@ -36,7 +36,7 @@ class StoredWindow:
 
 
 class DayWindow:
-    """The present day. `scale`: the part of a day's quota that it has."""
+    """The current day. `scale`: the part of a day's quota that it has."""
 
     def __init__(self, now: Moment) -> None:
         self._ends = self._base = self._followed = 0.0
@@ -45,7 +45,7 @@ class DayWindow:
 
     @classmethod
     def restored(cls, stored: StoredWindow, now: Moment) -> tuple[DayWindow, bool]:
-        """The stored window, and whether it is still the present one."""
+        """The stored window and True; a new one and False if the stored day has ended."""
         window = cls(now)
         elapsed = now.wall - stored.saved_at
         # An earlier time than that of the snapshot: the clock of another host, or a jump. No time has passed then.
@@ -56,7 +56,7 @@ class DayWindow:
         return window, True
 
     def advance(self, now: Moment) -> bool:
-        """Follow the clocks. Whether a new day has begun."""
+        """Follow the clocks. Returns whether a new day has begun."""
         # A correction moves the end, so that the day ends at midnight of the corrected clock.
         is_jump = abs(now.offset - self._base) > MAX_CORRECTION
         if not is_jump and now.offset != self._followed:

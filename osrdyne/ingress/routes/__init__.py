@@ -1,1 +1,1 @@
-"""Routes: the manifest, one route, the table that a request is looked up in. Pure."""
+"""Routes: the manifest, one route, and the table that finds the routes of a request. Pure."""

@@ -1,7 +1,7 @@
-"""Finds the routes whose condition may be true for a request, without evaluating every condition.
+"""Find the routes whose condition may be true for a request, without evaluating every condition.
 
-Each route has a place, counted from 0, and a set of routes is an integer with bit n set for the route at place n: one
-`&` or `|` combines what thousands of conditions require. Pure; built once for a manifest, used by `table`.
+Each route has a place, counted from 0. A set of routes is an integer with bit n set for the route at place n, so that
+one `&` or `|` combines the sets of thousands of routes. Pure; built once for a manifest, used by `table`.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ class RouteIndex:
         """The routes whose condition may be true for this request."""
         found = self._all
         for layer in self._layers:
-            # A layer that can exclude no route left is not read: it may be the only one that parses the body.
+            # A layer that cannot exclude a remaining route is skipped: it may be the only one that parses the body.
             if found & layer.routes:
-                # Routes that have no clause in this layer pass it: the index may let too many through, and never too
-                # few.
+                # Routes without a clause in this layer pass it: the index may return too many routes, never too few.
                 found &= layer.matching(sample) | ~layer.routes
         return found
 
 
 class _Layer:
-    """One clause of each route that has one. Reads only the headers that a request has."""
+    """One clause of each route. Reads only the headers that a request has."""
 
     def __init__(self) -> None:
         self.routes: RouteSet = 0
@@ -146,12 +145,12 @@ class _Bounds(Generic[Bound]):
 
     @cached_property
     def _rising(self) -> tuple[list[Bound], list[RouteSet]]:
-        """The lower bounds in rising order, and for each n the routes of the first n of them."""
+        """The lower bounds in ascending order, and for each n the routes of the first n of them."""
         bounds = sorted(self._least)
         return bounds, list(accumulate((self._least[bound] for bound in bounds), or_, initial=0))
 
     @cached_property
     def _falling(self) -> tuple[list[Bound], list[RouteSet]]:
-        """The upper bounds in rising order, and for each n the routes of the last n of them."""
+        """The upper bounds in ascending order, and for each n the routes of the last n of them."""
         bounds = sorted(self._greatest)
         return bounds, list(accumulate((self._greatest[bound] for bound in reversed(bounds)), or_, initial=0))

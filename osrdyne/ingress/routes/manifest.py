@@ -1,7 +1,7 @@
-"""The route manifest: the document of Azure IoT Edge routes, checked as a whole, and what it means.
+"""The route manifest: the document of Azure IoT Edge routes, checked as a whole, and its routes.
 
-`load_manifest` is for a text of a person, `Manifest.document` for keeping it: that loads again to the same manifest.
-One error refuses the whole document, and every error is reported.
+`load_manifest` reads the text of a user, and `Manifest.document` gives the form that is stored, which loads to the same
+manifest. One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from osrdyne.protocol.retries import RetryTerms
 
 MAX_TTL = 2**32 - 1  # Seconds, by the schema of Azure IoT Edge.
 
-MAX_ROUTES = 20_000  # Twice as many as are tested to be applied within seconds.
+MAX_ROUTES = 20_000  # Twice the number for which a test proves that a change takes seconds.
 
 _NAME = re.compile(r"[^.$# ]+")
 _WRAPPERS = ("$edgeHub", "properties.desired")
@@ -33,9 +33,9 @@ _MEMBERS = ("route", "priority", _TTL, "retry", "coalesce")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Routes in declared order. `ttl` is for routes without one, in seconds: None says nothing, -1 is no limit.
+    """Routes in declared order. `ttl`: of routes without one, in seconds; None: not set; -1: no limit.
 
-    `warnings` are for the person who wrote it; a manifest that was kept has none.
+    `warnings`: for the author; a stored manifest has none.
     """
 
     routes: tuple[Route, ...] = ()
@@ -53,18 +53,18 @@ class Manifest:
 
     @property
     def retry_delays(self) -> frozenset[int]:
-        """The delays, in milliseconds, after which requests of some route are tried again."""
+        """The retry delays of all routes, in milliseconds."""
         return different_delays(route.retry for route in self.routes)
 
     def without_retries(self, names: Collection[str]) -> Manifest:
-        """The same, but that requests of these routes are not tried again."""
+        """The same manifest without the retries of these routes."""
         return replace(
             self, routes=tuple(replace(one, retry=None) if one.name in names else one for one in self.routes)
         )
 
     @property
     def named_keys(self) -> frozenset[Key]:
-        """The keys whose groups some route names."""
+        """The keys of the groups that routes name."""
         endpoints = (route.statement.endpoint.key for route in self.routes)
         return frozenset(key for key in endpoints if key is not None)
 
@@ -73,7 +73,7 @@ class Manifest:
         return [one for one in self.routes if one.statement.endpoint.log not in (None, name)]
 
     def document(self) -> dict[str, Any]:
-        """The manifest as JSON values, in the form of Azure IoT Edge, without what surrounded it."""
+        """The manifest as JSON values, in the form of Azure IoT Edge, without the wrappers."""
         document: dict[str, Any] = {"routes": {route.name: _shown(route) for route in self.routes}}
         return document if self.ttl is None else {**document, _STORE: {_TTL: self.ttl}}
 
@@ -100,13 +100,13 @@ class _Reader(DocumentReader):
             self.refuse("routes", f"at most {MAX_DIFFERENT_DELAYS} different delays of retries: each is a queue")
         self.raise_problems()
         if not routes:
-            self.warn("routes", "there is none, so no request is taken")
+            self.warn("routes", "there are no routes, so every request is answered no-route")
         for route in routes:
             self._warn_of_late_attempt(route, route.ttl or ttl or 0)
         return Manifest(tuple(routes), ttl, tuple(self.warnings))
 
     def _unwrapped(self, value: Any) -> Any:
-        """What is inside `$edgeHub` and `properties.desired`, where they are."""
+        """The document without the wrappers `$edgeHub` and `properties.desired`, if it has them."""
         for wrapper in _WRAPPERS:
             if isinstance(value, Members) and [name for name, _ in value.pairs] == [wrapper]:
                 value = value.pairs[0][1]
@@ -133,13 +133,13 @@ class _Reader(DocumentReader):
             yield from self._route(name, path, members)
 
     def _each_once(self, routes: Members) -> dict[str, Any]:
-        """Routes by name. One that is given in both forms is what the object says (Azure IoT Edge routes)."""
+        """Routes by name. Of a route in both forms the object is used (Azure IoT Edge routes)."""
         found: dict[str, Any] = {}
         for name, item in routes.pairs:
             if name in found and isinstance(item, Members) == isinstance(found[name], Members):
                 self.refuse(f"routes.{name}", "it is given twice")
             elif name in found:
-                self.warn(f"routes.{name}", "it is given as text and as object: the object counts")
+                self.warn(f"routes.{name}", "it is given as text and as object: the object is used")
                 item = item if isinstance(item, Members) else found[name]
             found[name] = item
         return found
@@ -171,7 +171,7 @@ class _Reader(DocumentReader):
         return read_retry(members, path, self.refuse) if isinstance(value, Members) else None
 
     def _warn_of_late_attempt(self, route: Route, ttl: int) -> None:
-        """A delay that ends after the time-to-live is never used. Many attempts alone are no mistake."""
+        """Warn of a delay that ends after the time-to-live: its attempt never takes place."""
         if route.retry is None or ttl <= 0:
             return
         waits = accumulate(route.retry.delays_ms[: route.retry.max_attempts - 1])

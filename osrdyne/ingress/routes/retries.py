@@ -1,4 +1,4 @@
-"""The member `retry` of a route: what a person may write, and how it is shown again. Used by `manifest`. Pure."""
+"""The member `retry` of a route: its format in a document, and its description. Used by `manifest`. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LEAST_DELAY, LONGEST_DELAY = 0.1, 86_400.0
 
 
 class Refuse(Protocol):
-    """Notes an error: the path of what is wrong, and what is expected."""
+    """Collects an error: its path, and what is expected there."""
 
     def __call__(self, path: str, message: str) -> None: ...
 
 
 def read_retry(members: Mapping[str, Any], path: str, refuse: Refuse) -> RetryTerms | None:
-    """The terms of one route; None when any of them was refused."""
+    """The retry terms of one route; None if a member is invalid."""
     codes = _codes(members.get("codes"), f"{path}.codes", refuse)
     attempts = _attempts(members.get("max_attempts"), f"{path}.max_attempts", refuse)
     delays = _delays(members.get("delays"), f"{path}.delays", refuse)
@@ -69,12 +69,12 @@ def _delay(value: Any, path: str, refuse: Refuse) -> int | None:
 
 
 def different_delays(terms: Iterable[RetryTerms | None]) -> frozenset[int]:
-    """All delays of these routes, in milliseconds."""
+    """The different delays of these routes, in milliseconds."""
     return frozenset(delay for one in terms if one is not None for delay in one.delays_ms)
 
 
 def shown_retry(terms: RetryTerms) -> dict[str, Any]:
-    """The member as a document has it."""
+    """The member in the form of a document."""
     return {
         "codes": [int(code) if code.isdigit() else code for code in terms.codes],
         "max_attempts": terms.max_attempts,
@@ -83,16 +83,16 @@ def shown_retry(terms: RetryTerms) -> dict[str, Any]:
 
 
 def in_seconds(milliseconds: int) -> float:
-    """Whole ones without a decimal point."""
+    """Seconds; whole ones as an integer."""
     return milliseconds // 1000 if milliseconds % 1000 == 0 else milliseconds / 1000
 
 
 def describe_retry(terms: RetryTerms, *, retrying: Mapping[int, int] | None = None) -> str:
-    """The terms in a sentence, and how many requests of the pool wait for their next attempt, where that is known."""
+    """The terms in a sentence, with the number of requests that wait for their next attempt, if known."""
     delays = ", then ".join(f"{in_seconds(delay)} s" for delay in terms.delays_ms)
     sentence = f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."
     known = [delay for delay in sorted(set(terms.delays_ms)) if delay in (retrying or {})]
     if not retrying or not known:
         return sentence
     counts = ", ".join(f"{retrying[delay]} for {in_seconds(delay)} s" for delay in known)
-    return f"{sentence} Requests of the pool that wait for that: {counts}."
+    return f"{sentence} Requests of the pool that wait for a next attempt: {counts}."

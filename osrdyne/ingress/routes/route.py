@@ -1,7 +1,7 @@
 """One route: `[SELECT *] FROM <source> [WHERE <condition>] INTO <sink>`. Source: Azure IoT Edge routes;
 docs/reference/routes/manifest.md.
 
-Parsed for `manifest`, matched by `table`. Knows nothing of other routes.
+Parsed for `manifest`, matched by `table`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ENDPOINT = re.compile(r"""BrokeredEndpoint\s*\(\s*(?:'([^']*)'|"([^"]*)")\s*\)"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a route leads: the group of `key`, with `path` as the path of the request. None: the request's own key and
-    path, which is `$upstream`. `log`: the log of telemetry of this name instead, under the request's own key."""
+    """The destination of a route: the group of `key`, with `path` as the path of the request. None: the request's own
+    key and path (`$upstream`). `log`: the log of telemetry of this name instead, under the request's own key."""
 
     key: Key | None = None
     path: str | None = None
@@ -51,8 +51,8 @@ UPSTREAM = Endpoint()
 class Statement:
     """The text of a route, parsed.
 
-    `source`: the segments of a path in lower case; it matches every path that begins with them. Without a condition
-    the source decides alone.
+    `source`: the segments of a path in lower case; it matches every path that begins with them. `condition` None: the
+    route matches every request of its source.
     """
 
     source: tuple[str, ...]
@@ -62,8 +62,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of a manifest. `priority` is 0 (highest) to 9, None for the default class below 9; `ttl` in seconds, 0
-    for the manifest's. `coalesce`: identical requests that are in a worker at the same time share one run."""
+    """A route of a manifest. `priority`: 0 (highest) to 9, None for the default level below 9. `ttl`: in seconds, 0 for
+    that of the manifest. `coalesce`: identical requests that are in a worker at the same time share one run."""
 
     name: str
     text: str
@@ -83,7 +83,7 @@ def parse_statement(text: str, path: str) -> Statement:
     """Raises `InvalidDocumentError` with every error: columns in the text of the route under `{path}.route`, columns in
     the condition under `{path}.condition`.
 
-    The same text gives the same statement: of a large manifest only the routes that have changed are compiled again.
+    Statements are cached by their text: of a changed manifest only the changed routes are compiled.
     """
     try:
         return _statement(text)
@@ -157,8 +157,8 @@ def _split(text: str) -> _Parts:
 
 
 def _last_into(text: str, start: int) -> int:
-    """Where the INTO of the sink is: the last one outside of strings and comments."""
-    # Blanks of the same length: positions in the masked text are those of the text.
+    """The position of the INTO before the sink: the last one outside of strings and comments."""
+    # Replaced by blanks of the same length, so that positions in the masked text are those of the text.
     masked = _QUOTED.sub(lambda match: " " * len(match[0]), text[start:])
     found = [match.start() for match in _INTO.finditer(masked)]
     if not found:

@@ -1,9 +1,9 @@
-"""Which routes match a request, and which of them decides for each endpoint. Source: Azure IoT Edge routes;
+"""Find the routes that match a request, and the one that decides for each endpoint. Source: Azure IoT Edge routes;
 docs/reference/routes/manifest.md.
 
 Pure. Used by the ingress for every request, and by `explain`, which evaluates every route. The ingress evaluates only
-the routes that an index by source and by the requirements of conditions leaves over: a thousand routes for different
-values of a header cost little more than one.
+the candidates of an index by source and by requirements of conditions: a thousand routes for different values of a
+header cost little more than one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RouteTable:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        # Of several routes to one endpoint the most urgent counts, of equal ones the first: the rest is not evaluated.
+        # Of several routes to one endpoint the most urgent decides, of equal ones the first; the rest is not evaluated.
         self._by_rank = sorted(manifest.routes, key=lambda route: route.rank)
         self._declared = {route.name: place for place, route in enumerate(manifest.routes)}
         self._by_source: defaultdict[tuple[str, ...], RouteIndex] = defaultdict(RouteIndex)
@@ -48,7 +48,7 @@ class RouteTable:
             self._same_endpoint[endpoint] |= 1 << place
 
     def winners(self, arrival: Arrival) -> list[Route]:
-        """The route that counts for each endpoint, endpoints in declared order of these routes; empty: no route."""
+        """The deciding route of each endpoint, in declared order; empty if no route matches."""
         segments = _segments(arrival)
         found: dict[Endpoint, Route] = {}
         left = self._candidates(arrival, segments)
@@ -80,7 +80,7 @@ class RouteTable:
 
 
 def resolved(endpoint: Endpoint, arrival: Arrival) -> Endpoint:
-    """The endpoint for this request: one that names the request's own key and path is the same as `$upstream`."""
+    """The endpoint for this request: `$upstream` if it names the request's own key and path."""
     own = (arrival.request.key, arrival.request.path)
     return UPSTREAM if (endpoint.key, endpoint.path) == own else endpoint
 

@@ -1,7 +1,7 @@
 """The splitter manifest: the document of a Gateleen queue splitter, checked as a whole, and its rules.
 
-`load_splitter` is for a text of a person, `SplitterManifest.document` for keeping it: that loads again to the same
-rules. One error refuses the whole document, and every error is reported.
+`load_splitter` reads the text of a user, and `SplitterManifest.document` gives the form that is stored, which loads to
+the same rules. One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from osrdyne.ingress.documents.patterns import Pattern, compile_pattern
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.documents.reader import DocumentReader, Members, read_document, read_json
-from osrdyne.ingress.splitter.overlaps import Automaton, NotUnderstoodError, SearchBudget, common_text
+from osrdyne.ingress.splitter.overlaps import Automaton, SearchBudget, UnsupportedExpressionError, common_text
 from osrdyne.ingress.splitter.rules import DEFAULT_DELIMITER, FromHash, FromRequest, FromStatic, Rule
 
 MAX_RULES = 200
@@ -28,7 +28,7 @@ _DELIMITER, _DESCRIPTION = "postfixDelimiter", "description"
 
 @dataclass(frozen=True)
 class SplitterManifest:
-    """Rules in the order of the file: the first that matches a key counts."""
+    """Rules in the order of the file: the first that matches a key applies."""
 
     rules: tuple[Rule, ...] = ()
 
@@ -150,7 +150,7 @@ def _shown(rule: Rule) -> dict[str, Any]:
 
 
 def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
-    """Warn of each two rules that both match some key."""
+    """Warn of each pair of rules that match a common key."""
     budget = SearchBudget(OVERLAP_STEPS)
     automata: list[tuple[Rule, Automaton]] = []
     for rule in rules:
@@ -159,10 +159,10 @@ def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
             for earlier, other in automata:
                 example = common_text(other, automaton, budget)
                 if example is not None and _both_match(earlier, rule, example):
-                    taken = f"it overlaps with {earlier.name!r}, which comes first and takes {example!r}, for example"
+                    taken = f"it overlaps with {earlier.name!r}, which comes first and matches {example!r}, for example"
                     yield Problem(taken, path=rule.name)
-        except NotUnderstoodError:
-            yield Problem("cannot determine whether other rules take some of its keys", path=rule.name)
+        except UnsupportedExpressionError:
+            yield Problem("cannot determine whether another rule matches some of its keys", path=rule.name)
         else:
             automata.append((rule, automaton))
 

@@ -1,7 +1,7 @@
-"""Finds a text that two regular expressions both match, to warn of rules that overlap. Used by `splitter`. Pure.
+"""Find a text that two regular expressions both match, to warn of rules that overlap. Used by `splitter`. Pure.
 
-An expression becomes a small automaton; two of them are walked side by side. Expressions with flags, word boundaries
-or classes of Unicode are not understood here; RE2, which does the real matching, knows them.
+An expression is parsed into a small automaton, and the product of two automata is searched for a common text. Flags,
+word boundaries and Unicode classes are not supported here; RE2, which matches the keys, supports them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 
 @dataclass(slots=True)
 class SearchBudget:
-    """The steps that are left for a whole manifest, shared by the searches of all pairs of rules."""
+    """The remaining steps for a manifest, shared by the searches of all pairs of rules."""
 
     steps: int
 
     def spend(self) -> None:
-        """Count one step. Raises `NotUnderstoodError` if none is left."""
+        """Count one step. Raises `UnsupportedExpressionError` if none is left."""
         if self.steps <= 0:
-            raise NotUnderstoodError
+            raise UnsupportedExpressionError
         self.steps -= 1
 
 
-class NotUnderstoodError(Exception):
-    """The expression uses something that only RE2 knows, or is too large."""
+class UnsupportedExpressionError(Exception):
+    """The expression uses syntax that only RE2 supports, or it or the search is too large."""
 
 
 class Automaton:
@@ -47,7 +47,7 @@ class Automaton:
     """
 
     def __init__(self, text: str) -> None:
-        """Raises `NotUnderstoodError`. The expression is known to be one that RE2 takes."""
+        """Raises `UnsupportedExpressionError`. RE2 must have accepted the expression."""
         self.free: list[list[int]] = []
         self.steps: list[list[tuple[Ranges, int]]] = []
         self._text = text
@@ -55,11 +55,11 @@ class Automaton:
         self._accept_mark("^")
         self.start, self.end = self._alternatives()
         if self._at < len(text):
-            raise NotUnderstoodError
+            raise UnsupportedExpressionError
 
     def _state(self) -> int:
         if len(self.free) == MAX_STATES:
-            raise NotUnderstoodError
+            raise UnsupportedExpressionError
         self.free.append([])
         self.steps.append([])
         return len(self.free) - 1
@@ -107,10 +107,10 @@ class Automaton:
         start = end = self._state()
         for number in range(max(least, 1 if most is None else most)):
             if number:
-                self._at = began  # a count such as {2,5} has copies of the atom: parse it again for each
+                self._at = began  # a count such as {2,5} needs copies of the atom: parse it again for each
                 first, last = self._atom()
             self.free[end].append(first)
-            if number >= least:  # this one, and so all after it, may be left out
+            if number >= least:  # this copy and all after it may be left out
                 skip = self._state()
                 self.free[end].append(skip)
                 self.free[last].append(skip)
@@ -122,7 +122,7 @@ class Automaton:
         return start, end
 
     def _count(self) -> tuple[int, int | None]:
-        """How often the atom before it may occur, at least and at most; None is without limit."""
+        """The least and the greatest number of repetitions of the atom before it; None: no limit."""
         least: int = 1
         most: int | None = 1
         if self._accept_mark("*"):
@@ -135,7 +135,7 @@ class Automaton:
             body, found, _ = self._text[self._at + 1 :].partition("}")
             low, comma, high = body.partition(",")
             if not found or not low.isdecimal() or not (high.isdecimal() or not high):
-                raise NotUnderstoodError
+                raise UnsupportedExpressionError
             self._at += len(body) + 2
             least = int(low)
             most = int(high) if high else None if comma else least
@@ -147,10 +147,10 @@ class Automaton:
     def _atom(self) -> tuple[int, int]:
         if self._accept_mark("("):
             if self._accept_mark("?") and not self._accept_mark(":"):
-                raise NotUnderstoodError
+                raise UnsupportedExpressionError
             found = self._alternatives()
             if not self._accept_mark(")"):
-                raise NotUnderstoodError
+                raise UnsupportedExpressionError
             return found
         start, end = self._state(), self._state()
         self.steps[start].append((self._characters(), end))
@@ -165,7 +165,7 @@ class Automaton:
         if character == "\\":
             return self._escape()
         if character in "^$":
-            raise NotUnderstoodError
+            raise UnsupportedExpressionError
         return ((ord(character), ord(character)),)
 
     def _class(self) -> Ranges:
@@ -173,7 +173,7 @@ class Automaton:
         found: list[tuple[int, int]] = []
         while not (found and self._peek() == "]"):
             if self._text.startswith("[:", self._at) or not self._peek():
-                raise NotUnderstoodError
+                raise UnsupportedExpressionError
             low = self._class_item()
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
                 self._take()
@@ -192,15 +192,15 @@ class Automaton:
         if name.lower() in _CLASSES:
             return _CLASSES[name] if name.islower() else _all_but(_CLASSES[name.lower()])
         if name.isalnum() and name not in _CONTROLS:
-            raise NotUnderstoodError
+            raise UnsupportedExpressionError
         code = ord(_CONTROLS.get(name, name))
         return ((code, code),)
 
 
 def common_text(first: Automaton, second: Automaton, budget: SearchBudget) -> str | None:
-    """A short text that both match; None when there is none.
+    """A shortest text that both match; None if there is none.
 
-    Each pair of states costs one step of `budget`. Raises `NotUnderstoodError` if none is left.
+    Each pair of states costs one step of `budget`. Raises `UnsupportedExpressionError` if none is left.
     """
     begin = (first.start, second.start)
     texts = {begin: ""}
@@ -213,7 +213,7 @@ def common_text(first: Automaton, second: Automaton, budget: SearchBudget) -> st
         for following, character in _steps(first, second, here):
             if following not in texts:
                 texts[following] = texts[here] + character
-                # A step without a character first: texts are tried in order of their length, the shortest is found.
+                # Steps without a character come first, so that texts are visited in the order of their length.
                 (waiting.append if character else waiting.appendleft)(following)
     return None
 
@@ -230,7 +230,7 @@ def _steps(first: Automaton, second: Automaton, here: tuple[int, int]) -> Iterat
 
 
 def _common_character(ranges: Ranges, others: Ranges) -> str | None:
-    """A character of both; a printable one if there is one."""
+    """A character in both, preferably a printable one."""
     found = [(max(low, other_low), min(high, other_high)) for low, high in ranges for other_low, other_high in others]
     found = [(low, high) for low, high in found if low <= high]
     for wanted in (0x61, 0x41, 0x30, 0x2D):
@@ -240,7 +240,7 @@ def _common_character(ranges: Ranges, others: Ranges) -> str | None:
 
 
 def _all_but(ranges: Ranges) -> Ranges:
-    """The other code points, without surrogates."""
+    """All other code points, without surrogates."""
     found, following = [], 0
     for low, high in sorted((*ranges, _SURROGATES)):
         if following < low:

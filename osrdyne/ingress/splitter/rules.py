@@ -1,7 +1,7 @@
-"""The splitter: which requests of one key go to groups of their own, beside each other.
+"""The splitter: rules that distribute the requests of one key to several groups.
 
-Pure except for the turns of static names, which are in memory: a new leader begins with the first name again.
-The rules come from `manifest`. Source: docs/reference/routes/splitter.md; Gateleen queues.
+Pure except for the turns of static names, which are in memory only: a new leader begins with the first name again.
+The rules are read by `manifest`. Source: docs/reference/routes/splitter.md; Gateleen queues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REMEMBERED_KEYS = 10_000  # Keys whose rule is cached.
 
 @dataclass(frozen=True, slots=True)
 class FromStatic:
-    """Round robin over the names; each rule has its own turn."""
+    """Round robin over the names, with one counter for each rule."""
 
     names: tuple[str, ...]
 
@@ -56,9 +56,8 @@ class FromRequest:
 
 @dataclass(frozen=True, slots=True)
 class FromHash:
-    """A number below `buckets`, always the same for the same value of the header: the order of an entity is kept.
-
-    More buckets move only the entities that go to new ones: of 4 to 5 buckets, a fifth of them.
+    """A number below `buckets` that depends on the value of the header only, so that the requests of an entity stay in
+    order. Additional buckets move only the entities that they receive: from 4 to 5 buckets, a fifth of them.
     """
 
     header: str
@@ -75,7 +74,7 @@ class FromHash:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, for the keys that `keys` matches as a whole. Its name is that expression, as written."""
+    """One rule, for the keys that `keys` matches as a whole. Its name is the text of that expression."""
 
     keys: Pattern
     postfix: FromStatic | FromRequest | FromHash
@@ -101,7 +100,7 @@ class Split:
 
 
 class Splitter:
-    """Rules in their order: the first that matches a key counts."""
+    """Rules in their order: the first that matches a key applies."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules
@@ -109,15 +108,15 @@ class Splitter:
         self._rule_of = lru_cache(REMEMBERED_KEYS)(self._find_rule)
 
     def split(self, arrival: Arrival) -> Split:
-        """Decide about a request whose key is valid. A static rule goes on to its next name."""
+        """Decide about a request with a valid key, and advance the turn of a static rule."""
         split = self.preview(arrival)
         if split.rule is not None and split.takes_turns:
-            # Only here, not in `preview`: asking what would happen must not change what happens next.
+            # Not in `preview`: `explain` must not change the key of the next request.
             self._turns[split.rule] += 1
         return split
 
     def preview(self, arrival: Arrival) -> Split:
-        """What `split` would decide, without taking a turn."""
+        """The decision of `split`, without advancing a turn."""
         key = arrival.request.key
         rule = self._rule_of(key)
         if rule is None:
@@ -129,7 +128,7 @@ class Splitter:
         return Split(rule.delimiter.join((key, *postfixes)), rule.name, takes_turns=takes_turns)
 
     def prefix_of(self, key: str) -> str | None:
-        """The prefix of every key that is made of this one; None if no rule matches it."""
+        """The prefix of every key that is split from this one; None if no rule matches it."""
         rule = self._rule_of(key)
         return None if rule is None else key + rule.delimiter
 
@@ -138,9 +137,9 @@ class Splitter:
 
 
 def split_arrival(arrival: Arrival, split: Split) -> Arrival:
-    """The request with the key that it has from now on; that may be no valid one."""
+    """The request with its split key, which may be invalid."""
     if split.key == arrival.request.key:
-        # Nothing was changed: `split_from` would tell the worker of a key that is its own.
+        # The key is unchanged, and `split_from` is for changed keys only.
         return arrival
     return replace(arrival, request=replace(arrival.request, key=split.key), split_from=arrival.request.key)
 

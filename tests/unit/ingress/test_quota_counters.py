@@ -19,7 +19,7 @@ def test_counts_are_those_of_a_dictionary(steps: list[tuple[str, int] | str]) ->
     table, model = CounterTable(), Counter[str]()
     for step in steps:
         if step == "new day":
-            table.begin_anew()
+            table.reset()
             model = Counter({name: 0 for name, count in model.items() if count})
         elif step == "stored":
             copy = CounterTable()

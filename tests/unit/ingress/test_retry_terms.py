@@ -92,7 +92,7 @@ class TestManifest:
         counts = {1000: 0, 2000: 7, 2500: 12}
         assert (
             describe_retry(TERMS, retrying=counts)
-            == f"{text} Requests of the pool that wait for that: 0 for 1 s, 12 for 2.5 s."
+            == f"{text} Requests of the pool that wait for a next attempt: 0 for 1 s, 12 for 2.5 s."
         )
 
 

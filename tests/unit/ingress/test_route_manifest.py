@@ -166,7 +166,7 @@ def test_route_and_condition_are_both_reported() -> None:
     ("text", "problem"),
     [
         ("[]", "an object with routes, schemaVersion, storeAndForwardConfiguration is expected"),
-        ('{"route": {}}', "route: there is no such member"),
+        ('{"route": {}}', "route: unknown member"),
         ('{"routes": []}', "routes: an object of routes by their names is expected"),
         ('{"routes": {"a b": "FROM / INTO $upstream"}}', "routes.a b: a name has one character or more"),
         ('{"routes": {"": "FROM / INTO $upstream"}}', "routes.: a name has one character or more"),
@@ -180,7 +180,7 @@ def test_route_and_condition_are_both_reported() -> None:
         ('{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', "routes.r: it is given twice"),
         ('{"routes": {}, "routes": {}}', "routes: it is given twice"),
         ('{"routes": {', "line 1, column 13: this is not JSON"),
-        ("routes: [", "the manifest:1 is not valid YAML"),
+        ("routes: [", "the document:1 is not valid YAML"),
         ("[" * 100_000, "it is nested too deeply"),
     ],
 )

@@ -200,14 +200,14 @@ class TestOverlaps:
     def test_rules_that_match_one_key_are_warned_of_with_the_key(self) -> None:
         [warning] = warned("queue-[a-z]+", "other", "queue-.*-x", "queue-static")
         assert "queue-static: it overlaps with 'queue-[a-z]+'" in warning
-        assert "takes 'queue-static'" in warning
+        assert "matches 'queue-static'" in warning
         assert len(warned("queue-[a-z]+", "queue-[a-c]", "queue-.*")) == 3
 
     def test_rules_of_the_seed_do_not_overlap(self) -> None:
         assert load_splitter(SEED).warnings == ()
 
     def test_expression_that_is_not_understood_is_warned_of(self) -> None:
-        assert warned("(?i)a", "b") == ["(?i)a: cannot determine whether other rules take some of its keys"]
+        assert warned("(?i)a", "b") == ["(?i)a: cannot determine whether another rule matches some of its keys"]
 
     def test_search_is_bounded(self) -> None:
         assert "cannot determine" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
@@ -243,7 +243,7 @@ class TestExplanation:
         assert "No rule matches the key 'a'." in self.explained(SEED, "a")
         explanation = self.explained(SEED, "queue-header-a")
         assert any(
-            "leaves the key 'queue-header-a' as it is: it has no header x-rp-deviceid." in text for text in explanation
+            "does not change the key 'queue-header-a': it has no header x-rp-deviceid." in text for text in explanation
         )
 
     def test_invalid_key_is_explained_as_refused(self) -> None:
