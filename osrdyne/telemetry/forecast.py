@@ -1,4 +1,4 @@
-"""How fast the lag of a reader changes, and when it will be gone. Pure.
+"""The rate at which the lag of a reader changes, and when the reader will have caught up. Pure.
 
 Rates are messages a minute, from measurements of the last `WINDOW` seconds. Source: docs/reference/telemetry/log.md.
 """
@@ -17,7 +17,7 @@ _MIN_GAP = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measurement at a monotonic time, of all partitions together: the next offset of the log, and of the reader."""
+    """A measurement at a monotonic time: the next offsets of the log and of the reader, summed over all partitions."""
 
     at: float
     received: int
@@ -47,15 +47,15 @@ class Trend:
 
     def add(self, sample: Sample) -> None:
         if self._samples and (sample.read < self._samples[-1].read or sample.received < self._samples[-1].received):
-            self._samples.clear()  # the table or the log was removed and made again
+            self._samples.clear()  # the table or the log was removed and created again
         if len(self._samples) >= 2 and sample.at - self._samples[-2].at < _MIN_GAP:
-            self._samples.pop()  # the newest replaces the one before: the API may be asked often
+            self._samples.pop()  # the new sample replaces the last one: requests to the API may follow closely
         self._samples.append(sample)
         while len(self._samples) > 2 and self._samples[1].at <= sample.at - WINDOW:
             self._samples.popleft()
 
     def forecast(self) -> Forecast | None:
-        """None until there are measurements of a minute."""
+        """The forecast; None before measurements span a minute."""
         if not self._samples or (span := self._samples[-1].at - self._samples[0].at) < _MIN_SPAN:
             return None
         first, last = self._samples[0], self._samples[-1]
@@ -66,7 +66,8 @@ class Trend:
         return Forecast(rate_in, rate_out, drained, self._grows(span))
 
     def _grows(self, span: float) -> bool:
-        """A reader that reads in batches has a lag that goes up and down: its least lag counts."""
+        """Whether the lag has grown through the window. The lag of a reader that reads in batches rises and falls, so
+        the least lag of each third of the window is compared."""
         if span < 0.9 * WINDOW:
             return False
         begin = self._samples[0].at

@@ -1,7 +1,7 @@
 """The positions that readers of the log have stored, one global parameter of RabbitMQ for each reader.
 
-A reader stores its position to be seen: in `osrdyne telemetry lag`, the API and metrics. What it resumes from, it keeps
-with its results, in one transaction or commit with them.
+These positions are only shown: in `osrdyne telemetry lag`, the API and metrics. The position at which a reader resumes
+is stored with its results, in the same transaction or commit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ListedParameters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """The position of one reader. `offsets`: the next offset that it will read, by partition; a partition that it has
-    not begun is missing. `at`: when it stored them, seconds since the epoch."""
+    """The position of one reader. `offsets`: the next offset to read, by partition, without partitions that it has not
+    begun. `at`: when it stored them, in seconds since the epoch."""
 
     reader: str
     offsets: Mapping[int, int]
@@ -35,7 +35,7 @@ class ReaderPosition:
 
 
 class ReaderPositions(Protocol):
-    """Where the positions of readers are read from."""
+    """A source of the positions of readers."""
 
     async def load(self) -> list[ReaderPosition]: ...
 
@@ -48,7 +48,7 @@ class PositionStore:
         self._pool = pool
 
     async def save(self, position: ReaderPosition) -> None:
-        """Store a position; at most once in a few seconds, because RabbitMQ writes each to disk on every node. Raises
+        """Store a position. Call it at most once in a few seconds: RabbitMQ writes each to disk on every node. Raises
         `BrokerError`, and ValueError for a name that is not `[a-z0-9_-]{1,64}`."""
         await self._parameters.put_global_parameter(*parameter_of(position, pool=self._pool))
 
@@ -57,7 +57,7 @@ class PositionStore:
         found, prefix = [], _prefix(self._pool)
         for name in sorted(await self._parameters.list_global_parameters(prefix)):
             reader = name.removeprefix(prefix)
-            # A pool whose id begins with ours has other names behind the prefix only with another "-telemetry-".
+            # Only a pool with an id such as "P-telemetry-x" has parameters that could be taken for readers of pool P.
             if READER.fullmatch(reader) is not None:
                 position = parse_position(reader, await self._parameters.get_global_parameter(name))
                 if position is not None:
@@ -66,9 +66,9 @@ class PositionStore:
 
 
 class LivePositions:
-    """Stored positions, and those of tables that this process has learned since: from the answers to `/ingest`.
+    """Stored positions, and newer positions of tables from the answers to `/ingest`.
 
-    `tables`: readers that are listed also before they have stored a position; they begin at the first offset.
+    `tables`: readers that are listed before they have stored a position; they begin at the first offset.
     """
 
     def __init__(self, store: PositionStore, *, tables: Iterable[str], time: Callable[[], float]) -> None:
@@ -78,7 +78,7 @@ class LivePositions:
         self._unsaved: set[str] = set()
 
     def note(self, table: str, partition: int, offset: int, *, is_saved: bool) -> bool:
-        """Note the next offset of a partition; `is_saved`: the table has stored it. True if `save` has to be called."""
+        """Note the next offset of a partition. `is_saved`: the table has stored it. Returns whether to call `save`."""
         learned = self._learned[table]
         if learned.get(partition, (None, 0.0))[0] != offset and not is_saved:
             self._unsaved.add(table)
@@ -92,12 +92,12 @@ class LivePositions:
         return [self._merged(stored[name]) for name in sorted(stored)]
 
     async def save(self) -> None:
-        """Store what has changed. Raises `BrokerError`."""
+        """Store the changed positions. Raises `BrokerError`."""
         unsaved = sorted(self._unsaved)
         if unsaved:
             loaded = {one.reader: one for one in await self.load()}
             for name in unsaved:
-                # Before: what is noted meanwhile is stored next time.
+                # Before the call: a position that is noted during it is stored next time.
                 self._unsaved.discard(name)
                 try:
                     await self._store.save(loaded[name])
@@ -106,7 +106,7 @@ class LivePositions:
                     raise
 
     def _merged(self, stored: ReaderPosition) -> ReaderPosition:
-        """The later of both counts: a table that was moved starts again, with lower offsets."""
+        """Of both offsets the later one by time, not the greater: a table that was moved begins again at lower ones."""
         learned = self._learned.get(stored.reader, {})
         newer = {partition: offset for partition, (offset, at) in learned.items() if at >= stored.at}
         latest = max((at for _, at in learned.values()), default=0.0)
@@ -123,7 +123,7 @@ def parameter_of(position: ReaderPosition, *, pool: str) -> tuple[str, dict[str,
 
 
 def parse_position(reader: str, value: object) -> ReaderPosition | None:
-    """A stored position; None if it was removed meanwhile or another program wrote something else."""
+    """Parse a stored position; None if it was removed meanwhile, or another program wrote an invalid one."""
     if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
         return None
     try:

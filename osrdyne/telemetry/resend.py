@@ -1,4 +1,4 @@
-"""Sends messages of the log again, as requests to another pool: throttled, confirmed, and resumable.
+"""Send messages of the log again, as requests to another pool: throttled, confirmed, and resumable.
 
 A request has the body, the properties and the message id of the message, its key, and `x-telemetry-replay`, which names
 the stream and the offset. It has no reply address. The steps for one batch, and what a crash leaves:
@@ -35,7 +35,7 @@ REPLAY_HEADER = "x-telemetry-replay"
 """The stream and the offset of a message that is sent again, as `plant-log-2/5000`."""
 OWN_PREFIX = "x-osrdyne-"
 BATCH = 100
-"""Messages in flight at most; as many are sent twice at most after a crash."""
+"""The maximum number of messages in flight, and so of messages that are sent twice after a crash."""
 
 
 class RequestsPublisher(Protocol):
@@ -46,7 +46,7 @@ class RequestsPublisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResendOrder:
-    """What to send again: from `begin` to before `end`, which are offsets, times or None for the ends of the log."""
+    """The range to send again: from `begin` to before `end`. Both are offsets, times, or None for an end of the log."""
 
     log_pool: str
     to_pool: str
@@ -56,7 +56,7 @@ class ResendOrder:
 
 @dataclass(slots=True)
 class Progress:
-    """The next offset and the end of each partition. `file`: where they are stored; None: nowhere."""
+    """The next offset and the end of each partition. `file`: where they are stored; None: they are not stored."""
 
     order: ResendOrder
     file: Path | None = None
@@ -64,7 +64,7 @@ class Progress:
 
     @classmethod
     def load(cls, order: ResendOrder, file: Path | None) -> Progress:
-        """Raises `ConfigurationError` if the file cannot be read or is of another order."""
+        """Read the file, if there is one. Raises `ConfigurationError` if it is invalid or of another order."""
         if file is None or not file.exists():
             return cls(order, file)
         try:
@@ -80,7 +80,7 @@ class Progress:
         return cls(order, file, ranges)
 
     def save(self) -> None:
-        """Replace the file in one step, also for a host that loses power. Raises `ConfigurationError`."""
+        """Replace the file atomically, also in case of a power failure. Raises `ConfigurationError`."""
         if self.file is None:
             return
         ranges = {str(one): [wanted.start, wanted.stop] for one, wanted in self.ranges.items()}
@@ -101,7 +101,7 @@ class Progress:
 
 
 class Resend:
-    """One run. `rate`: messages a second of all partitions together; None: as fast as they are confirmed."""
+    """One run. `rate`: messages a second of all partitions together; None: no limit but the confirms."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class Resend:
         self._next_at = clock.monotonic()
 
     async def partition(self, partition: int) -> int:
-        """Send what is left of a partition; return how many messages. Raises the errors of both connections,
-        `StreamDataLostError`, and ValueError for a range that is not valid."""
+        """Send the rest of a partition, and return the number of messages. Raises the errors of both connections,
+        `StreamDataLostError`, and ValueError for an invalid range."""
         stream, count = self._log.log_stream(partition), 0
         if partition not in self._progress.ranges:
             self._progress.ranges[partition] = await self._range(stream)
@@ -133,7 +133,7 @@ class Resend:
                 await self._send(stream, batch)
                 wanted = StreamRange(batch[-1].offset + 1, wanted.stop)
                 self._progress.ranges[partition] = wanted
-                # A file of a few hundred bytes.
+                # On the event loop: a file of a few hundred bytes.
                 self._progress.save()
                 count += len(batch)
                 self._on_sent(partition, wanted)
@@ -188,8 +188,8 @@ class Resend:
 
 
 def request_of(message: StreamMessage, stream: str) -> Message:
-    """A message of the log as a one-way request. Without the deadline of the client, which waits no longer: the pool
-    would drop what is past it."""
+    """A message of the log as a one-way request. Without the deadline of the client: the pool would drop a message
+    whose deadline has passed."""
     headers = {
         name: value
         for name, value in without_identity(message.headers).items()

@@ -1,4 +1,4 @@
-"""Decides which partitions of a table get the next request to `/ingest`. Pure: no clock, no I/O.
+"""Decide which partitions of a table are sent the next request to `/ingest`. Pure: no clock, no I/O.
 
 Times are seconds of a monotonic clock. Source: docs/reference/telemetry/scheduler.md.
 """
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from osrdyne.client.reply import Reply  # a daemon starts without the client
 
 MIN_PAUSE = 1.0
-"""Seconds before the next request to a partition of which the last one stored nothing although there is more."""
+"""Seconds until the next request to a partition if the last one stored nothing although the stream has more."""
 MAX_PAUSE = 86_400.0
 
 
 class Outcome(StrEnum):
-    """How a request to `/ingest` ended. `conflict`: another ingest of the partition was at work."""
+    """How a request to `/ingest` ended. `conflict`: another ingest of the partition was running."""
 
     STORED = "stored"
     EMPTY = "empty"
@@ -33,8 +33,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """When a table is to be written. `pool`: the one whose workers do it. Times in seconds. `token_file`: has the token
-    of the requests; None: they have none."""
+    """When a table is to be written. `pool`: whose workers write it. Times in seconds. `token_file`: contains the token
+    of the requests; None: requests without a token."""
 
     name: str
     pool: str
@@ -46,14 +46,14 @@ class TableRules:
 
     @property
     def latest(self) -> float:
-        """How long messages may wait until a request follows."""
+        """The longest time that messages may wait for a request."""
         return self.target_lag if self.interval is None else min(self.target_lag, self.interval)
 
 
 @dataclass(frozen=True, slots=True)
 class IngestAnswer:
-    """The answer to `/ingest`. `next_after`: seconds until the table takes more (its throttle). `purged`: rows that the
-    storage limit has removed. `table_rows`, `table_bytes`: of the whole table, if the answer names them."""
+    """The answer to `/ingest`. `next_after`: seconds until the throttle of the table allows the next ingest. `purged`:
+    rows that the storage limit has removed. `table_rows`, `table_bytes`: of the whole table, if the answer has them."""
 
     start: int
     stop: int
@@ -117,8 +117,8 @@ def _count(value: object) -> int:
 
 @dataclass(slots=True)
 class PartitionSchedule:
-    """One partition of a table. `failures`: in a row, with the code and text of the last one; `conflicts` likewise.
-    `rows`, `invalid`: what the answers since the schedule began have stored."""
+    """One partition of a table. `failures`, `conflicts`: consecutive ones. `code`, `error`: of the last failure.
+    `rows`, `invalid`: the sums of all answers to this schedule."""
 
     in_flight: bool = False
     has_more: bool = False
@@ -133,7 +133,7 @@ class PartitionSchedule:
     invalid: int = 0
 
     def is_due(self, rules: TableRules, now: float) -> bool:
-        """Whether a request is to be sent, apart from the limit of those in flight."""
+        """Whether a request is due, regardless of the limit of requests in flight."""
         if self.in_flight or now < self.not_before:
             return False
         if self.has_more:
@@ -146,12 +146,12 @@ class PartitionSchedule:
 
     @property
     def behind(self) -> float:
-        """Seconds by which the partition is behind, as far as that is known."""
+        """The lag of the partition in seconds; 0 without a measurement, infinite if its age is unknown."""
         return 0.0 if self.lag is None else math.inf if self.lag.seconds is None else self.lag.seconds
 
 
 class TableSchedule:
-    """The partitions of one table, and which of them are next."""
+    """The partitions of one table, and the order of their requests."""
 
     def __init__(self, rules: TableRules, *, partitions: int) -> None:
         self.rules = rules
@@ -162,15 +162,15 @@ class TableSchedule:
         return sum(one.in_flight for one in self.partitions)
 
     def observe(self, lags: Mapping[int, ReaderLag], *, since: float) -> None:
-        """Use lags that were measured from `since` on. Partitions that have answered meanwhile are measured next
-        time: their lags are from before the answer."""
+        """Use lags of a measurement that began at `since`. A partition that was answered since then is skipped: its lag
+        may be from before the answer."""
         for number, one in enumerate(self.partitions):
             if not one.in_flight and one.answered_at < since:
                 one.lag = lags.get(number)
 
     def start_due(self, now: float) -> list[int]:
-        """Mark the partitions that are next as in flight, and return them: those furthest behind first, no more than
-        `at_once` at a time."""
+        """Mark the next partitions as in flight and return them: those furthest behind first, at most `at_once` in
+        flight."""
         due = [number for number, one in enumerate(self.partitions) if one.is_due(self.rules, now)]
         due.sort(key=lambda number: (-self.partitions[number].behind, self.partitions[number].answered_at, number))
         chosen = due[: max(0, self.rules.at_once - self.in_flight)]
@@ -188,24 +188,25 @@ class TableSchedule:
         moved = answer.stop > answer.start
         pause = answer.next_after
         if not moved:
-            # Without progress: not at once. At the end of the stream a reader's lag may be wrong, for example because
-            # the worker reads another log; then a request per target lag is enough.
+            # No progress: wait before the next request. At the end of the stream the measured lag may be wrong, for
+            # example if the worker reads another log; then one request per target lag is enough.
             pause = max(pause, MIN_PAUSE if answer.has_more else self.rules.latest)
         one.not_before = now + pause
         return Outcome.STORED if moved else Outcome.EMPTY
 
     def conflicted(self, partition: int, now: float, *, pause: float) -> None:
-        """Another ingest was at work: what it has stored shows in the next lag."""
+        """Note a conflict. The next measured lag includes the rows of the other ingest."""
         one = self._ended(partition, now)
         one.conflicts += 1
         one.has_more = False
         one.not_before = now + pause
 
     def failed(self, partition: int, now: float, *, pause: float, code: str, error: str) -> None:
+        """Note a failure with its code and text."""
         one = self._ended(partition, now)
         one.failures += 1
         one.code, one.error = code, error
-        # What the stream has is measured again meanwhile.
+        # The lag is measured again before the next request.
         one.has_more = False
         one.not_before = now + pause
 

@@ -1,15 +1,15 @@
-"""Sends requests to `/ingest` for the tables of the settings: one for a partition when its lag demands it.
+"""Send requests to `/ingest` for the tables of the settings, one for a partition whenever its lag requires it.
 
-A crash around each step of a request:
+The effect of a crash at each step of a request:
 
 1. Publish, with confirm and mandatory. Crash before: the next leader measures the lag and sends the request. After: the
    worker stores the range, its answer is dropped, and the next leader measures the lag again. It may send a second
-   request: that one stores what is left, or is answered `ingest_conflict`. The commits of the table store each offset
-   once, whatever number of requests there is.
+   request, which stores the rest or is answered `ingest_conflict`. The commits of the table store each offset once,
+   however many requests are sent.
 2. Answer. Crash before the position is stored: it is stored after the next answer. It is only shown.
 
-The scheduler has its own connections, and every error of a table ends one pass or one request of that table: nothing of
-it reaches the term, the ingress or other tables. Used by the term of a leader whose pool has a log.
+The scheduler has its own connections. An error of a table ends one measurement or one request of that table, and never
+the term, the ingress or other tables. Used in the term of a leader whose pool has a log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LONGEST_MEASURE_INTERVAL = 15.0
 SAVE_INTERVAL = 5.0
 """Seconds between two writes of the positions of a table: RabbitMQ writes each to disk on every node."""
 _MEASURE_SHARE = 0.25
-"""Share of the time in which the lag may be measured: a log of 256 partitions takes longer than one of four."""
+"""The largest share of time spent on measurements: measuring 256 partitions takes longer than measuring four."""
 _REMEDIES = {
     "no_answer": "Check that the daemon of the pool {pool} runs and has room for {key!r} (`osrdyne status`).",
     "expired": "Check that the pool {pool} has room for {key!r} (`osrdyne groups list`).",
@@ -58,7 +58,7 @@ _REMEDIES = {
 
 
 class Caller(Protocol):
-    """Sends requests to one pool and waits for their answers; `AsyncClient` does."""
+    """Sends requests to one pool and waits for their answers. Implemented by `AsyncClient`."""
 
     async def call(
         self, key: str, path: str, body: object, *, raise_on_error: bool, timeout: float, token: str | None
@@ -74,13 +74,13 @@ class OpenCaller(Protocol):
 
 
 class Inspector(Protocol):
-    """Measures the log and its readers; `LogInspector` does. Raises `BrokerError`."""
+    """Measures the log and its readers. Implemented by `LogInspector`. Raises `BrokerError`."""
 
     async def status(self, name: str, partitions: int) -> LogStatus: ...
 
 
 class _Callers:
-    """One caller for each pool, connected when it is needed first."""
+    """One caller for each pool, connected on first use."""
 
     def __init__(self, open_caller: OpenCaller) -> None:
         self._open = open_caller
@@ -111,8 +111,8 @@ class _Table:
 
 
 class IngestScheduler:
-    """The scheduler of one term. `rate_of`: the rate of a key `TABLE/PARTITION` in the quotas of the pool, which is
-    then that of the table; None: the one in the configuration of the workers."""
+    """The scheduler of one term. `rate_of`: the rate of a key `TABLE/PARTITION` in the quotas of the pool, which
+    replaces the rate in the configuration of the workers; None: the quotas have no rate for it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class IngestScheduler:
         self._log: Logger = get_logger("telemetry")
 
     def status(self) -> tuple[TableStatus, ...]:
-        """What the scheduler knows of each table and partition."""
+        """The state of each table and partition."""
         now = self._clock.monotonic()
         return tuple(
             TableStatus(
@@ -156,14 +156,14 @@ class IngestScheduler:
         try:
             async with asyncio.TaskGroup() as group:
                 start_endless(group, "positions of telemetry", self._save_positions())
-                for table in self._tables:  # each in its own tasks: one does not delay another
+                for table in self._tables:  # with tasks of their own, so that tables do not delay each other
                     start_endless(group, f"lag of {table.rules.name}", self._measure(table, name, partitions))
                     start_endless(group, f"schedule of {table.rules.name}", self._work(group, table))
         finally:
             await self._callers.close()
 
     async def _work(self, group: asyncio.TaskGroup, table: _Table) -> None:
-        """Send what is due, whenever a lag was measured, a request has ended, or a pause is over."""
+        """Send due requests, whenever a lag was measured, a request has ended, or a pause is over."""
         while True:
             now = self._clock.monotonic()
             for partition in table.schedule.start_due(now):
@@ -178,7 +178,7 @@ class IngestScheduler:
             began = self._clock.monotonic()
             try:
                 status = await self._inspector.status(name, partitions)
-            except Exception as error:  # the edge of the loop: other tables and the term go on
+            except Exception as error:  # error boundary: other tables and the term continue
                 failures += 1
                 pause = MEASURE_RETRY.delay(failures)
                 _report(self._log, "lag of a table not known", error, table=table.rules.name, retry_in=round(pause, 1))
@@ -196,7 +196,7 @@ class IngestScheduler:
         rules, key = table.rules, f"{table.rules.name}/{partition}"
         try:
             outcome = self._answered(table, partition, await self._call(rules, key))
-        except Exception as error:  # the edge of a request: a failure is one of this partition
+        except Exception as error:  # error boundary: a failed request concerns its partition only
             outcome = self._failed(table, partition, error)
         finally:
             table.wakeup.set()
@@ -206,7 +206,7 @@ class IngestScheduler:
         caller = await self._callers.of(rules.pool)
         rate = self._rate_of(key)
         body = {} if rate is None else {"rate": rate.to_wire()}
-        # Each time: tokens expire, and the file is replaced then.
+        # Read for each request, because a file with an expired token is replaced.
         token = rules.token_file and await asyncio.to_thread(token_of_file, rules.token_file, "token_file")
         timeout = rules.request_timeout
         reply = await caller.call(key, PATH, body, raise_on_error=False, timeout=timeout, token=token)
@@ -236,7 +236,7 @@ class IngestScheduler:
         one = table.schedule.partitions[partition]
         code = code_of(error)
         if code == CONFLICT:
-            # Another scheduler in the moment of a change of leader, or a person. What it has stored is not missing.
+            # By another leader, or a request of a user. The other ingest stores the same rows.
             table.schedule.conflicted(partition, now, pause=CONFLICT_RETRY.delay(one.conflicts + 1))
             return Outcome.CONFLICT
         pause = max(RETRY.delay(one.failures + 1), _retry_after(error))
@@ -252,14 +252,14 @@ class IngestScheduler:
             await self._positions_changed.wait()
             try:
                 await self._positions.save()
-            except Exception as error:  # they are only shown
+            except Exception as error:  # error boundary: the positions are only shown
                 _report(self._log, "positions of tables not stored", error)
                 self._positions_changed.set()
             await self._clock.sleep(SAVE_INTERVAL)
 
 
 def code_of(error: Exception) -> str:
-    """A short code for a failed request: that of the worker, or the status of the answer."""
+    """A short code for a failed request: the code of the worker, or the status of the answer."""
     match error:
         case RequestTimeoutError():
             return "no_answer"
@@ -288,7 +288,7 @@ def _with_remedy(error: Exception, code: str, rules: TableRules, partition: int)
 
 
 def _report(log: Logger, event: str, error: Exception, *, text: str | None = None, **facts: Any) -> None:
-    """A warning for what heals itself or names its remedy; an error with its place in the code for what is a defect."""
+    """Log an expected error as a warning, and an unexpected one as an error with its traceback."""
     if isinstance(error, OsrdyneError):
         log.warning(event, error=text or str(error), **facts)
     else:

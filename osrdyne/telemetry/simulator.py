@@ -1,6 +1,6 @@
 """Messages of simulated devices, computed from a seed. Pure: no clock, no connection.
 
-The same `Simulation` gives the same messages, to the byte, on every machine and at every speed. Used by
+The same `Simulation` gives the same bytes on every machine and at every speed. Used by
 `osrdyne telemetry simulate`, by demos and by tests. See docs/how-to/simulate-devices.md.
 """
 
@@ -19,7 +19,7 @@ from osrdyne.protocol.rates import LARGEST_EVENT
 
 MAX_DEVICES = 100_000
 MIN_EVENT_BYTES = 256
-"""Every event has room in it for its own fields."""
+"""Enough for the fields of any event."""
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_EVENTS = 10_000
 MAX_START_MS = 250_000_000_000_000
@@ -34,7 +34,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class MessageKind(StrEnum):
-    """What is special about a message. A message is of one kind only."""
+    """The kind of a message; each message has one kind."""
 
     TELEMETRY = "telemetry"
     ALARM = "alarm"
@@ -77,7 +77,7 @@ SERIES = (
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Which devices send what. Rates are messages a minute of all devices together; shares are from 0 to 1.
+    """The devices and their messages. Rates are messages a minute of all devices together; shares are from 0 to 1.
 
     - `start_ms`: time of the first message, in milliseconds since the epoch; `duration`: seconds.
     - `events`: events in one message, on average; `event_bytes`: size of each event as JSON, None for no padding.
@@ -85,7 +85,7 @@ class Simulation:
     - `alarms_a_minute`: messages with one alarm, in addition to `messages_a_minute`.
     - `late`: share of messages whose events happened up to `late_by` seconds before they are sent.
     - `out_of_order`: share of messages that are sent after the next message of their device.
-    - `clock_skew`: how wrong the clock of a device may be, in seconds; constant for each device.
+    - `clock_skew`: the largest error of the clock of a device, in seconds; constant for each device.
     - `duplicates`: share of messages that are sent twice, with one message id.
     - `invalid`, `oversized`: share of messages whose JSON is cut off, or whose first event has 33 KiB.
 
@@ -141,8 +141,8 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedMessage:
-    """A message. `at_us`: when it is sent, in microseconds after the start. `events`: how many events it was made
-    with, those of an invalid message included. A duplicate of an alarm is an alarm as well."""
+    """A message. `at_us`: when it is sent, in microseconds after the start. `events`: the number of its events, also of
+    an invalid message. A duplicate of an alarm is an alarm as well."""
 
     at_us: int
     device: int
@@ -159,7 +159,7 @@ class SimulatedMessage:
 
 
 def simulate(simulation: Simulation) -> Iterator[SimulatedMessage]:
-    """The messages in the order in which they are sent. Memory grows with the number of devices only."""
+    """The messages in the order of sending. Memory grows with the number of devices only."""
     random = Random(f"{simulation.seed}/order")
     held: dict[int, SimulatedMessage] = {}
     last = 0
@@ -179,11 +179,11 @@ def simulate(simulation: Simulation) -> Iterator[SimulatedMessage]:
 
 
 class _Devices:
-    """Makes the messages in the order of their time."""
+    """Generates the messages in the order of their time."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        # One source for each purpose: an option does not change what the others decide.
+        # One generator for each purpose, so that an option does not change the effects of the others.
         self._walks, self._faults, self._alarms = (
             Random(f"{simulation.seed}/{purpose}") for purpose in ("walks", "faults", "alarms")
         )
@@ -246,7 +246,7 @@ class _Devices:
         return self._simulation.start_ms + at // 1000 + self._skews[device]
 
     def _sample(self, device: int, ts: int) -> dict[str, object]:
-        """The next value of a device: its series come in turn."""
+        """The next value of a device, whose series take turns."""
         values = self._values.get(device)
         if values is None:
             values = self._values[device] = [series.first(self._walks) for series in SERIES]
@@ -262,7 +262,7 @@ class _Devices:
 
 
 def _times(messages_a_minute: Fraction, simulation: Simulation) -> Iterator[tuple[int, int]]:
-    """Numbers and times of messages that come evenly, without rounding errors that add up."""
+    """Numbers and times of evenly spaced messages, without accumulated rounding errors."""
     count = -(-messages_a_minute * simulation.duration // 60)  # Those before the end, rounded up.
     for number in range(int(count)):
         yield number, number * _MINUTE * messages_a_minute.denominator // messages_a_minute.numerator

@@ -1,7 +1,7 @@
-"""Publishes the messages of a simulation through the client, at their times, and counts what becomes of them.
+"""Publish the messages of a simulation through the client, at their times, and count the outcomes.
 
 Used by `osrdyne telemetry simulate` and by demos. Memory is bounded: at most `in_flight` messages wait for an answer,
-and times of answers are counted in classes.
+and response times are counted in a histogram.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Publish = Callable[[SimulatedMessage], Awaitable[object]]
 `RequestError`."""
 
 _GROWTH = 1.02
-"""Ratio of neighbouring classes of times: a percentile is at most 2 % too high."""
+"""Ratio of neighbouring bins of the histogram: a percentile is at most 2 % too high."""
 _SHORTEST = 1e-4
 
 
 class Times:
-    """Durations in seconds, counted in classes. Its memory does not grow with their number."""
+    """A histogram of durations in seconds. Its memory does not grow with their number."""
 
     def __init__(self) -> None:
-        self._classes: Counter[int] = Counter()
+        self._bins: Counter[int] = Counter()
         self.largest = 0.0
 
     def add(self, seconds: float) -> None:
-        self._classes[max(0, math.ceil(math.log(max(seconds, _SHORTEST) / _SHORTEST, _GROWTH)))] += 1
+        self._bins[max(0, math.ceil(math.log(max(seconds, _SHORTEST) / _SHORTEST, _GROWTH)))] += 1
         self.largest = max(self.largest, seconds)
 
     def percentile(self, share: float) -> float | None:
-        """The duration that this share of all does not exceed; None without any."""
-        rank = math.ceil(share * self._classes.total())
-        for place in sorted(self._classes):
-            rank -= self._classes[place]
+        """The duration that this share of all does not exceed; None if there is none."""
+        rank = math.ceil(share * self._bins.total())
+        for place in sorted(self._bins):
+            rank -= self._bins[place]
             if rank <= 0:
                 return min(_SHORTEST * _GROWTH**place, self.largest)
         return None
@@ -56,8 +56,8 @@ class Times:
 
 @dataclass(slots=True)
 class KindCounts:
-    """What became of the messages of one kind. `refused`: by status of the answer. `unanswered`: whether these were
-    accepted is unknown; by cause."""
+    """The outcomes of the messages of one kind. `refused`: by status of the answer. `unanswered`: by cause; these may
+    have been accepted."""
 
     sent: int = 0
     events: int = 0
@@ -69,8 +69,7 @@ class KindCounts:
 
 @dataclass(slots=True)
 class RunSummary:
-    """The outcome of a run. `seconds`: how long it took. `behind`: the longest time that a message was sent too
-    late."""
+    """The outcome of a run. `seconds`: its duration. `behind`: the longest delay of a message after its time."""
 
     kinds: dict[MessageKind, KindCounts] = field(default_factory=dict)
     seconds: float = 0.0
@@ -123,7 +122,7 @@ class RunSummary:
 
 
 class SimulatorRun:
-    """One run. `speed`: how many times faster than the simulated time it is; 0: as fast as possible."""
+    """One run. `speed`: a multiple of real time; 0: as fast as possible."""
 
     def __init__(self, publish: Publish, *, clock: Clock, speed: float = 1.0, in_flight: int = 500) -> None:
         self._publish = publish
@@ -163,7 +162,7 @@ class SimulatorRun:
         return self.summary
 
     async def _sleep(self, seconds: float) -> None:
-        """Let the time pass; `stop` ends it."""
+        """Sleep until the time has passed, or `stop` is called."""
         if seconds <= 0:
             return
         timer = self._clock.call_later(seconds, self._wake.set)
@@ -189,7 +188,7 @@ class SimulatorRun:
         except ConnectionLostError:
             counts.unanswered["connection lost"] += 1
         except RequestError as error:
-            # Without a status RabbitMQ itself has refused the message.
+            # An error without a status is a refusal by RabbitMQ.
             counts.refused[error.status or "not accepted by RabbitMQ"] += 1
         else:
             counts.confirmed += 1
@@ -200,7 +199,7 @@ class SimulatorRun:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices as users of a client. `paths`: of telemetry and of alarms. `one_way`: want no answer."""
+    """Publishes the messages of all devices through one client. `one_way`: without an answer."""
 
     client: Any
     path: str = "/telemetry"
@@ -209,7 +208,7 @@ class Devices:
     one_way: bool = False
 
     async def publish(self, message: SimulatedMessage) -> None:
-        """Publish a message through the client; again if the connection is lost, as devices do."""
+        """Publish a message. The client sends it again if the connection is lost, as devices do."""
         path = self.alarm_path if message.is_alarm else self.path
         options: dict[str, Any] = {
             "headers": message.headers,

@@ -1,7 +1,7 @@
-"""The state of the log, and how far its readers are behind: read from the streams over a connection of its own.
+"""The state of the log and the lag of its readers, measured over a connection of its own.
 
-Offsets stand for messages: RabbitMQ counts the messages of a stream only roughly, and a few offsets have no message
-(decision 0098). So counts may be a little too high, and are 0 exactly where a reader has reached the end.
+Messages are counted by offsets, because RabbitMQ counts the messages of a stream only roughly. A few offsets have no
+message (decision 0098), so a count may be slightly too high; it is 0 exactly if a reader has reached the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from osrdyne.telemetry.positions import ReaderPosition, ReaderPositions
 CACHED_FOR = 2.0  # Seconds: several readers of the API cost one measurement.
 METRICS_INTERVAL = 30.0
 _AT_ONCE = 32
-"""Reads of first messages at the same time; each has a channel of its own."""
+"""Concurrent reads of first messages; each has a channel of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReaderLag:
-    """How far a reader is behind in a partition. `messages`: the Message Count Lag. `seconds`: the Message Time Lag,
-    the age of the first message that it has not read; None if that message has no time. `lost`: offsets that the
-    retention removed before they were read."""
+    """The lag of a reader in a partition. `messages`: the Message Count Lag. `seconds`: the Message Time Lag, which is
+    the age of the first unread message; None if that message has no time. `lost`: offsets that the retention removed
+    before they were read."""
 
     reader: str
     partition: int
@@ -61,9 +61,9 @@ class ReaderLag:
 
 @dataclass(frozen=True, slots=True)
 class TablePartition:
-    """What the scheduler knows of one partition of a table. `stored`, `invalid`: events that it has been answered
-    about in this term. `failures`: in a row; `code` and `error`: of the last one. `pause`: seconds until the next
-    request at the earliest, None: now."""
+    """The state of one partition of a table in the scheduler. `stored`, `invalid`: events by the answers of this term.
+    `failures`: consecutive ones; `code` and `error`: of the last one. `pause`: seconds until the next request at the
+    earliest; None: now."""
 
     partition: int
     in_flight: bool
@@ -77,7 +77,7 @@ class TablePartition:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A table that the scheduler has written. `target_lag`: in seconds."""
+    """A table of the scheduler. `target_lag`: in seconds."""
 
     name: str
     pool: str
@@ -88,7 +88,7 @@ class TableStatus:
 @dataclass(frozen=True, slots=True)
 class LogStatus:
     """The log of a pool and its readers. `measured_at`: the monotonic time at which the measurement began.
-    `forecasts`: by reader, of those that have been measured for a minute."""
+    `forecasts`: by reader, once measurements span a minute."""
 
     name: str
     partitions: tuple[PartitionStatus, ...]
@@ -99,7 +99,7 @@ class LogStatus:
 
 
 class LogInspector:
-    """Inspects the log of one pool, for one term. `options`: of the connection that it opens when it is needed."""
+    """Measures the log of one pool, for one term. `options`: of the connection that each measurement opens."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class LogInspector:
         """Keep the metrics of lag. Runs until cancelled."""
         while True:
             try:
-                # Without readers nothing is measured: it costs a read of the end of each stream.
+                # Only if there are readers: a measurement reads the end of each stream.
                 if await self._positions.load():
                     self._note(await self.status(name, partitions))
                 else:
@@ -194,7 +194,7 @@ class LogInspector:
         self._growing.intersection_update(readers)
 
     def _report(self, reader: str, forecast: Forecast, messages: int) -> None:
-        """Log once that a lag only grows, and once that it does no longer."""
+        """Log once that a lag only grows, and once that it no longer does."""
         facts = {"reader": reader, "messages": messages, "rate_in": round(forecast.rate_in, 1)}
         facts["rate_out"] = round(forecast.rate_out, 1)
         if forecast.grows and reader not in self._growing:
@@ -217,7 +217,7 @@ class LogInspector:
     ) -> ReaderLag:
         stored = reader.offsets.get(one.partition, 0)
         start = max(stored, one.first or 0)
-        # A stream that is empty says nothing of its next offset: the retention may have removed all.
+        # The next offset of an empty stream is unknown: the retention may have removed all messages.
         messages = max(0, one.next - start)
         seconds: float | None = 0.0
         if messages:
@@ -227,7 +227,7 @@ class LogInspector:
         return ReaderLag(reader.reader, one.partition, stored, messages, seconds, lost, reader.at)
 
     async def _age(self, streams: StreamConnection, stream: str, unread: StreamRange) -> float | None:
-        """The age of the first message of a range that is not empty."""
+        """The age of the first message of a range; None if that message has no time."""
         async with aclosing(streams.read(stream, unread, prefetch=1, fail_on_data_loss=False)) as several:  # type: ignore[type-var]
             async for messages in several:
                 enqueued = messages[0].headers.get(ENQUEUED_HEADER)
@@ -236,6 +236,6 @@ class LogInspector:
 
 
 def total_lag(lags: Sequence[ReaderLag]) -> tuple[int, float | None]:
-    """The messages of all partitions together, and the age of the oldest of them; None where that is not known."""
+    """The messages of all partitions together, and the age of the oldest of them; None if unknown."""
     known = [one.seconds for one in lags if one.seconds is not None]
     return sum(one.messages for one in lags), max(known, default=None)

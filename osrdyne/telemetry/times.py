@@ -1,4 +1,4 @@
-"""Times that name a place in the log: which messages the ingress took from then on. Pure."""
+"""Times as positions in the log: the messages that the ingress took at a time or later. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_time(text: str) -> datetime:
 
 
 def taken_from(when: datetime) -> Callable[[StreamMessage], bool]:
-    """Whether the ingress took a message at a time or after it; for messages of other programs, their timestamp."""
+    """A test whether the ingress took a message at this time or later; for messages of other programs by timestamp."""
     limit = when.timestamp()
 
     def is_after(message: StreamMessage) -> bool:

@@ -21,9 +21,9 @@ _UNDEFINED_TABLE = "42P01"
 
 
 class PostgresqlStore(LastValueStore):
-    """The store in a database of PostgreSQL. `uri` holds a password, and is in no error."""
+    """The store in a PostgreSQL database. `uri` may hold a password, so no error contains it."""
 
-    # The order of bytes, as in SQLite: pages must not depend on the language of the database.
+    # The order of bytes, as in SQLite: pages must not depend on the locale of the database.
     TEXT = 'TEXT COLLATE "C"'
     REAL = "DOUBLE PRECISION"
 
@@ -40,12 +40,12 @@ class PostgresqlStore(LastValueStore):
             ) from None
         defaults: dict[str, Any] = {
             "connect_timeout": CONNECT_TIMEOUT,
-            # A server that is gone without a word ends no call otherwise.
+            # Otherwise a call would never end if the server disappears without closing the connection.
             "tcp_user_timeout": STATEMENT_TIMEOUT * 1000,
             "application_name": "osrdyne last-value",
             "options": f"-c statement_timeout={STATEMENT_TIMEOUT}s -c lock_timeout={STATEMENT_TIMEOUT}s",
         }
-        # UTF-8 whatever the language of the database.
+        # UTF-8 whatever the encoding of the database.
         connection = psycopg.connect(**{**defaults, **parameters, "client_encoding": "utf8"})
         try:
             if self._creates:
@@ -65,7 +65,7 @@ class PostgresqlStore(LastValueStore):
         return statement.replace("?", "%s")
 
     def _encode(self, text: str) -> str:
-        # PostgreSQL takes no NUL in a text, and JSON does.
+        # Unlike JSON, PostgreSQL allows no NUL in a text.
         return (
             text.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02") if "\x00" in text or "\x01" in text else text
         )

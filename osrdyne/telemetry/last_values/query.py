@@ -1,4 +1,4 @@
-"""Last values for the event loop of the daemon: the store that the settings name, asked in a thread."""
+"""Last values for the event loop of the daemon: queries of the configured store, in a thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LastValuePage:
 
 
 def open_store(settings: Settings, *, create: bool) -> LastValueStore:
-    """The store that the settings name; connects later. Raises `ConfigurationError`."""
+    """The store that the settings name. It connects on first use. Raises `ConfigurationError`."""
     chosen, pool = settings.telemetry.last_values, settings.pool.id
     if chosen.store == "postgresql":
         from osrdyne.telemetry.last_values.postgresql import PostgresqlStore  # psycopg is optional
@@ -47,7 +47,7 @@ def open_store(settings: Settings, *, create: bool) -> LastValueStore:
 
 
 class LastValues:
-    """Answers questions for last values. They need no lead and no RabbitMQ."""
+    """Reads last values. Needs neither leadership nor RabbitMQ."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -56,29 +56,29 @@ class LastValues:
 
     async def page(self, key: str, *, series: str | None, after: str | None, limit: int) -> LastValuePage:
         """Raises `LastValueStoreError`, and `PoolConflictError` for a pool without a log."""
-        found = await self._ask(lambda: self._opened().find(key, series=series, after=after, limit=limit + 1))
+        found = await self._query(lambda: self._opened().find(key, series=series, after=after, limit=limit + 1))
         more = len(found) > limit
         return LastValuePage(tuple(found[:limit]), found[limit - 1].series if more else None)
 
     async def totals(self) -> Counts | None:
-        """What became of all events; None for a pool without a log. Raises `LastValueStoreError`."""
-        return None if self._settings.telemetry.name is None else await self._ask(lambda: self._opened().totals())
+        """The outcomes of all events; None for a pool without a log. Raises `LastValueStoreError`."""
+        return None if self._settings.telemetry.name is None else await self._query(lambda: self._opened().totals())
 
     async def close(self) -> None:
-        """Close the connection to the store; the next question opens another."""
+        """Close the connection to the store; the next query opens another."""
         if self._store is not None:
             with suppress(LastValueStoreError):
-                await self._ask(self._store.close)
+                await self._query(self._store.close)
 
-    async def _ask(self, question: Callable[[], T]) -> T:
+    async def _query(self, query: Callable[[], T]) -> T:
         try:
             async with asyncio.timeout(QUERY_TIMEOUT):
-                return await self._threads.run(question)
+                return await self._threads.run(query)
         except TimeoutError:
             raise LastValueStoreError(f"The store of last values did not answer within {QUERY_TIMEOUT:g} s.") from None
 
     def _opened(self) -> LastValueStore:
-        """The store; in a thread, because the driver of a database takes a while to import."""
+        """The store. Called in a thread, because importing a database driver takes a while."""
         if self._settings.telemetry.name is None:
             raise PoolConflictError("This pool has no log of telemetry, so it has no last values: set telemetry.name.")
         if self._store is None:

@@ -1,8 +1,8 @@
 """The last-value reader: reads all partitions of the log and writes the newest event of each series to the store.
 
-Run by `osrdyne last-value` and `osrdyne dev`. One transaction has the values and the position after them, so the reader
-may end at any point. After any error a new session begins, from the positions in the store: nothing but what the
-present session has read is in memory, and a store that cannot be used stops the reading.
+Run by `osrdyne last-value` and `osrdyne dev`. Values and the position after them are written in one transaction, so the
+reader may end at any point. After any error a new session begins at the positions in the store. Only messages of the
+current session are in memory, and reading stops while the store cannot be used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from osrdyne.telemetry.positions import PositionStore, ReaderPosition
 PREFETCH = 1_000
 PIECE_BYTES = 4 * 2**20
 BATCH_MESSAGES, BATCH_BYTES = 5_000, 16 * 2**20
-"""Limits of one transaction; a single message may be larger. It takes less where less has arrived."""
+"""Limits of one transaction; a single message may be larger. A transaction has less if less has arrived."""
 POSITION_INTERVAL = 5.0
 STREAM_RETRY = 1.0
 END_TIMEOUT = 10.0
@@ -70,7 +70,7 @@ async def run_reader(settings: Settings) -> NoReturn:
 
 
 class LastValueReader:
-    """The reader of one pool's log. `options`: of the connection that reads."""
+    """The reader of one pool's log. `options`: of its stream connection."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class LastValueReader:
         self._management = management
         self._reported = PositionStore(management, pool=names.pool)
         self._clock = clock
-        # One at a time: a call of a session that has ended may still run.
+        # One at a time: a call of an ended session may still be running.
         self._threads = Threads("last values", limit=1)
         self._backoff = Backoff(initial=0.2, maximum=retry_interval)
         self._failures = 0
@@ -113,12 +113,12 @@ class LastValueReader:
             self._store.close()
 
     async def _session(self) -> None:
-        """Read from the stored positions on, until an error."""
+        """Read from the stored positions until an error."""
         self._positions = await self._threads.run(self._store.positions)
         partitions = await self._partitions()
         async with await StreamConnection.open(self._options, silence=self._options.rpc_timeout) as streams:
             self._log.info("reading the log", partitions=partitions, positions=dict(sorted(self._positions.items())))
-            # Each partition waits while another of its pieces is in the queue or being written.
+            # One place for each partition: reading pauses while the store writes.
             queue: asyncio.Queue[_Piece] = asyncio.Queue(maxsize=partitions)
             async with asyncio.TaskGroup() as group:
                 for partition in range(partitions):
@@ -160,7 +160,7 @@ class LastValueReader:
             await self._clock.sleep(STREAM_RETRY)
 
     async def _start(self, streams: StreamConnection, stream: str, position: int | None) -> int | None:
-        """Where to begin. A stream that ends before the position was deleted and declared again."""
+        """The offset to begin at. A stream that ends before the position was deleted and declared again."""
         if not position:
             return position
         end = await streams.next_offset(stream)
@@ -190,7 +190,7 @@ class LastValueReader:
         return total
 
     async def _write(self, queue: asyncio.Queue[_Piece]) -> NoReturn:
-        """Write what has arrived, as soon as the transaction before it has ended."""
+        """Write the messages that have arrived whenever the last transaction has ended."""
         while True:
             batch = [await queue.get()]
             messages, size = len(batch[0].messages), batch[0].size
@@ -207,7 +207,7 @@ class LastValueReader:
                 )
 
     def _store_batch(self, batch: Sequence[_Piece]) -> Counts:
-        """Parse and write; in a thread."""
+        """Parse and write a batch. Called in a thread."""
         return self._store.write(
             [
                 fold(
@@ -231,7 +231,7 @@ class LastValueReader:
                     await self._reported.save(ReaderPosition(READER, offsets, self._clock.time()))
                     stored = offsets
                 except BrokerError as error:
-                    self._log.warning("position of the reader not stored; only its lag is not shown", error=str(error))
+                    self._log.warning("position of the reader not stored", error=str(error))
             await self._clock.sleep(POSITION_INTERVAL)
 
     def _report(self, error: BaseException) -> None:

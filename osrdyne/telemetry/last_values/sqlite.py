@@ -1,4 +1,4 @@
-"""Last values in a file of SQLite in WAL mode: readers do not wait for the writer, and the writer not for them."""
+"""Last values in an SQLite file in WAL mode: readers and the writer do not wait for each other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _DAMAGED = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR"})
 
 
 def default_file(pool: str) -> Path:
-    """Where the last values of a pool are if no file is configured. Raises RuntimeError for a user without a home
-    directory."""
+    """The file of last values if none is configured. Raises RuntimeError for a user without a home directory."""
     return state_directory() / f"{pool}-last-values.db"
 
 
@@ -33,7 +32,7 @@ class SqliteStore(LastValueStore):
         if self._creates:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(self._file, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite's other files get the same mode
-        # No file is created here: one that was removed since would have other permissions.
+        # Without creating it: a file that was removed meanwhile would be created with other permissions.
         uri = f"{self._file.as_uri()}?mode=rw"
         self._inode = self._file.stat().st_ino
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
@@ -54,7 +53,7 @@ class SqliteStore(LastValueStore):
     def _begin(self, cursor: sqlite3.Cursor, *, writes: bool) -> None:
         if self._file.stat().st_ino != self._inode:
             raise LastValueStoreError(f"The file {self._file} was replaced; it is opened again.")
-        # A transaction that becomes a writer later fails at once if another has written meanwhile, without waiting.
+        # A transaction that begins to write later fails without waiting if another one has written meanwhile.
         cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     def _translated(self, error: Exception) -> LastValueStoreError | None:
@@ -77,9 +76,7 @@ class SqliteStore(LastValueStore):
         elif code == "SQLITE_FULL":
             remedy = "the disk is full. Free some space"
         elif code in _DAMAGED:
-            remedy = (
-                f"it is not usable ({error}). Move it away: the reader then reads all values again that the log has"
-            )
+            remedy = f"it is not usable ({error}). Move it away: the reader then reads the whole log again"
         else:
             remedy = f"{error}. Check its directory, permissions and disk"
         return LastValueStoreError(f"Cannot use the file of last values {self._file}: {remedy}.")

@@ -39,7 +39,7 @@ _FIND = f"SELECT {', '.join(_COLUMNS[1:])} FROM {VALUES} WHERE pool = ? AND key 
 
 
 class LastValueStore(ABC):
-    """The store of one pool. `create`: make the tables if they are missing, as the reader does. Each method raises
+    """The store of one pool. `create`: create missing tables, as the reader does. Each method raises
     `LastValueStoreError` if the database cannot be used; the next call connects again."""
 
     TEXT = "TEXT"
@@ -51,16 +51,16 @@ class LastValueStore(ABC):
         self._connection: Any = None
 
     def positions(self) -> dict[int, int]:
-        """The next offset to read, by partition; a partition that was not begun is missing."""
+        """The next offset to read, by partition; without partitions that no message was read from."""
         with self._transaction() as cursor:
             cursor.execute(self._sql(_POSITIONS), (self._pool,))
             return {int(partition): int(offset) for partition, offset in cursor.fetchall()}
 
     def write(self, changes: Sequence[Changes]) -> Counts:
-        """Write the values that are newer, and the positions, in one transaction. Returns what became of all events.
+        """Write newer values and the positions in one transaction. Returns the outcomes of all events.
 
-        Killed before the commit: the database has neither, and the messages are read again. Killed after it: it has
-        both.
+        Killed before the commit: the database has neither, and the messages are read again. Killed after it: the
+        database has both.
         """
         total = Counts()
         with self._transaction(writes=True) as cursor:
@@ -77,7 +77,7 @@ class LastValueStore(ABC):
         return total
 
     def find(self, key: str, *, series: str | None, after: str | None, limit: int) -> list[LastValue]:
-        """The last values of a key by series: of one series, or at most `limit` of those after a series."""
+        """At most `limit` last values of a key, in the order of series: of one series, or of those after a series."""
         statement, parameters = _FIND, [self._pool, self._encode(key)]
         if series is not None:
             statement += " AND series = ?"
@@ -104,7 +104,7 @@ class LastValueStore(ABC):
             return [LastValue(*map(self._decoded, enumerate(row))) for row in cursor.fetchall()]
 
     def totals(self) -> Counts:
-        """What became of all events since the store was made."""
+        """The outcomes of all events since the store was created."""
         with self._transaction() as cursor:
             cursor.execute(self._sql(_TOTALS), (self._pool,))
             return Counts(*map(int, cursor.fetchone()))
@@ -122,7 +122,7 @@ class LastValueStore(ABC):
 
     @abstractmethod
     def _translated(self, error: Exception) -> LastValueStoreError | None:
-        """What went wrong and what to do, for an error of the database; None for any other error."""
+        """Cause and remedy for an error of the database; None for any other error."""
 
     @abstractmethod
     def _begin(self, cursor: Any, *, writes: bool) -> None:

@@ -1,7 +1,7 @@
-"""The last value of a series: which event is newer, and what messages change. Pure.
+"""The last value of a series: the order of events, and the changes by messages. Pure.
 
-An event is newer if its (ts, partition, offset, number in the message) is greater. So any order of the same events,
-with any repetitions, has the same result. Source: docs/reference/telemetry/last-values.md.
+An event is newer if its (ts, partition, offset, number in the message) is greater. So the same events in any order,
+repeated or not, have the same result. Source: docs/reference/telemetry/last-values.md.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class LastValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of events. `events`: valid events that were read. `written`: changes of last values. `late`: events
-    that were not newer than the value of their series, also when they were read again. `future`: events whose time was
-    too far in the future. `invalid`: invalid events and messages. `lost`: offsets that the retention removed before
-    they were read."""
+    """The outcomes of events. `events`: valid events that were read. `written`: changes of last values. `late`: events
+    that were not newer than the value of their series, including repeated ones. `future`: events with a time too far
+    in the future. `invalid`: invalid events and messages. `lost`: offsets that the retention removed before they were
+    read."""
 
     events: int = 0
     written: int = 0
@@ -65,7 +65,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Changes:
-    """What messages of one partition change. `next_offset`: the position of the reader after them."""
+    """The changes by messages of one partition. `next_offset`: the position of the reader after them."""
 
     partition: int
     next_offset: int
@@ -76,8 +76,8 @@ class Changes:
 def fold(
     messages: Iterable[StreamMessage], *, partition: int, next_offset: int, max_future: float, lost: int = 0
 ) -> Changes:
-    """The newest events of messages by key and series. `max_future`: seconds. Whatever the messages hold, nothing is
-    raised."""
+    """The newest events of messages by key and series. `max_future`: seconds. Raises nothing, whatever the messages
+    contain."""
     newest: dict[tuple[str, str], LastValue] = {}
     events = late = future = invalid = 0
     limit = round(max_future * 1_000_000)
@@ -153,5 +153,5 @@ def _enqueued(message: StreamMessage) -> int | None:
 
 
 def _text(text: str) -> str:
-    """Replace what is not UTF-8: databases take no other text."""
+    """Replace bytes that are not UTF-8, which a database would refuse."""
     return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -23,7 +23,7 @@ def test_full_disk_and_other_errors_name_the_remedy(tmp_path: Path) -> None:
     store.close()
     for file in tmp_path.iterdir():
         file.write_bytes(b"no database at all" * 999)
-    with pytest.raises(LastValueStoreError, match="Move it away: the reader then reads all values again"):
+    with pytest.raises(LastValueStoreError, match="Move it away: the reader then reads the whole log again"):
         store.positions()
     with pytest.raises(LastValueStoreError, match=r"Set telemetry\.last_values\.file"):
         SqliteStore(tmp_path / "v.db" / "below", pool="p", create=True).positions()
