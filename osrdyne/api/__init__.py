@@ -1,1 +1,1 @@
-"""The HTTP API: what the pool shows of itself, and the few things a person may ask of it."""
+"""The HTTP API: the state of the pool, and the commands of operators."""

@@ -1,6 +1,6 @@
-"""The FastAPI application: routes over a `PoolInspector`. Decides nothing and keeps nothing.
+"""The FastAPI application: endpoints over a `PoolInspector`, without decisions or state.
 
-There are no HTML pages: Swagger's would load scripts from elsewhere. The schema is at `/openapi.json`.
+It has no HTML pages, because Swagger's would load scripts from another site. The schema is at `/openapi.json`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def create_app(
     audit_required: bool = False,
     clock: Clock | None = None,
 ) -> FastAPI:
-    """The application. `allowed_hosts`: the `Host` names to answer (see `guard.hosts_of`), None for any; `access` None:
-    no request needs a token; `audit_required`: no change without a stored record."""
+    """The application. `allowed_hosts`: the accepted `Host` names (see `guard.hosts_of`); None: any. `access` None: no
+    request needs a token. `audit_required`: refuse changes without a stored record."""
     clock = clock or SystemClock()
     app = FastAPI(
         title="osrdyne",
@@ -103,7 +103,7 @@ async def _on_invalid_parameter(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, code="invalid-parameter", detail=details)
 
 
-_REMEDIES = {404: "`osrdyne groups list` shows the groups there are, /openapi.json the paths."}
+_REMEDIES = {404: "`osrdyne groups list` shows the groups, /openapi.json the paths."}
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:

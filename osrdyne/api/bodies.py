@@ -1,4 +1,4 @@
-"""Reads the body of a request before the application sees it, within limits of size and time."""
+"""Read the body of a request before the application, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from osrdyne.api.problems import problem
 from osrdyne.config.types import size_text
 from osrdyne.pool.routing.manifest_store import ManifestKind
 
-LARGE_AT_ONCE = 2  # Manifests that are read at the same time; further ones wait unread.
+LARGE_AT_ONCE = 2  # Manifests that are read at the same time; further ones wait in their sockets.
 
 _MANIFESTS = frozenset(f"/v1/{kind.path}" for kind in ManifestKind)
 
@@ -25,7 +25,7 @@ class ClientGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bytes of a body, of the body of a manifest, and seconds within which a body must arrive."""
+    """The largest body, the largest manifest (bytes), and the time in which a body must arrive (seconds)."""
 
     body: int = 2**20
     manifest: int = 16 * 2**20
@@ -78,7 +78,7 @@ class BodyReader:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """What the application receives: the body at once, and later what comes after it."""
+    """A `receive` for the application: first the whole body, then the messages after it."""
     given = False
 
     async def receive_again() -> Message:
@@ -97,13 +97,13 @@ def _too_large(limit: int) -> JSONResponse:
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             code="body-too-large",
             detail=f"The body is larger than {size_text(limit)}.",
-            remedy="api.max_body limits bodies, api.max_manifest those of manifests.",
+            remedy="Send a smaller one, or raise api.max_body, for documents of manifests api.max_manifest.",
             limit=limit,
         )
     )
 
 
 def _closing(answer: JSONResponse) -> JSONResponse:
-    """The rest of the body is not read, so no other request can follow on the connection."""
+    """Close the connection after the answer: the rest of the body is not read, so no other request can follow."""
     answer.headers["connection"] = "close"
     return answer

@@ -1,6 +1,6 @@
-"""Keys out of URLs, decoded exactly once. A key is data: it may hold `/`, `%`, `,` and anything else.
+"""Read keys from URLs, decoded exactly once. A key is data: it may contain `/`, `%`, `,` and any other character.
 
-Frameworks decode the path before they route and replace bytes that are not UTF-8; both would change keys. So the
+Frameworks decode the path before routing and replace bytes that are not UTF-8; both would change keys. So the
 application routes on the raw path (see `guard`), and keys are read here from the raw text.
 """
 
@@ -21,7 +21,7 @@ KeyPlace = Literal["path", "query"]
 
 
 def key_schema(place: KeyPlace) -> dict[str, Any]:
-    """The parameter `key` for the OpenAPI schema, which FastAPI cannot derive from a key that is read from raw text."""
+    """The parameter `key` in the OpenAPI schema. FastAPI cannot derive it, because the key is read from raw text."""
     return {
         "parameters": [
             {
@@ -41,7 +41,7 @@ async def path_key(request: Request) -> Key:
 
 
 async def query_key(request: Request) -> Key:
-    """The key of `?key=`, which must be there, once. Raises `InvalidKeyError`."""
+    """The key of `?key=`, which must be given once. Raises `InvalidKeyError`."""
     values = list(_raw_values(request, "key"))
     if len(values) != 1:
         raise InvalidKeyError(f"Exactly one key= parameter is required, percent-encoded; the query has {len(values)}.")
@@ -49,7 +49,7 @@ async def query_key(request: Request) -> Key:
 
 
 async def query_keys(request: Request) -> set[Key] | None:
-    """All keys of repeated `?key=`; None without any."""
+    """All keys of repeated `?key=`; None if the parameter is missing."""
     values = list(_raw_values(request, "key"))
     return {_decode(value, form=True) for value in values} if values else None
 
@@ -57,25 +57,25 @@ async def query_keys(request: Request) -> set[Key] | None:
 async def status_keys(request: Request) -> set[Key] | None:
     """The keys of `/status?keys=`; None without the parameter.
 
-    The reference client joins percent-encoded keys with commas, its server reads repeated parameters: both are
-    understood. A comma that is not encoded may also belong to a key, so the whole value counts as one, too, where it
-    can be one; asking for a key that does not exist changes nothing.
+    The reference client joins percent-encoded keys with commas, and its server reads repeated parameters; both forms
+    are supported. An unencoded comma may also be part of a key, so the whole value counts as a key as well if it is
+    valid: an unknown key has no effect on the answer.
     """
     values = list(_raw_values(request, "keys"))
     if not values:
         return None
-    asked = {_decode(text, form=True) for value in values for text in value.split(",")}
+    keys = {_decode(text, form=True) for value in values for text in value.split(",")}
     for value in values:
-        with suppress(InvalidKeyError):  # many keys together are longer than one may be
-            asked.add(_decode(value, form=True))
-    return asked
+        with suppress(InvalidKeyError):  # several keys together may exceed the length of one
+            keys.add(_decode(value, form=True))
+    return keys
 
 
 def _raw_values(request: Request, name: str) -> Iterator[str]:
     query: bytes = request.scope["query_string"]
     for pair in query.decode("latin-1").split("&"):
         parameter, _, value = pair.partition("=")
-        # Decoded, as the audit reads it: a parameter that is not taken must not be in the record of the change.
+        # Decoded as in the audit: both must read the same parameters.
         if unquote_to_bytes(parameter) == name.encode():
             yield value
 

@@ -1,6 +1,6 @@
-"""The answers of the HTTP API. Built from the pool's views; keys are raw text, times seconds since the epoch.
+"""The answers of the HTTP API. Built from the pool's views; keys are raw text, times are seconds since the epoch.
 
-No field may hold a secret: texts for people are masked again. The poison inventory has models of its own (`poison`).
+No field may contain a secret: texts are masked again here. Other endpoints define their models in their own module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from osrdyne.pool.views import (
     WorkerView,
 )
 
-Masked = Annotated[str, AfterValidator(mask_uri)]  # Text for a person; a password in a URI becomes `***`.
+Masked = Annotated[str, AfterValidator(mask_uri)]  # Text to be shown; a password in a URI is replaced by `***`.
 
 
 class Health(BaseModel):
@@ -33,13 +33,13 @@ class Health(BaseModel):
 
 
 class Version(BaseModel):
-    """Which osrdyne this is."""
+    """The version of osrdyne."""
 
     version: str
 
 
 class Component(BaseModel):
-    """One part of the daemon and whether it does its work. Where `fatal`, the daemon is not ready while it does not."""
+    """A component of the daemon and whether it works. While a `fatal` one does not work, the daemon is not ready."""
 
     name: str
     ok: bool
@@ -52,7 +52,7 @@ class Component(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether every component that is needed is well. A standby is ready: it stands by."""
+    """Whether every required component works. A standby is ready as well."""
 
     ready: bool
     pool: str
@@ -62,7 +62,7 @@ class Readiness(BaseModel):
 
 
 class Leadership(BaseModel):
-    """Whether this daemon leads its pool, its term and since when, and where the leader is."""
+    """Whether this daemon leads its pool, the term and its beginning, and the address of the leader."""
 
     pool: str
     leading: bool
@@ -77,7 +77,7 @@ class Leadership(BaseModel):
 
 
 class WorkerMetadata(BaseModel):
-    """A worker as the reference client reads it."""
+    """A worker in the format of the reference client."""
 
     external_id: str
     worker_id: str
@@ -100,7 +100,7 @@ class WorkerStatus(BaseModel):
 
 
 class Status(BaseModel):
-    """Workers by key where keys were asked for, by worker id otherwise: the reference's own rule."""
+    """Workers by key if the request names keys, otherwise by worker id, as in the reference implementation."""
 
     workers: dict[str, WorkerStatus]
 
@@ -119,10 +119,10 @@ class Worker(BaseModel):
     metadata: dict[str, Masked]
     cold_start: dict[str, int] = Field(default_factory=dict, description="Milliseconds of each part of its start.")
     executor_seconds: float | None = Field(
-        None, description="How long its tasks have run since its start, in seconds on one core; null: unknown."
+        None, description="Run time of its tasks since its start, in seconds on one core; null: unknown."
     )
     events_per_minute: float | None = Field(
-        None, description="The rate of the quotas at which it serves events; null: no limit, or unknown."
+        None, description="The rate limit of the quotas for its events; null: no limit, or unknown."
     )
 
     @classmethod
@@ -156,9 +156,9 @@ class Process(BaseModel):
     heap_max: int | None
     memory: int | None = Field(description="Proportional set size of the process with its JVM.")
     memory_share: float | None = Field(
-        description="Used share of the memory of its host, or of its cgroup if that is tighter."
+        description="Used share of the memory of its host, or of its cgroup if that has less."
     )
-    requests: int = Field(description="Served since its start.")
+    requests: int = Field(description="Requests served since its start.")
     started_at: float | None
     last_report_at: float | None
     retiring: Masked | None = Field(description="Why its workers are being replaced.")
@@ -166,7 +166,7 @@ class Process(BaseModel):
     profile: str | None = Field(None, description="Pattern of the first profile with its settings; null: the pool's.")
     cold_start: dict[str, int] = Field(default_factory=dict, description="Milliseconds of each part of its start.")
     executor_seconds: float | None = Field(
-        None, description="How long tasks of all its keys have run since its start, in seconds on one core."
+        None, description="Run time of the tasks of all its keys since its start, in seconds on one core."
     )
 
     @classmethod
@@ -191,22 +191,22 @@ class Queue(BaseModel):
 
 
 class Transition(BaseModel):
-    """The state a group goes to next, and when."""
+    """The next state of a group, and when it begins."""
 
     state: str
     at: float | None
 
 
 class Waiting(BaseModel):
-    """The requests that wait in one priority level, at the latest comparison with RabbitMQ."""
+    """The requests that wait in one priority level, by the latest resync with RabbitMQ."""
 
-    priority: int | None = Field(description="0 to 9; null is the default class.")
+    priority: int | None = Field(description="0 to 9; null: the default level.")
     requests: int
-    oldest_age: float | None = Field(description="Seconds; null where nothing waits, and in direct pools.")
+    oldest_age: float | None = Field(description="Seconds; null if no request waits, and in direct pools.")
 
 
 class Group(BaseModel):
-    """One worker group: its state, the reason for it, and what comes next."""
+    """One worker group: its state, the reason for it, and the next state."""
 
     key: str
     state: GroupStatus

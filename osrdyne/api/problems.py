@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): what happened, a code for programs, a remedy for people."""
+"""Errors as `application/problem+json` (RFC 9457): what is wrong, a code for programs, and a remedy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CONTENT_TYPE = "application/problem+json"
 
 _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
-    (PoisonNotFoundError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne poison list` shows what there is."),
-    (NoSuchQueueError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne queues list` shows what there is."),
+    (PoisonNotFoundError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne poison list` shows the entries."),
+    (NoSuchQueueError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne queues list` shows the queues."),
     (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message names the remedy
     (
         UnprotectedTransportError,
@@ -52,7 +52,7 @@ _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
 
 
 def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None, **more: object) -> JSONResponse:
-    """An error answer. `detail` is a sentence for a person and is masked again, to be sure."""
+    """An error answer. `detail`: a sentence, in which passwords are masked again."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": status.phrase,
@@ -67,7 +67,7 @@ def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = 
 
 
 def invalid_document(error: InvalidDocumentError, *, check: str) -> JSONResponse:
-    """The answer to a document with errors. `check`: the command that finds them without a daemon."""
+    """The answer to a document with errors. `check`: the command that reports them without a daemon."""
     found = [
         {"path": one.path, "line": one.line, "column": one.column, "message": one.message} for one in error.problems
     ]
@@ -81,7 +81,7 @@ def invalid_document(error: InvalidDocumentError, *, check: str) -> JSONResponse
 
 
 def problem_of(error: OsrdyneError) -> JSONResponse:
-    """The answer to one of our own errors."""
+    """The answer to an error of osrdyne."""
     leader = error.fields.get("leader")
     if isinstance(error, LeadershipLostError) and isinstance(leader, str):
         return problem(

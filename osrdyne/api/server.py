@@ -1,8 +1,8 @@
-"""Serves the API from inside the daemon, on sockets of its own.
+"""Serve the API in the daemon, on sockets of its own.
 
-The daemon binds first (a port that is taken ends the start-up with one sentence), then runs `ApiServer.run` in its
-TaskGroup; cancelling it is the graceful stop. The application and uvicorn are loaded in a thread when that begins:
-they take a part of a second, and requests that come before wait in the socket.
+The daemon binds first (a port in use ends the start with one sentence), then runs `ApiServer.run` in its TaskGroup;
+cancelling it is the graceful stop. `run` loads the application and uvicorn in a thread, which takes a part of a second.
+Earlier requests wait in the socket.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ RENEWAL_INTERVAL = 10.0
 """Seconds between two checks whether the certificate was renewed."""
 
 _LOADING = threading.Lock()
-"""FastAPI hides a warning of pydantic while it reads the routes, and two threads that do so at once undo each other's
-filter (`warnings.catch_warnings`). Several daemons may be in one process, as in a demo."""
+"""FastAPI suppresses a warning of pydantic while it reads the routes, and `warnings.catch_warnings` is not thread-safe.
+Several daemons may run in one process, as in a demo."""
 
 log = get_logger("api")
 
 
 class ApiServer:
-    """The listeners of one API: TCP, and a Unix socket where `open_local` opens one. Each has limits of its own, so
-    that requests from the network cannot keep those of this host out."""
+    """The listeners of one API: TCP, and a Unix socket if `open_local` returns one. Each has limits of its own, so that
+    requests from the network cannot exclude those of this host."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ApiServer:
         self._certificate: tuple[object, ...] = ()
 
     def bind(self) -> None:
-        """Take port and path. Raises `PortTakenError` or `ConfigurationError`; calling it again does nothing."""
+        """Bind port and path. Raises `PortTakenError` or `ConfigurationError`; a second call does nothing."""
         if self._socket is not None:
             return
         self._certificate = _version_of(self._settings.tls)
@@ -67,26 +67,26 @@ class ApiServer:
 
     @property
     def local_path(self) -> Path | None:
-        """The file of the Unix socket, where there is one. Only after `bind`."""
+        """The file of the Unix socket, if there is one. Only after `bind`."""
         return None if self._local is None else self._local.path
 
     @property
     def port(self) -> int:
-        """The port, also where the settings say 0. Only after `bind`."""
+        """The port, also if the setting is 0. Only after `bind`."""
         assert self._socket is not None, "bind() first"
         port: int = self._socket.getsockname()[1]
         return port
 
     @property
     def url(self) -> str:
-        """Where to reach the API from this host. Only after `bind`."""
+        """The URL of the API on this host. Only after `bind`."""
         host = self._settings.host
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def announced_url(self) -> str:
-        """Where to reach the API from other hosts, if it listens there; else from this one. Only after `bind`."""
+        """The URL of the API for other hosts if it listens for them, otherwise for this host. Only after `bind`."""
         if self._settings.host in {"0.0.0.0", "::", ""}:  # nosec B104
             return f"{self._scheme}://{socket.gethostname()}:{self.port}"
         return self.url
@@ -96,7 +96,7 @@ class ApiServer:
         return "http" if self._settings.tls.certificate_file is None else "https"
 
     async def run(self) -> None:
-        """Serve until cancelled; then let requests under way end, for a few seconds at most."""
+        """Serve until cancelled, then wait a few seconds at most for requests in progress."""
         self.bind()
         assert self._socket is not None
         server, local_server = await asyncio.to_thread(self._load)
@@ -116,18 +116,18 @@ class ApiServer:
             self.close()
 
     async def _renew_certificate(self, server: QuietServer) -> None:
-        """Use a renewed certificate for new connections. One that cannot be used is logged once; the old one stays."""
+        """Use a renewed certificate for new connections. An unusable one is logged once, and the old one stays."""
         tls, failed = self._settings.tls, None
         if tls.certificate_file is None:
             return
         while True:
             await asyncio.sleep(RENEWAL_INTERVAL)
             version = await asyncio.to_thread(_version_of, tls)
-            # Without a context uvicorn has not begun to serve: it will read the files itself.
+            # Without a context uvicorn has not started yet: it will read the files itself.
             if version == self._certificate or server.config.ssl is None:
                 continue
             try:
-                # In a context of its own first: a certificate without its key would break the one in use.
+                # In another context first: a certificate without its key would break the one in use.
                 await asyncio.to_thread(_check_certificate, tls)
                 server.config.ssl.load_cert_chain(tls.certificate_file, tls.key_file, password=lambda: "")
             except (ConfigurationError, OSError) as error:
@@ -146,7 +146,7 @@ class ApiServer:
         return network_server(app, self._settings), local_server(app, self._settings)
 
     def close(self) -> None:
-        """Give the port and the path back; for a server that was bound and never ran."""
+        """Release port and path; for a server that was bound and never ran."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -156,7 +156,7 @@ class ApiServer:
 
 
 def _version_of(tls: ApiTlsSettings) -> tuple[object, ...]:
-    """Changes when one of the two files does."""
+    """The version of the two files; it changes with either of them."""
     return tuple(_file_version(path) for path in (tls.certificate_file, tls.key_file) if path is not None)
 
 
@@ -169,7 +169,7 @@ def _file_version(path: str) -> tuple[int, ...] | None:
 
 
 def _check_certificate(tls: ApiTlsSettings) -> None:
-    """Raises `ConfigurationError`; a key with a passphrase would ask for it on the terminal."""
+    """Load certificate and key. Raises `ConfigurationError`, also for a key with a passphrase."""
     if tls.certificate_file is None:
         return
     try:
@@ -183,8 +183,8 @@ def _check_certificate(tls: ApiTlsSettings) -> None:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `PortTakenError` when the port is in use, `ConfigurationError` for an
-    address that is not this host's or a port that needs privileges."""
+    """A listening socket. Raises `PortTakenError` if the port is in use, and `ConfigurationError` for an address of
+    another host or a port that requires privileges."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -195,7 +195,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # SO_REUSEADDR lets two sockets bind; only listening finds out that the port is taken.
+        # With SO_REUSEADDR two sockets can bind; only `listen` fails if the port is in use.
         listener.listen(128)
     except OSError as error:
         listener.close()

@@ -1,4 +1,4 @@
-"""The Unix socket of the API: where it is, for the daemon that listens on it and for the commands that look for it."""
+"""The Unix socket of the API: its path and listener for the daemon, and its discovery by commands."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PROBE_TIMEOUT = 2.0
 
 
 def socket_candidates(settings: Settings) -> list[Path]:
-    """Where the socket of a daemon with these settings may be, the preferred place first."""
+    """The possible paths of the socket of a daemon with these settings, the preferred one first."""
     configured = settings.api.socket
     if configured == OFF:
         return []
     if configured != AUTO:
         return [Path(configured)]
-    # The port tells two daemons of one pool on one host apart.
+    # With the port, two daemons of one pool on one host have different paths.
     name = f"{settings.pool.id}-{settings.api.port}.sock" if settings.api.port else f"{settings.pool.id}.sock"
     return [directory / name for directory in _directories()]
 
@@ -40,7 +40,7 @@ def _directories() -> Iterator[Path]:
 
 
 def find_socket(settings: Settings) -> Path | None:
-    """The socket of a daemon that runs now with these settings and that this user may connect to."""
+    """The socket of a running daemon with these settings, if this user may connect to it."""
     return next((path for path in socket_candidates(settings) if _answers(path)), None)
 
 
@@ -48,7 +48,7 @@ class UnixListener:
     """A listening socket with the permissions 0600, and its file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `OSError`, or `PortTakenError` where another process listens."""
+        """Raises `OSError`, or `PortTakenError` if another process listens."""
         if _answers(path):
             raise PortTakenError(f"Another process listens on {path}: stop it, or set api.socket to another path.")
         self.path = path
@@ -74,14 +74,14 @@ class UnixListener:
 
 
 def open_listener(settings: Settings) -> UnixListener | None:
-    """The listener that the settings ask for; None where there is to be none, or no place for one.
+    """The listener of the settings; None if they disable it, or no default path can be used.
 
-    Raises `ConfigurationError` or `PortTakenError` where a path was configured that cannot be used.
+    Raises `ConfigurationError` or `PortTakenError` if a configured path cannot be used.
     """
     if settings.api.socket in {AUTO, OFF}:
         for path in socket_candidates(settings):
             with suppress(OSError, PortTakenError):
-                if path.parent != _SYSTEM_DIRECTORY:  # that one is made by the service manager, or not used
+                if path.parent != _SYSTEM_DIRECTORY:  # only the service manager creates this one
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if not path.parent.stat().st_mode & stat.S_IWOTH:
                     return UnixListener(path)

@@ -1,6 +1,7 @@
-"""uvicorn as the daemon runs it: without signal handlers, without a ticking loop, on sockets that are bound already.
+"""uvicorn in the daemon: without signal handlers, without a polling loop, on sockets that are already bound.
 
-Imported once the API is served: uvicorn and FastAPI take a part of a second, which no leader waits for.
+Imported when the API starts to serve: importing uvicorn and FastAPI takes a part of a second, for which a leader must
+not wait.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _configuration(app: ASGIApp, settings: ApiSettings, *, tls: bool) -> uvicorn
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn wakes up ten times a second to look at the clock; this one waits to be stopped."""
+    """A server that waits for `stop`, while uvicorn's own polls ten times a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -64,12 +65,12 @@ class QuietServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the daemon's."""
+        """Leave signals to the daemon."""
         yield
 
 
 def connection_class(header_timeout: float) -> type[H11Protocol]:
-    """The protocol class for uvicorn, which passes nothing of ours to it."""
+    """The protocol class with this timeout: uvicorn passes no arguments of ours to a protocol."""
     return type("Connection", (_Connection,), {"header_timeout": header_timeout})
 
 
@@ -84,7 +85,7 @@ class _Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # uvicorn answers 503 to a request above the limit, but keeps each connection that sends none.
+        # uvicorn answers 503 to requests above the limit, but does not limit connections without a request.
         if self.limit_concurrency is not None and len(self.connections) > 2 * self.limit_concurrency:
             transport.abort()
             return

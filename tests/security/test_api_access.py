@@ -23,7 +23,8 @@ import httpx
 import pytest
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.authenticators import authenticators_of
+from osrdyne.api.access.checks import Access
 from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
@@ -84,7 +85,7 @@ async def serving(
     pool: FakeInspector, settings: ApiSettings, *, open_local: Callable[[], UnixListener | None] | None = None
 ) -> AsyncIterator[ApiServer]:
     """The application as the daemon builds it."""
-    access, _ = access_of(settings, clock=SystemClock())
+    access = Access(authenticators_of(settings, clock=SystemClock())[0])
     limits = BodyLimits(settings.max_body, settings.max_manifest, settings.body_timeout)
     hosts = hosts_of(settings.host, settings.allowed_hosts)
     app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts, access=access, limits=limits)
@@ -396,7 +397,7 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
 def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "tokens").write_text(content)
     with pytest.raises(ConfigurationError, match=said):
-        access_of(ApiSettings(tokens_file=str(tmp_path / "tokens")), clock=SystemClock())
+        authenticators_of(ApiSettings(tokens_file=str(tmp_path / "tokens")), clock=SystemClock())
 
 
 @pytest.mark.parametrize(
@@ -421,13 +422,13 @@ def test_daemon_that_would_be_open_to_the_network_does_not_start(
 
 def test_exposed_api_warns_at_the_start(tokens_file: Path) -> None:
     open_to_all = ApiSettings(host="0.0.0.0", allow_anonymous=True, allowed_hosts=("a",))
-    [warning] = access_of(open_to_all, clock=SystemClock())[1]
+    [warning] = authenticators_of(open_to_all, clock=SystemClock())[1]
     assert "can use all of it" in warning
-    [warning] = access_of(
+    [warning] = authenticators_of(
         ApiSettings(host="0.0.0.0", tokens_file=str(tokens_file), allowed_hosts=("a",)), clock=SystemClock()
     )[1]
     assert "no TLS" in warning
-    assert access_of(ApiSettings(), clock=SystemClock())[1] == []
+    assert authenticators_of(ApiSettings(), clock=SystemClock())[1] == []
 
 
 async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_answered(tokens_file: Path) -> None:

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from playwright.async_api import Page, async_playwright
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.authenticators import authenticators_of
+from osrdyne.api.access.checks import Access
 from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
 from osrdyne.api.server import ApiServer
@@ -71,7 +72,7 @@ async def attempt(page: Page, script: str, url: str) -> object:
 
 async def test_page_of_another_site_changes_and_reads_nothing_in_a_real_browser() -> None:
     pool, settings, asked = FakeInspector(), ApiSettings(port=0), []
-    access, _ = access_of(settings, clock=SystemClock())
+    access = Access(authenticators_of(settings, clock=SystemClock())[0])
     app = create_app(
         pool, Metrics(), version="1", access=access, allowed_hosts=hosts_of(settings.host, settings.allowed_hosts)
     )

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from osrdyne.api.access.authenticators import Authenticators
-from osrdyne.api.access.checks import access_of
+from osrdyne.api.access.authenticators import Authenticators, authenticators_of
+from osrdyne.api.access.checks import Access
 from osrdyne.api.access.jwt import MAX_KEY_AGE, MAX_TOKEN, REFRESH_INTERVAL, JwtVerifier
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
@@ -481,7 +481,7 @@ def test_keys_that_cannot_be_used_stop_the_start(content: str, clock: VirtualClo
 
 
 def api(settings: ApiSettings, clock: VirtualClock, *, peer: str = "192.0.2.7") -> httpx.AsyncClient:
-    access, _ = access_of(settings, clock=clock)
+    access = Access(authenticators_of(settings, clock=clock)[0])
     app = create_app(FakeInspector(), Metrics(), version="1", access=access)
     transport = httpx.ASGITransport(app, client=(peer, 1))
     return httpx.AsyncClient(transport=transport, base_url="http://api", headers={"content-type": "application/json"})

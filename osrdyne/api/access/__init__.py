@@ -1,1 +1,1 @@
-"""Who sends a request and what they may do: identification, permission, the checks before every request, the audit."""
+"""Access to the API: identification of the sender, grants, the checks before every request, and the audit."""

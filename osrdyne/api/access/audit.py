@@ -1,8 +1,8 @@
-"""Records the changes that are made through the API, counts refused requests, and shows the records: `/v1/audit`.
+"""Record the changes through the API, count refused requests, and list the records: `/v1/audit`.
 
-`Guard` calls `Auditor` for every request, so that a new endpoint needs no code here: the table of endpoints says which
-ones are changes. A change has two records: one before it, which RabbitMQ has confirmed (or the wait of a few seconds is
-over), and one with its outcome before the answer is sent. If the daemon dies in between, the first one remains.
+`Guard` calls `Auditor` for every request. The table of endpoints defines which of them are changes, so that a new
+endpoint needs no code here. A change has two records: one before it, for whose confirm the API waits a few seconds at
+most, and one with its outcome before the answer is sent. If the daemon dies in between, the first one remains.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestKind
 from osrdyne.pool.views import AuditInspector, PoolInspector
 
 LOG_INTERVAL, LOGGED = 60.0, 10
-"""Of refused requests, at most 10 lines in 60 seconds are logged; all are counted."""
+"""At most 10 refused requests are logged in 60 seconds; all are counted."""
 
 _DOCUMENTS = {f"/v1/{kind.path}{suffix}": kind for kind in ManifestKind for suffix in ("", "/rollback")}
 
 
 @dataclass(slots=True)
 class Change:
-    """A change under way, with the record of its beginning."""
+    """A change in progress, with its first record."""
 
     record: AuditRecord
     document: ManifestKind | None
@@ -68,7 +68,7 @@ class Auditor:
         self._log: Logger = get_logger("audit", pool=inspector.pool)
 
     async def begin(self, scope: Scope) -> Change | None:
-        """Record what a request is about to change; None for one that changes nothing."""
+        """Store the first record of a change; None for a request that changes nothing."""
         endpoint, parts = find_endpoint(scope["method"], scope["path"])
         if not endpoint.is_change:
             return None
@@ -93,8 +93,8 @@ class Auditor:
         return Change(record, document, await self._store(record))
 
     def refusal(self, change: Change) -> JSONResponse | None:
-        """The answer to a change that must not be made without a record."""
-        # A standby changes nothing; its answer names the leader.
+        """The refusal of a change whose record was not stored; None if the change may be made."""
+        # A standby changes nothing, and its answer names the leader.
         if change.is_stored or not self._required or not self._inspector.leadership().leading:
             return None
         return problem(
@@ -105,7 +105,7 @@ class Auditor:
         )
 
     async def finish(self, change: Change, status: int) -> None:
-        """Record the outcome. Crash before: the record of the beginning remains, with the outcome `unknown`."""
+        """Store the record with the outcome. Crash before: the first record remains, with the outcome `unknown`."""
         try:
             record = replace(
                 change.record,
@@ -116,7 +116,7 @@ class Auditor:
             self._log.info("change finished", **_shown(record))
             await self._store(record)
         except Exception:
-            # The change is made: its caller gets the answer in any case.
+            # The change was made, so the answer is sent in any case.
             self._log.exception("outcome of a change not recorded", request_id=change.record.request_id)
 
     async def note_tokens(self, changes: list[TokenChange]) -> None:
@@ -137,7 +137,7 @@ class Auditor:
             await self._store(record)
 
     def note_answer(self, scope: Scope, status: int) -> None:
-        """Count a refused request, and log it within limits: anyone can cause any number of them."""
+        """Count a refused request, and log a limited number of them, because anyone can send them."""
         if status not in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             return
         self._metrics.api_refused.labels(status=str(int(status))).inc()
@@ -178,7 +178,7 @@ class Auditor:
 def _digest_of(kept: KeptManifest) -> str | None:
     try:
         return hashlib.sha256((kept.manifest or "").encode()).hexdigest()
-    except ValueError:  # what another program has stored
+    except ValueError:  # damaged, or stored by another program
         return None
 
 
@@ -189,7 +189,7 @@ def _shown(record: AuditRecord) -> dict[str, object]:
 class Entry(BaseModel):
     """One change. It shows no body and no secret."""
 
-    at: float = Field(description="When it was asked for, seconds since the epoch.")
+    at: float = Field(description="When it was requested, seconds since the epoch.")
     request_id: str = Field(description="As in the header `x-request-id` of the answer.")
     principal: str
     role: str | None = Field(description="The strongest role of the principal, perhaps for some keys only.")

@@ -1,4 +1,4 @@
-"""What identifies the senders of requests: API tokens, JWTs, trusted proxies. Built at the start, without FastAPI."""
+"""Identify the senders of requests by API tokens, JWTs and trusted proxies. Does not import FastAPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TrustedProxies:
-    """Proxies that identify users in headers. From any other address the headers count for nothing."""
+    """Proxies that identify users in headers. The headers are ignored in requests from any other address."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self._networks = [ip_network(network) for network in settings.trusted_proxies]
@@ -39,14 +39,14 @@ class TrustedProxies:
 
 
 def _decoded(values: Sequence[str]) -> list[str]:
-    """The values of a header as UTF-8, which proxies send; the framework reads them as Latin-1. What is not UTF-8 gets
-    surrogates, which no name of a user has."""
+    """Decode header values as UTF-8, which proxies send; the framework reads them as Latin-1. Invalid bytes become
+    surrogates, which are not valid in a user name."""
     return [value.encode("latin-1").decode("utf-8", "surrogateescape") for value in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticators:
-    """Those of one API. Without any, the API is open to everyone who reaches it."""
+    """The authenticators of one API. Without any, the API is open to everyone who can reach it."""
 
     tokens: TokenFile | None = None
     jwt: JwtVerifier | None = None
@@ -59,11 +59,12 @@ class Authenticators:
 
     @property
     def verifies_tokens(self) -> bool:
-        """Whether a bearer token can count."""
+        """Whether bearer tokens can be verified."""
         return self.tokens is not None or self.jwt is not None
 
     def known(self, token: str) -> Principal | Refusal | None:
-        """Whose bearer token this is, or why it is refused; None if only `identify` finds out."""
+        """The owner of a bearer token, or why it is refused; None if the token is not cached, or keys or tokens must be
+        read first: then call `identify`."""
         if self.jwt is not None and not is_token(token):
             return self.jwt.known(token)
         if self.tokens is None:
@@ -72,13 +73,14 @@ class Authenticators:
         return None if tokens is None else self._identify_token(token, tokens)
 
     async def identify(self, token: str) -> Principal | Refusal:
-        """The same. Verifies signatures in a thread, and may read keys or tokens again."""
+        """The owner of a bearer token, or why it is refused. Verifies signatures in a thread, and may read keys or
+        tokens again."""
         found = self.known(token)
         if found is not None:
             return found
         if self.jwt is not None and not is_token(token):
             return await self.jwt.verify(token)
-        assert self.tokens is not None, "without tokens the answer is known"
+        assert self.tokens is not None, "`known` has refused the token"
         return self._identify_token(token, await self.tokens.current())
 
     async def named(self, name: str) -> Principal | Refusal:
@@ -92,9 +94,9 @@ class Authenticators:
 
 
 def authenticators_of(settings: ApiSettings, *, clock: Clock) -> tuple[Authenticators, list[str]]:
-    """What the settings name, and warnings for the log.
+    """The authenticators of the settings, and warnings for the log.
 
-    Raises `ConfigurationError` where the API would be open to the network, or a file of tokens or keys cannot be used.
+    Raises `ConfigurationError` if the API would be open to the network, or a file of tokens or keys cannot be used.
     """
     tokens, warnings = tokens_of(settings)
     verifier = None

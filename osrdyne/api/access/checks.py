@@ -1,4 +1,4 @@
-"""Asks `osrdyne.auth` whether a request may pass, and puts its answer into HTTP. Demands TLS where a policy does."""
+"""Apply the decisions of `osrdyne.auth` to HTTP requests, and require TLS for keys whose policy demands it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from osrdyne.aio.clock import Clock
-from osrdyne.api.access.authenticators import Authenticators, authenticators_of
+from osrdyne.api.access.authenticators import Authenticators
 from osrdyne.api.access.token_file import TokenChange
 from osrdyne.api.keys import path_key, query_key
 from osrdyne.api.problems import problem, problem_of
@@ -28,7 +27,6 @@ from osrdyne.auth.decision import (
 )
 from osrdyne.auth.endpoints import Endpoint, KeysOf, find_endpoint
 from osrdyne.auth.grants import ANONYMOUS, LOCAL, OPEN, Grant, Method, Principal, Role
-from osrdyne.config.models import ApiSettings
 from osrdyne.errors import InvalidKeyError, OsrdyneError, UnprotectedTransportError
 from osrdyne.pool.views import ManifestInspector
 from osrdyne.protocol.names import Key
@@ -39,7 +37,7 @@ _PROXIED = "osrdyne.proxied"
 
 
 class ForbiddenError(OsrdyneError):
-    """The grants of the request's principal do not allow what it asks for."""
+    """The grants of the request's principal do not allow the request."""
 
     def __init__(self, denial: Denial) -> None:
         super().__init__(denial.refusal.value, grant=denial.grant)
@@ -62,7 +60,7 @@ def is_local(request: Request) -> bool:
 
 
 def address_of(scope: Scope) -> str | None:
-    """Where the connection of a request comes from."""
+    """The peer address of the connection of a request."""
     peer = scope.get("client")
     return "unix socket" if scope.get(_LOCAL) else None if peer is None else str(peer[0])
 
@@ -73,13 +71,13 @@ def is_proxied(request: Request) -> bool:
 
 
 class Access:
-    """Who may use the API. Without tokens, JWTs and trusted proxies: everyone who reaches it."""
+    """Decides who may use the API. Without tokens, JWTs and trusted proxies: everyone who can reach it."""
 
     def __init__(self, authenticators: Authenticators) -> None:
         self._authenticators = authenticators
 
     async def admit(self, scope: Scope) -> JSONResponse | None:
-        """None for a request that may pass, which then knows its principal; else the answer."""
+        """The answer to a refused request; None for a request that may pass. Stores the principal in the scope."""
         endpoint, parts = find_endpoint(scope["method"], scope["path"])
         identified = await self._identify(scope)
         principal = ANONYMOUS if isinstance(identified, Refusal) else identified
@@ -87,13 +85,13 @@ class Access:
         proxies, peer = self._authenticators.proxies, scope.get("client")
         scope[_PROXIED] = proxies is not None and proxies.trusts(None if peer is None else peer[0])
         if isinstance(identified, Refusal):
-            # An invalid token is refused on every endpoint: its sender expects to be identified.
+            # An invalid token is refused on every endpoint, because its sender expects to be identified.
             is_open = endpoint.grant is None and identified is Refusal.NO_TOKEN
             return None if is_open else unauthorized(endpoint.grant, identified)
         if endpoint.grant is None:
             return None
         try:
-            # Where the grant covers every key, an invalid key is for the endpoint to refuse.
+            # If the grant covers every key, the endpoint refuses an invalid key.
             key = await _key(scope, endpoint, parts) if principal.is_limited(endpoint.grant) else None
         except InvalidKeyError as error:
             return problem_of(error)
@@ -146,7 +144,7 @@ async def change_author(
         Query(min_length=1, max_length=200, description="Who makes the change, unless the request is authenticated."),
     ],
 ) -> str:
-    """Who makes a change: the principal, if one is authenticated; else what the request claims."""
+    """The author of a change: the principal if it is authenticated, otherwise the author that the request claims."""
     principal = principal_of(request)
     return principal.name if principal.method in {Method.TOKEN, Method.JWT, Method.PROXY} else author
 
@@ -192,7 +190,7 @@ def forbidden(denial: Denial) -> JSONResponse:
 
 
 def unauthorized(grant: Grant | None, refusal: Refusal) -> JSONResponse:
-    """The answer to a request of an unknown sender. `grant` None: for an endpoint that needs no token."""
+    """The answer to a request of an unknown sender. `grant` None: the endpoint needs no token."""
     if grant is None:
         answer = problem(
             HTTPStatus.UNAUTHORIZED,
@@ -220,12 +218,6 @@ def _command(grant: Grant) -> str:
     return f"`osrdyne token create NAME {f'--role {role}' if role else f'--role viewer --grant {grant}'}`"
 
 
-def access_of(settings: ApiSettings, *, clock: Clock) -> tuple[Access, list[str]]:
-    """What the settings allow, and warnings for the log. Raises `ConfigurationError` as `authenticators_of` does."""
-    authenticators, warnings = authenticators_of(settings, clock=clock)
-    return Access(authenticators), warnings
-
-
 def is_protected(request: Request) -> bool:
     """Whether the request came over TLS, through a trusted proxy, or from this host: over the Unix socket or from a
     loopback address."""
@@ -235,14 +227,14 @@ def is_protected(request: Request) -> bool:
 
 
 def require_protected(request: Request, inspector: ManifestInspector, keys: Iterable[Key]) -> None:
-    """For keys that the URL does not name. Raises `UnprotectedTransportError` if the policy of one demands TLS and the
-    request came without."""
+    """Check TLS for keys that the URL does not name. Raises `UnprotectedTransportError` if the policy of one demands
+    TLS and the request came without."""
     if not is_protected(request) and any(inspector.requires_tls(key) for key in keys):
         raise UnprotectedTransportError("The policy of this key demands TLS (TransportProtection: AllPaths).")
 
 
 def protected(inspector: ManifestInspector, key_of: Callable[[Request], Awaitable[Key]]) -> Dependency:
-    """The dependency of endpoints of one key. It raises `UnprotectedTransportError`."""
+    """A dependency of the endpoints of one key, which checks TLS. It raises `UnprotectedTransportError`."""
 
     async def check(request: Request) -> None:
         require_protected(request, inspector, [await key_of(request)])

@@ -1,15 +1,15 @@
 """The checks before every HTTP request, as plain ASGI. In this order:
 
-- The `Host` header: a web page can point a name of its own at 127.0.0.1 (DNS rebinding) and would then read the API as
-  its own site; on loopback only loopback's names are answered, elsewhere whatever `api.allowed_hosts` says.
+- The `Host` header: a web page can point a name of its own at 127.0.0.1 (DNS rebinding) and then read the API as its
+  own site. On loopback only names of loopback are accepted, elsewhere those of `api.allowed_hosts`.
 - The raw path for routing, so that an encoded slash stays part of its key. Access is decided by the same path.
-- Tokens and roles (`access`), before anything of the body is read.
-- CSRF, for everything that changes something: `Sec-Fetch-Site` and `Origin` must not name another site, and
-  `Content-Type: application/json` is required: a browser sends it across sites only after a preflight request, which is
+- Tokens and roles (`access`), before the body is read.
+- CSRF, for every method but GET, HEAD and OPTIONS: `Sec-Fetch-Site` and `Origin` must not name another site, and
+  `Content-Type: application/json` is required. A browser sends it across sites only after a preflight request, which is
   never granted here.
 - The body, within limits of size and time (`bodies`).
 - The record of a change (`audit`), before the change and with its outcome.
-- Unexpected errors: logged, and answered without any detail.
+- Unexpected errors: logged, and answered without details.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = get_logger("api")
 
 
 class Guard:
-    """Wraps the application. `allowed_hosts` None answers every `Host`."""
+    """Wraps the application. `allowed_hosts` None: accept every `Host`."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Guard:
     async def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
         return (
-            self._unknown_host(scope, headers)
+            self._refuse_unknown_host(scope, headers)
             or await self._access.admit(scope)
-            or (None if scope["method"] in _SAFE_METHODS else _from_a_web_page(headers))
+            or (None if scope["method"] in _SAFE_METHODS else _refuse_cross_site(headers))
         )
 
-    def _unknown_host(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    def _refuse_unknown_host(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         host = _host_name(headers.get("host", ""))
         if self._allowed_hosts is not None and host not in self._allowed_hosts and host != _own_address(scope):
             return problem(
@@ -125,8 +125,8 @@ class Guard:
                 await answer(scope, receive, remember_start)
 
 
-def _from_a_web_page(headers: Headers) -> JSONResponse | None:
-    """The answer to what a page of another site could have sent."""
+def _refuse_cross_site(headers: Headers) -> JSONResponse | None:
+    """The refusal of a request that a page of another site could have sent; None if it could not."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         foreign = site not in {"same-origin", "none"}
@@ -150,8 +150,8 @@ def _from_a_web_page(headers: Headers) -> JSONResponse | None:
 
 
 def hosts_of(address: str, allowed: Collection[str]) -> Collection[str] | None:
-    """The `Host` names to answer when listening on `address`; None for any, which only an API without any protection
-    does. Elsewhere the host's own name is one: daemons announce it to each other."""
+    """The accepted `Host` names of an API that listens on `address`; None: any name, only without authentication.
+    Beyond loopback the host's own name is accepted, because daemons announce it to each other."""
     own = {"localhost", "127.0.0.1", "::1", address}
     if is_loopback(address):
         return {*own, *allowed}
@@ -159,7 +159,7 @@ def hosts_of(address: str, allowed: Collection[str]) -> Collection[str] | None:
 
 
 def _own_address(scope: Scope) -> str | None:
-    """The address that the connection came to, as probes and scrapers use it. DNS rebinding needs a name instead."""
+    """The local address of the connection, which probes and scrapers use as `Host`. DNS rebinding needs a name."""
     server = scope.get("server")
     if server is None or server[1] is None or is_loopback(str(server[0])):
         return None
@@ -167,9 +167,9 @@ def _own_address(scope: Scope) -> str | None:
 
 
 def _host_name(header: str) -> str:
-    """The host of `host:port`, lower case, without the brackets of IPv6; empty when it cannot be read."""
+    """The host of `host:port`, in lower case, without the brackets of IPv6; empty if it is invalid."""
     if not _HOST.fullmatch(header):
-        return ""  # with a user, a path or a blank it is no host, and another program may read another name
+        return ""  # with a user, a path or a blank, another program may read another name
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:

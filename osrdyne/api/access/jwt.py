@@ -1,4 +1,4 @@
-"""Verify JWTs: signature, issuer, audience and expiry. The configuration fixes the algorithm, whatever a token names.
+"""Verify JWTs: signature, issuer, audience and expiry. The configuration defines the algorithm, not the token.
 
 Keys come from a file (PEM or secret), or from a JWKS in a file or at a URL. A JWKS is read again when a token names an
 unknown key, at most once a minute, and every ten minutes.
@@ -39,11 +39,11 @@ LEEWAY = 60
 REFRESH_INTERVAL = KEYS_RETRY_AFTER
 """Seconds between two reads of a JWKS."""
 MAX_KEY_AGE = 600.0
-"""Seconds after which a JWKS is read again, so that a withdrawn key ends."""
+"""Seconds after which a JWKS is read again, so that a withdrawn key is no longer accepted."""
 FETCH_TIMEOUT = 5.0
 """Seconds for the whole answer: senders of tokens with an unknown key wait for it."""
 CACHED = 1_000
-"""Verified tokens that are remembered by their digest, with their claims of time."""
+"""Verified tokens that are cached by their digest, with their claims."""
 
 _ALGORITHMS = {"HS256": ("HS256",), "RS256": ("RS256",), "ES256": ("ES256",), "EdDSA": ("EdDSA", "Ed25519")}
 _KEY_TYPES: dict[str, type[Key]] = {"HS256": OctKey, "RS256": RSAKey, "ES256": ECKey, "EdDSA": OKPKey}
@@ -83,7 +83,7 @@ class JwtVerifier:
         self._log: Logger = get_logger("api", issuer=settings.issuer)
 
     def known(self, token: str) -> Principal | Refusal | None:
-        """The same as `verify` where that needs neither a thread nor a read of the keys; else None."""
+        """The result of `verify` if the token is cached and the keys need not be read; otherwise None."""
         if len(token) > MAX_TOKEN or not token.isascii():
             return Refusal.MALFORMED
         if self._are_keys_old():
@@ -111,7 +111,7 @@ class JwtVerifier:
             if isinstance(found, Refusal):
                 return found
             claims = found
-            if self._keys is keys:  # else the key may have been withdrawn meanwhile
+            if self._keys is keys:  # otherwise the key may have been withdrawn meanwhile
                 self._remember(digest, claims)
         return self._principal(claims)
 
@@ -126,9 +126,9 @@ class JwtVerifier:
             return Refusal.SIGNATURE
 
     def _choose(self, signed: Any) -> Key:
-        """The key that the header of a token names; without a key of this id, one without an id may have signed it."""
+        """The key that the header of a token names, or the only key without an id if no key has this id."""
         if "crit" in (header := signed.headers()):
-            raise ValueError("a header that must be understood")  # osrdyne knows none (RFC 7515, section 4.1.11)
+            raise ValueError("critical header parameters are not supported")  # RFC 7515, section 4.1.11
         wanted = header.get("kid")
         found = [key for key in self._keys if wanted is None or key.get("kid") == wanted]
         if not found:
@@ -176,7 +176,7 @@ class JwtVerifier:
                 raise
             self._keys, self._keys_failed = keys, False
         with self._cache_lock:
-            self._cache.clear()  # a key that was withdrawn must not count any longer
+            self._cache.clear()  # tokens of a withdrawn key must not be accepted any longer
         return True
 
     async def _fetch(self) -> list[Key]:

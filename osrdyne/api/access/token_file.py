@@ -1,4 +1,4 @@
-"""The file that holds the digests of API tokens: read by the daemon, changed by `osrdyne token`."""
+"""The file with the digests of API tokens: read by the daemon, changed by `osrdyne token`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Change = Callable[[tuple[Token, ...]], tuple[Token, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TokenChange:
-    """A change of the file that the daemon has seen: SHA-256 of the tokens before and after it, and their names."""
+    """A change of the file that the daemon has detected: SHA-256 of the tokens before and after it, and their names."""
 
     before: str
     after: str
@@ -35,7 +35,7 @@ class TokenChange:
 
 
 class TokenFile:
-    """One file. Reading it again costs a `stat` as long as it does not change."""
+    """One token file. While it does not change, its tokens cost one `stat`."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -50,7 +50,7 @@ class TokenFile:
     def read(self) -> tuple[Token, ...]:
         """The tokens of the file. Raises `ConfigurationError`."""
         try:
-            with open(self._path, "rb", opener=_open_at_once) as file:
+            with open(self._path, "rb", opener=_open_without_waiting) as file:
                 status = os.fstat(file.fileno())
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
@@ -64,10 +64,10 @@ class TokenFile:
         return parse_tokens(content.decode("utf-8", "replace"), str(self._path))
 
     async def current(self) -> tuple[Token, ...]:
-        """The tokens now. A file that cannot be read has none: every token is refused until it is repaired.
+        """The current tokens. A file that cannot be read has none: every token is refused until it is repaired.
 
-        A changed file is read in a thread: a large one takes a second. Requests wait for it, none is judged by the
-        former tokens.
+        A changed file is read in a thread, because a large one takes a second. Requests wait for it, so that none is
+        checked by the former tokens.
         """
         if self._is_unchanged():
             return self._tokens
@@ -84,7 +84,7 @@ class TokenFile:
             return self._tokens
 
     def known(self) -> tuple[Token, ...] | None:
-        """The tokens now; None if the file has to be read first."""
+        """The current tokens; None if the file must be read first."""
         return self._tokens if self._is_unchanged() else None
 
     def _is_unchanged(self) -> bool:
@@ -98,7 +98,7 @@ class TokenFile:
         return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode
 
     def _read_again(self) -> tuple[tuple[int, ...] | None, tuple[Token, ...], str | None]:
-        """The version, the tokens and why there are none."""
+        """The version of the file, its tokens, and the error if it cannot be read."""
         version = self._version()  # before the content: a change in between is read next time
         try:
             return version, self.read(), None
@@ -112,7 +112,7 @@ class TokenFile:
         return found
 
     def change(self, change: Change) -> None:
-        """Replace the tokens by what `change` makes of them; one process at a time. Raises `ConfigurationError`."""
+        """Replace the tokens by the result of `change`; one process at a time. Raises `ConfigurationError`."""
         try:
             with self._locked():
                 before = self.read() if self._path.exists() else ()
@@ -127,7 +127,7 @@ class TokenFile:
             yield
 
     def _replace(self, text: str) -> None:
-        """Write a new file and rename it, so that a reader sees one version or the other. Owner and mode stay."""
+        """Replace the file atomically. Its owner and mode stay."""
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -144,8 +144,8 @@ class TokenFile:
             unfinished.unlink(missing_ok=True)
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Opening a named pipe would wait for its writer."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """An opener that does not wait for the writer of a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -163,9 +163,9 @@ def _digest(tokens: tuple[Token, ...]) -> str:
 
 
 def tokens_of(settings: ApiSettings) -> tuple[TokenFile | None, list[str]]:
-    """The file of API tokens, None where everyone who reaches the API may use it; and warnings for the log.
+    """The file of API tokens, if the settings name one, and warnings for the log.
 
-    Raises `ConfigurationError` where the API would be open to the network, or the token file cannot be used.
+    Raises `ConfigurationError` if the API would be open to the network, or the token file cannot be used.
     """
     warnings = check_exposure(
         settings.host,

@@ -1,1 +1,1 @@
-"""The endpoints of the HTTP API, a module for each subject."""
+"""The endpoints of the HTTP API, one module for each subject."""

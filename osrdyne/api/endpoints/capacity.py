@@ -1,4 +1,4 @@
-"""Plans of capacity over HTTP: `POST /v1/capacity`. A calculation that changes nothing and needs no leader."""
+"""Capacity plans over HTTP: `POST /v1/capacity`. A calculation, which changes nothing and needs no leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PLANS = 32
 
 
 class MeterPlan(BaseModel):
-    """What the load makes of one limit."""
+    """The demand of the load on one limit."""
 
     meter: str
     demand: float
@@ -29,7 +29,7 @@ class MeterPlan(BaseModel):
 
 
 class QueuePlan(BaseModel):
-    """What waits for the store."""
+    """The queue before the store."""
 
     queued: float = Field(description="Seconds in which events wait.")
     worst_lag: float = Field(description="Seconds that the latest event waits.")
@@ -63,7 +63,7 @@ class CapacityPlan(BaseModel):
 
 def capacity_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
-    # A thread of their own, one at a time: many plans must not keep the threads busy that verify tokens.
+    # In a thread of their own, one at a time: many plans must not occupy the threads that verify tokens.
     thread = ThreadPoolExecutor(1, thread_name_prefix="capacity")
     plans = 0
 

@@ -58,7 +58,7 @@ class CircuitDetails(CircuitStatus):
 
 
 class ClosedCircuits(BaseModel):
-    """The result of closing circuits by hand."""
+    """The result of closing circuits."""
 
     pool: str
     closed: list[str] = Field(description="The hashes of those that were not closed before.")
@@ -72,14 +72,14 @@ class AllCircuits(BaseModel):
 
 
 def circuit_routes(inspector: CircuitInspector) -> APIRouter:
-    """Routes of circuits. Include them after those of the configuration, or `{hash}` would match `config`."""
+    """Routes of circuits. Include them after the routes of the configuration, or `{hash}` would match `config`."""
     router = APIRouter(prefix="/v1/circuits")
 
     async def find(hash: str) -> CircuitView:
         for view in await inspector.circuits():
             if view.hash == hash:
                 return view
-        raise HTTPException(HTTPStatus.NOT_FOUND, "There is no circuit with this hash; it counts no request.")
+        raise HTTPException(HTTPStatus.NOT_FOUND, "There is no circuit with this hash, or it has counted no request.")
 
     @router.get("", summary="The hashes of the circuits")
     async def hashes() -> CircuitHashes:

@@ -22,12 +22,13 @@ def daemon_routes(inspector: PoolInspector, metrics: Metrics, version: str) -> A
     async def health() -> models.Health:
         return models.Health()
 
-    @router.get("/ready", summary="Every component that is needed is well; 503 when one is not")
+    @router.get("/ready", summary="Whether every required component works; 503 if one does not")
     async def ready(request: Request, response: Response) -> models.Readiness:
         components = [models.Component.of(view) for view in inspector.components()]
-        is_ready = bool(components) and all(one.ok or not one.fatal for one in components)  # none: it is still starting
+        # Without components the daemon is still starting.
+        is_ready = bool(components) and all(one.ok or not one.fatal for one in components)
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        principal = principal_of(request)  # a probe has no token, and needs the status only
+        principal = principal_of(request)  # a probe has no token and needs only the status
         return models.Readiness(
             ready=is_ready,
             pool=inspector.pool,
@@ -37,7 +38,7 @@ def daemon_routes(inspector: PoolInspector, metrics: Metrics, version: str) -> A
             components=[] if principal.is_limited(Grant.VIEW) else components,
         )
 
-    @router.get("/version", summary="Which osrdyne this is")
+    @router.get("/version", summary="The version of osrdyne")
     async def show_version() -> models.Version:
         return models.Version(version=version)
 

@@ -21,7 +21,7 @@ def group_list_routes(inspector: PoolInspector) -> APIRouter:
 
     @router.get("/v1/groups", summary="All groups, or those of the given keys (`?key=`, repeatable)")
     async def groups(request: Request, keys: Annotated[set[Key] | None, Depends(query_keys)]) -> models.Groups:
-        """Those that the principal may see."""
+        """The groups that the principal may see."""
         may = principal_of(request).may
         found = [view for view in inspector.groups() if keys is None or view.key in keys]
         views = [view for view in found if may(Grant.VIEW, view.key)]
@@ -40,7 +40,7 @@ def group_list_routes(inspector: PoolInspector) -> APIRouter:
 
 
 def _best(workers: list[WorkerView], keys: set[Key]) -> dict[Key, WorkerView]:
-    """One worker for each key: one that serves, where there is one."""
+    """One worker for each key, preferably one that serves."""
     found: dict[Key, WorkerView] = {}
     for worker in workers:
         known = found.get(worker.key)
@@ -56,34 +56,34 @@ def group_routes(
     *,
     place: KeyPlace,
 ) -> APIRouter:
-    """The routes of one group. They exist twice, because no HTTP client sends the keys `.`, `..` and the empty one
-    in a path as they are: `/v1/group?key=` takes every key."""
+    """The routes of one group. They exist twice, because HTTP clients change the keys `.`, `..` and the empty key in a
+    path: `/v1/group?key=` takes every key."""
     router = APIRouter(prefix=prefix, dependencies=[protected(inspector, key_of)])
     requested = Depends(key_of)
     extra = key_schema(place)
 
-    # Actions before the group itself: `{key:path}` would take them for part of the key.
+    # Actions before the group itself: `{key:path}` would match them as a part of the key.
     @router.get("/logs", summary="The last log lines of the group's workers", openapi_extra=extra)
     async def logs(key: Key = requested, lines: int = Query(100, ge=1, le=10_000)) -> models.Logs:
         found = await inspector.logs(key, lines=lines)
         return models.Logs(key=key, workers={worker: list(text) for worker, text in found.items()})
 
-    @router.post("/start", summary="Require the group, as a request would", status_code=202, openapi_extra=extra)
+    @router.post("/start", summary="Start the group, as a request would", status_code=202, openapi_extra=extra)
     async def start(key: Key = requested) -> models.Accepted:
         await inspector.start_group(key)
         return models.Accepted(key=key, accepted="start")
 
-    @router.post("/stop", summary="Begin the group's orderly end now", status_code=202, openapi_extra=extra)
+    @router.post("/stop", summary="Stop the group when its work is done", status_code=202, openapi_extra=extra)
     async def stop(key: Key = requested) -> models.Accepted:
         await inspector.stop_group(key)
         return models.Accepted(key=key, accepted="stop")
 
-    @router.post("/pin", summary="Keep the group up until it is unpinned", status_code=202, openapi_extra=extra)
+    @router.post("/pin", summary="Keep the group active until it is unpinned", status_code=202, openapi_extra=extra)
     async def pin(key: Key = requested) -> models.Accepted:
         await inspector.pin(key)
         return models.Accepted(key=key, accepted="pin")
 
-    @router.post("/unpin", summary="Let the group go when it is idle", status_code=202, openapi_extra=extra)
+    @router.post("/unpin", summary="Let the group end when it is idle", status_code=202, openapi_extra=extra)
     async def unpin(key: Key = requested) -> models.Accepted:
         await inspector.unpin(key)
         return models.Accepted(key=key, accepted="unpin")

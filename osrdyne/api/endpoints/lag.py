@@ -1,4 +1,4 @@
-"""How far the groups of a pool are behind: `GET /v1/lag`."""
+"""The lag of the groups of a pool: `GET /v1/lag`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LagFigures(BaseModel):
 
     messages: int = Field(description="Requests that no worker has taken.")
     seconds: float | None = Field(description="Age of the oldest of them; null: not known.")
-    a_minute: float = Field(description="By how many they become more in a minute; negative: fewer.")
+    a_minute: float = Field(description="Growth of their number in a minute; negative: they become fewer.")
     drained_in: float | None = Field(description="Seconds until none wait, at that rate; null: never.")
 
     @classmethod
@@ -44,7 +44,7 @@ class PoolLag(BaseModel):
 def lag_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
-    @router.get("/lag", summary="How many requests wait, since when, and whether they become more")
+    @router.get("/lag", summary="The number of waiting requests, their age, and the trend")
     async def lag(request: Request) -> PoolLag:
         principal = principal_of(request)
         may = principal.may

@@ -1,5 +1,5 @@
-"""The manifests of a pool over HTTP: `/v1/routes`, `/v1/splitter`, `/v1/profiles`, `/v1/policies`,
-`/v1/quota` and `/v1/explain`."""
+"""The manifests of a pool over HTTP: `/v1/routes`, `/v1/splitter`, `/v1/profiles`, `/v1/policies`, `/v1/quota` and
+`/v1/circuits/config`; the policy of a key, and `/v1/explain`."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Version(BaseModel):
 
     version: int
     author: str
-    at: float = Field(description="When it came into force, seconds since the epoch.")
+    at: float = Field(description="When it became active, seconds since the epoch.")
     size: int | None = Field(
-        None, description="How many routes, rules, profiles or policies it has; null where that is not known."
+        None, description="The number of its routes, rules, profiles or policies; null if unknown."
     )
     manifest: dict[str, Any] | None = Field(
-        None, description="The document; null for a version without one, or where manifests were not asked for."
+        None, description="The document; null for a version without one, and with `manifests=false`."
     )
 
 
@@ -63,18 +63,18 @@ class InForce(BaseModel):
     """The active manifest; null if there is none."""
 
     pool: str
-    version: int = Field(description="Of the latest change; 0 where there has never been one.")
+    version: int = Field(description="Of the latest change; 0 if there has never been one.")
     current: Version | None
 
 
 class QuotaInForce(InForce):
-    """The active document of quotas, and what was used."""
+    """The active document of quotas, and the usage."""
 
-    usage: QuotaUsage | None = Field(description="Null where there are no quotas.")
+    usage: QuotaUsage | None = Field(description="Null without quotas.")
 
 
 class History(BaseModel):
-    """The versions that are kept, the newest first."""
+    """The stored versions, the newest first."""
 
     pool: str
     versions: list[Version]
@@ -95,7 +95,7 @@ class Change(BaseModel):
 class ChangedProfiles(Change):
     """The result of a change of the profiles."""
 
-    changed_groups: int = Field(0, description="Groups whose workers get other settings: they are replaced.")
+    changed_groups: int = Field(0, description="Groups whose workers are replaced, because their settings change.")
 
     @classmethod
     def of(cls, pool: str, change: ManifestChange) -> Self:
@@ -110,7 +110,7 @@ class ChangedRoutes(Change):
     added_priorities: list[int] = []
     removed_priorities: list[int] = []
     pending: dict[int, int] = Field(
-        {}, description="Requests that wait in queues of priorities that no route uses, by priority: they are served."
+        {}, description="Requests in queues of priorities that no route uses, by priority. They are served."
     )
 
     @classmethod
@@ -166,7 +166,7 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
         router,
         inspector,
         ManifestKind.QUOTA,
-        "document of quotas, and what was used",
+        "document of quotas, and the usage",
         Change,
         in_force=QuotaInForce,
         more=lambda: {"usage": None if (usage := inspector.quota_usage()) is None else shown_usage(usage)},
@@ -199,7 +199,7 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
             now=time.time(),
         )
         explanation: Explanation = await inspector.explain(arrival)
-        # ASCII only: the explanation quotes the sample, which may hold half of a surrogate pair; UTF-8 cannot.
+        # ASCII only: the explanation quotes the sample, which may hold half of a surrogate pair.
         return Response(json.dumps(explanation.to_json()), media_type="application/json")
 
     return router
@@ -215,9 +215,9 @@ def _add_kind(
     in_force: type[InForce] = InForce,
     more: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """The paths of one kind of manifest. Documents go through as text: a large one would be parsed on the loop.
+    """The paths of one kind of manifest. Documents stay text, so that a large one is not parsed on the loop.
 
-    `more`: further members of the answer about the active one.
+    `more`: further members of the answer with the active manifest.
     """
 
     @router.get(f"/{kind.path}", summary=f"The active {name}", response_model=in_force)
@@ -239,7 +239,7 @@ def _add_kind(
             return invalid_document(error, check=f"{kind.command} check")
         return answer.of(inspector.pool, changed)
 
-    @router.delete(f"/{kind.path}", summary=f"Return to no {name}", response_model=answer)
+    @router.delete(f"/{kind.path}", summary=f"Remove the active {name}", response_model=answer)
     async def clear(author: Author, if_match: _IfMatch = None) -> Change:
         changed = await inspector.clear_manifest(kind, author=author, expected=_expected(if_match))
         return answer.of(inspector.pool, changed)
@@ -295,7 +295,7 @@ def _version(kept: KeptManifest, *, document: bool) -> str:
 
 
 def _document(kept: KeptManifest) -> str:
-    """The text as it is kept. What another program has written there is checked: it would break the whole answer."""
+    """The stored text. The text of another program is checked, because invalid JSON would break the whole answer."""
     try:
         text = kept.manifest
         if text is not None and not kept.packed:

@@ -1,4 +1,4 @@
-"""The metrics that are measured when Prometheus asks for them, so that they always agree with the pool."""
+"""The metrics that are measured for each scrape, so that they always agree with the state of the pool."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from osrdyne.pool.views import PoolInspector, ProcessStatus
 from osrdyne.telemetry.last_values.store import counts_by_name
 
 LAST_VALUES_TIMEOUT = 2.0
-"""Seconds: Prometheus gives up a scrape after ten."""
+"""Seconds: Prometheus aborts a scrape after ten."""
 
 
 async def measure(inspector: PoolInspector, metrics: Metrics) -> None:
+    """Set the metrics that are measured for each scrape."""
     _measure_groups(inspector, metrics)
     _measure_processes(inspector, metrics)
     _measure_waiting(inspector, metrics)
@@ -27,7 +28,6 @@ async def measure(inspector: PoolInspector, metrics: Metrics) -> None:
 
 
 def _measure_groups(inspector: PoolInspector, metrics: Metrics) -> None:
-    """Counted when they are asked for, so that they cannot drift."""
     views = inspector.groups()
     groups = Counter(view.state for view in views)
     workers = Counter(worker.state for view in views for worker in view.workers)
@@ -38,10 +38,10 @@ def _measure_groups(inspector: PoolInspector, metrics: Metrics) -> None:
 
 
 async def _measure_last_values(inspector: PoolInspector, metrics: Metrics) -> None:
-    """From the store, which counts in the transactions that change values."""
+    """Set the counts of the store, which change in the transactions that change values."""
     metrics.last_value_events.clear()
     totals = None
-    # `osrdyne last` shows the reason. All other metrics are answered in time, whatever the database does.
+    # `osrdyne last` shows the error. A slow or missing database must not delay the other metrics.
     with suppress(LastValueStoreError, ConfigurationError, TimeoutError):
         async with asyncio.timeout(LAST_VALUES_TIMEOUT):
             totals = await inspector.last_value_totals()

@@ -1,6 +1,6 @@
-"""The poison inventory over HTTP: what an entry looks like there, and the routes under `/v1/poison`.
+"""The poison inventory over HTTP: the models of entries, and the routes under `/v1/poison`.
 
-Text from the wire need not be text: bytes that are not UTF-8 are shown escaped. Credentials in headers are hidden.
+Bytes of messages that are not UTF-8 are escaped. Credentials in headers are hidden.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Entries = Annotated[list[str], Query(alias="id", min_length=1, max_length=100, 
 
 
 def escaped(text: str) -> str:
-    """Text as it is if it is Unicode; else escaped, because JSON cannot hold it."""
+    """The text with lone surrogates escaped, which UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -36,7 +36,7 @@ def _valid(text: str | None) -> str | None:
 
 
 def _readable(text: str | None) -> str | None:
-    """Text for a person: escaped if necessary, and without passwords."""
+    """The text with lone surrogates escaped and without passwords."""
     return None if text is None else mask_uri(escaped(text))
 
 
@@ -91,10 +91,10 @@ class Death(BaseModel):
 
     worker_id: Readable
     ended_with: Readable = Field(description="Exit code or signal.")
-    said: OptionalReadable = Field(description="What the worker itself gave as its reason.")
+    said: OptionalReadable = Field(description="The reason that the worker itself reported.")
     at: float
     log_lines: list[Readable]
-    others: int = Field(description="Requests that ran beside it in the same worker.")
+    others: int = Field(description="Other requests that ran in the same worker.")
 
 
 class Entry(BaseModel):
@@ -128,10 +128,10 @@ class Inventory(BaseModel):
     """Entries of the poison inventory, oldest first."""
 
     pool: str
-    total: int = Field(description="How many match.")
+    total: int = Field(description="The number of matching entries.")
     entries: list[Entry]
     next: str | None = Field(description="For `after=`, to get the next page; null at the end.")
-    complete: bool = Field(description="False when the inventory holds more than is looked at.")
+    complete: bool = Field(description="False if the inventory has more entries than were read.")
 
     @classmethod
     def of(cls, pool: str, page: PoisonPage) -> Inventory:
@@ -165,7 +165,7 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
     ) -> Inventory:
         require_keys(request, Grant.VIEW, keys)
         if bodies:
-            require_keys(request, Grant.BODIES, keys)  # what only its sender and its worker should read
+            require_keys(request, Grant.BODIES, keys)  # bodies are for the sender and the worker only
         query = PoisonQuery(
             keys=None if keys is None else frozenset(keys),
             path=path,
@@ -176,7 +176,7 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
             bodies=bodies,
         )
         page = await inspector.poison(query)
-        # Entries hold headers of requests and lines of logs, also without bodies.
+        # Also without bodies, entries hold headers of requests and lines of logs.
         require_protected(request, inspector, [Key(one.key) for one in page.entries if one.key is not None])
         return Inventory.of(inspector.pool, page)
 
@@ -202,12 +202,12 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
 
 
 async def _require_entries(inspector: PoisonInspector, request: Request, entries: list[str]) -> None:
-    """Raises `ForbiddenError` if one of the entries is of a key that the principal may not change."""
+    """Raises `ForbiddenError` if an entry has a key that the principal may not operate."""
     if principal_of(request).is_limited(Grant.OPERATE):
         for entry in entries:
             _require_of(request, Grant.OPERATE, await inspector.poison_entry(entry))
 
 
 def _require_of(request: Request, grant: Grant, entry: PoisonRecord) -> None:
-    """An entry without a key concerns no one key: it needs the grant for all of them."""
+    """Check a grant for the key of an entry; for all keys if it has no key. Raises `ForbiddenError`."""
     require_keys(request, grant, None if entry.key is None else [entry.key])

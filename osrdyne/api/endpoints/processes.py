@@ -14,7 +14,7 @@ from osrdyne.protocol.names import WorkerId
 def process_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
-    @router.get("/processes", summary="The processes of pooled workers; none in a pool of dedicated workers")
+    @router.get("/processes", summary="The processes of pooled workers; empty in a pool of dedicated workers")
     async def processes() -> models.Processes:
         found = [models.Process.of(view) for view in inspector.processes()]
         return models.Processes(pool=inspector.pool, leading=inspector.leadership().leading, processes=found)

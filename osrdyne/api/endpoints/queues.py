@@ -57,8 +57,8 @@ class Queue(BaseModel):
 
     key: str
     queue: str = Field(description="Its name in RabbitMQ.")
-    exists: bool = Field(description="Whether RabbitMQ has it now; a created queue comes with the first request.")
-    created: bool = Field(description="Whether it was created here; otherwise it came with a request.")
+    exists: bool = Field(description="Whether RabbitMQ has it now; a created queue is declared at the first request.")
+    created: bool = Field(description="Whether it was created here; otherwise it was declared for a request.")
     state: str | None = Field(description="`alive` or `ending`; null for a queue that was not created here.")
     reason: str | None = Field(description="Why it ends: `deleted` or `expired`.")
     author: str | None
@@ -150,13 +150,13 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
         _require_leading(request, inspector)
         found = await inspector.queue(key)
         if not _may_discover(principal_of(request), found.key, found.policy):
-            # As for a queue that does not exist: another answer would reveal that this one does.
+            # The answer for a queue that does not exist: any other would reveal that this one does.
             raise NoSuchQueueError("This key has no queue, and none was created for it.")
         return Queue.of(found)
 
     @router.put(
         "/queue",
-        summary="Renew the queue of a key: with a new proposal, or without a body with the present one",
+        summary="Renew the queue of a key, with a new proposal or, without a body, with the current one",
         response_model=Queue,
         openapi_extra=_BODY,
         dependencies=of_one_key,
@@ -190,8 +190,8 @@ def _text(body: bytes) -> str:
 
 
 def _require_leading(request: Request, inspector: PoolInspector) -> None:
-    """Raises `LeadershipLostError` without the leader's address for senders without any grant: they may not know it,
-    and must not cause queries to RabbitMQ for it."""
+    """Raises `LeadershipLostError` on a standby for senders without any grant: they must neither learn the address of
+    the leader nor cause queries for it."""
     if not principal_of(request).grants and not inspector.leadership().leading:
         raise LeadershipLostError("This daemon does not lead the pool.")
 
@@ -217,7 +217,8 @@ def _page(limit: int, after: str | None) -> str:
 
 
 def _feed(pool: str, queues: Sequence[RegisteredQueue], *, own: str, following: str | None) -> bytes:
-    """The Atom feed. A key may hold characters that XML cannot: links and ids are percent-encoded, titles replaced."""
+    """The Atom feed. A key may hold characters that XML cannot: links and ids are percent-encoded, in titles they are
+    replaced."""
     xml.register_namespace("", _ATOM)
     xml.register_namespace("connect", _CONNECT)
     feed = xml.Element(f"{{{_ATOM}}}feed")

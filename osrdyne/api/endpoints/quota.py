@@ -1,4 +1,4 @@
-"""What was used of the quotas, in `GET /v1/quota`."""
+"""The usage of quotas in `GET /v1/quota`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osrdyne.ingress.quotas.quotas import Usage
 
 
 class NameUsage(BaseModel):
-    """What one key or principal has used."""
+    """The blocks that one key or principal has used."""
 
     name: str
     used: int
@@ -21,19 +21,19 @@ class MeterUsageModel(BaseModel):
     """The state of the pool's meter, or of that of a rule."""
 
     name: str
-    used: int = Field(description="Blocks of this day; of the name that has used most, if each has its own quota.")
+    used: int = Field(description="Blocks of this day; of the name with the largest use, if each has its own quota.")
     quota: int | None = Field(description="Blocks of this day; null: no daily quota.")
     ratio: float | None
     each: bool = Field(description="Whether each name has its own quota.")
     shared: bool = Field(description="Whether the names share the quota.")
-    names: int = Field(description="How many keys or principals were counted.")
+    names: int = Field(description="The number of keys or principals that were counted.")
     largest: list[NameUsage]
     send_rate: float | None = Field(description="Messages a second; null: no limit.")
     burst: int | None
 
 
 class ForecastModel(BaseModel):
-    """Seconds until the quota of the pool gives out; null: not today, or not known."""
+    """Seconds until the quota of the pool is used up; null: not today, or unknown."""
 
     earliest: float | None
     latest: float | None

@@ -53,13 +53,13 @@ class ReaderModel(BaseModel):
 
 
 class TablePartitionModel(BaseModel):
-    """What the scheduler knows of one partition of a table."""
+    """The state of one partition of a table in the scheduler."""
 
     partition: int
     in_flight: bool = Field(description="Whether a request to store it waits for its answer.")
-    stored: int = Field(description="Events that the answers in the term of this leader have named.")
+    stored: int = Field(description="Events by the answers in the term of this leader.")
     invalid: int = Field(description="Invalid events among them.")
-    failures: int = Field(description="Requests that have failed in a row.")
+    failures: int = Field(description="Consecutive failed requests.")
     code: str | None = Field(description="Code of the last of them.")
     error: str | None = Field(description="Its cause and remedy.")
     next_after: float | None = Field(description="Seconds until the next request at the earliest; null: now.")
@@ -86,7 +86,7 @@ class TelemetryStatus(BaseModel):
 def telemetry_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
-    @router.get("/telemetry", summary="The partitions of the log of telemetry, and how far its readers are behind")
+    @router.get("/telemetry", summary="The partitions of the log of telemetry, and the lag of its readers")
     async def telemetry() -> TelemetryStatus:
         return shown_status(await inspector.telemetry())
 

@@ -15,7 +15,8 @@ import pytest
 import structlog
 
 from osrdyne.api.access.audit import LOGGED
-from osrdyne.api.access.checks import Access, access_of
+from osrdyne.api.access.authenticators import authenticators_of
+from osrdyne.api.access.checks import Access
 from osrdyne.api.app import create_app
 from osrdyne.auth.audit import AuditRecord, Outcome
 from osrdyne.auth.endpoints import find_endpoint
@@ -90,7 +91,7 @@ def token(name: str, secret: str = SECRET, role: Role = Role.ADMIN) -> Token:
 
 
 def access_by(file: Path) -> Access:
-    return access_of(ApiSettings(tokens_file=str(file)), clock=VirtualClock())[0]
+    return Access(authenticators_of(ApiSettings(tokens_file=str(file)), clock=VirtualClock())[0])
 
 
 def final(pool: FakeInspector) -> list[AuditRecord]:
