@@ -16,7 +16,7 @@ from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker import Call, Context
-from osrdyne_worker.requests.retries import Retries, Retry, counted, plan_retry
+from osrdyne_worker.requests.retries import Retries, Retry, plan_retry, with_attempts
 
 TEXT = "FROM /messages/* INTO $upstream"
 GOOD = {"codes": [503, "5XX"], "max_attempts": 3, "delays": ["1s", 2.5, "PT1M"]}
@@ -197,8 +197,8 @@ class TestDecision:
         assert Call(Context(Key("k")), request(headers)).attempt == attempt
 
     def test_answer_tells_the_attempts_where_there_was_more_than_one(self) -> None:
-        assert counted(request({ATTEMPTS_HEADER: 2}), FAILED).headers == {ATTEMPTS_HEADER: 3}
-        assert counted(request(), FAILED).headers == {}
+        assert with_attempts(request({ATTEMPTS_HEADER: 2}), FAILED).headers == {ATTEMPTS_HEADER: 3}
+        assert with_attempts(request(), FAILED).headers == {}
 
 
 def test_wait_queues_are_distinguished_from_all_others() -> None:

@@ -43,7 +43,7 @@ from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
-from osrdyne_worker.requests.retries import Retries, counted, priority_of_delivery
+from osrdyne_worker.requests.retries import Retries, priority_of_delivery, with_attempts
 from osrdyne_worker.requests.scheduling.batches import Batches
 from osrdyne_worker.requests.scheduling.coalescing import Coalescing
 from osrdyne_worker.requests.scheduling.prefetch import HeldRequest
@@ -694,7 +694,7 @@ class Processor:
         try:
             # Over the connection that delivered the request, or one opened beside it: if that is lost, RabbitMQ
             # delivers the request again anyway.
-            return await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
+            return await self._replies.send(job.broker.replies, job.request, with_attempts(job.request, response))
         except PublishRefusedError as error:
             # The reply queue is full. The next run may find room; the delivery limit ends the request otherwise.
             log.warning("reply refused by its queue", path=shown_path(job.request.path), reason=str(error))

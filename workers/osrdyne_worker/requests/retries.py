@@ -94,7 +94,7 @@ def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message
     return delivery.to_message(headers=headers, expiration=None)
 
 
-def counted(request: Request, response: Response) -> Response:
+def with_attempts(request: Request, response: Response) -> Response:
     """Add the number of attempts to the answer if there was more than one."""
     before = read_attempts(request.headers)
     return replace(response, headers={**response.headers, ATTEMPTS_HEADER: before + 1}) if before else response
