@@ -152,11 +152,11 @@ def execute(arguments: list[str], *, debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        return _report(error)
+        return _report(error, arguments)
     return code if isinstance(code, int) else 0
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, arguments: Sequence[str]) -> int:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, OsrdyneError):
@@ -167,8 +167,19 @@ def _report(error: BaseException) -> int:
     if hasattr(error, "format_message"):  # what Typer raises for wrong usage; its class is not public
         _print_error(_usage(error))
         return USAGE_ERROR
+    if (
+        isinstance(error, UnicodeEncodeError)
+        and (invalid := next(filter(_has_surrogates, arguments), None)) is not None
+    ):
+        _print_error(f"The argument {invalid!r} is not valid UTF-8.")
+        return USAGE_ERROR
     _print_error(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
     return FAILED
+
+
+def _has_surrogates(argument: str) -> bool:
+    """Whether an argument has bytes that are not UTF-8, which Python reads as surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def _usage(error: Any) -> str:

@@ -24,6 +24,7 @@ from osrdyne.cli.options import (
 from osrdyne.cli.output import ago, print_json, print_table
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.names import parse_key
 
 PAGE = 1_000
 
@@ -40,7 +41,7 @@ def last(
     found: list[dict[str, Any]] = []
     after = None
     while True:
-        page = daemon.get("/v1/last", key=key, series=series, after=after, limit=PAGE)
+        page = daemon.get("/v1/last", key=parse_key(key), series=series, after=after, limit=PAGE)
         found += page["values"]
         after = page["next"]
         if after is None:

@@ -107,6 +107,8 @@ def test_environment_of_a_worker_as_json() -> None:
             ".: this is a directory; name the file of API tokens.\n",
         ),
         (["queues", "create", "k", "--for", "99999999999d"], "--for: too long; "),
+        (["last", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
+        (["audit", "--who", "\udcff"], "The argument '\\udcff' is not valid UTF-8.\n"),
         (["groups", "env", "x" * 256], "The key has 256 bytes; at most 255 are allowed.\n"),
         (["groups", "env", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
         (["check-config", "-c", "x.yaml"], "Cannot read the configuration file x.yaml: No such file or directory.\n"),
