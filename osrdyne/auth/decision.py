@@ -21,7 +21,7 @@ KEYS_RETRY_AFTER = 60.0
 """Seconds between two reads of the keys of JWTs, and so the longest wait after a failed one."""
 
 
-class Refusal(Enum):
+class AccessRefusal(Enum):
     """Why a request is refused."""
 
     NO_TOKEN = "the request has no token"
@@ -44,7 +44,7 @@ class Denial:
     """The refusal of an identified or unknown sender, with the grant that it needs."""
 
     grant: Grant
-    refusal: Refusal
+    refusal: AccessRefusal
 
 
 def authorize(principal: Principal, endpoint: Endpoint, key: str | None) -> Denial | None:
@@ -53,52 +53,52 @@ def authorize(principal: Principal, endpoint: Endpoint, key: str | None) -> Deni
     if endpoint.grant is None:
         return None
     if endpoint.keys is KeysOf.ALL and principal.may(endpoint.grant) and principal.is_limited(endpoint.grant):
-        return Denial(endpoint.grant, Refusal.ALL_KEYS)
+        return Denial(endpoint.grant, AccessRefusal.ALL_KEYS)
     return check_grant(principal, endpoint.grant, key)
 
 
 def check_grant(principal: Principal, grant: Grant, key: str | None = None) -> Denial | None:
     """Why the principal lacks the grant for the key, or without a key for every key; None if it has the grant."""
     if not principal.may(grant):
-        return Denial(grant, Refusal.FORBIDDEN)
-    return None if principal.may(grant, key) else Denial(grant, Refusal.OTHER_KEYS)
+        return Denial(grant, AccessRefusal.FORBIDDEN)
+    return None if principal.may(grant, key) else Denial(grant, AccessRefusal.OTHER_KEYS)
 
 
-def bearer_token(authorization: Sequence[str]) -> str | Refusal:
+def bearer_token(authorization: Sequence[str]) -> str | AccessRefusal:
     """The token of the `Authorization` headers of a request."""
     if not authorization:
-        return Refusal.NO_TOKEN
+        return AccessRefusal.NO_TOKEN
     scheme, _, text = authorization[0].partition(" ")
-    return text if len(authorization) == 1 and scheme.lower() == "bearer" else Refusal.MALFORMED
+    return text if len(authorization) == 1 and scheme.lower() == "bearer" else AccessRefusal.MALFORMED
 
 
-def identify_token(presented: str, tokens: Sequence[Token], now: datetime) -> Principal | Refusal:
+def identify_token(presented: str, tokens: Sequence[Token], now: datetime) -> Principal | AccessRefusal:
     """The principal of an API token."""
     if not looks_like_token(presented):
-        return Refusal.MALFORMED
+        return AccessRefusal.MALFORMED
     return _identify(find_token(tokens, presented), now)
 
 
-def identify_named(name: str, tokens: Sequence[Token], now: datetime) -> Principal | Refusal:
+def identify_named(name: str, tokens: Sequence[Token], now: datetime) -> Principal | AccessRefusal:
     """The principal of the API token with this name."""
     return _identify(next((token for token in tokens if token.name == name), None), now)
 
 
-def _identify(token: Token | None, now: datetime) -> Principal | Refusal:
+def _identify(token: Token | None, now: datetime) -> Principal | AccessRefusal:
     if token is None:
-        return Refusal.UNKNOWN
-    return Refusal.EXPIRED if token.has_expired(now) else Principal(token.name, token.grants, Method.TOKEN)
+        return AccessRefusal.UNKNOWN
+    return AccessRefusal.EXPIRED if token.has_expired(now) else Principal(token.name, token.grants, Method.TOKEN)
 
 
-def identify_proxied(users: Sequence[str], roles: Sequence[str]) -> Principal | Refusal:
+def identify_proxied(users: Sequence[str], roles: Sequence[str]) -> Principal | AccessRefusal:
     """The principal that a trusted proxy names in its headers for user and roles."""
     if not users:
-        return Refusal.NO_TOKEN
+        return AccessRefusal.NO_TOKEN
     if len(users) > 1 or len(roles) > 1 or not is_name(users[0]):
-        return Refusal.PROXY
+        return AccessRefusal.PROXY
     given = [role.strip() for text in roles for role in text.split(",")]
     if any(role not in PROXY_ROLES for role in given if role):
-        return Refusal.PROXY
+        return AccessRefusal.PROXY
     return Principal(users[0], grants_of_values(given, PROXY_ROLES), Method.PROXY)
 
 

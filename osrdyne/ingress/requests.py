@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from urllib.parse import quote
 
-from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.conditions import Sample
@@ -35,10 +35,10 @@ class Arrival:
     message_type: str | None = None
     enqueued_time: str | None = None
     split_from: str | None = None
-    identity: Principal | TokenRefusal = TokenRefusal.NO_TOKEN
+    identity: Principal | AccessRefusal = AccessRefusal.NO_TOKEN
     principal: str | None = None
 
-    def identified(self, identity: Principal | TokenRefusal) -> Arrival:
+    def identified(self, identity: Principal | AccessRefusal) -> Arrival:
         """The same request with the result of verifying its token."""
         return replace(self, identity=identity, principal=identity.name if isinstance(identity, Principal) else None)
 

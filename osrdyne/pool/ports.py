@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from osrdyne.amqp import Message
-from osrdyne.auth.decision import Refusal
+from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import Principal
 from osrdyne.broker.management.listings import Backlog, ListedQueue, MessageTotal
 from osrdyne.broker.management.models import QueueTotals
@@ -17,15 +17,15 @@ from osrdyne.protocol.names import Key, QueueId, WorkerId
 class TokenVerifier(Protocol):
     """Whose bearer token a request presents. The API verifies its own requests with the same one."""
 
-    def known(self, token: str) -> Principal | Refusal | None:
+    def identify_cached(self, token: str) -> Principal | AccessRefusal | None:
         """The principal, or why the token is refused; None if the answer needs `identify`."""
         ...
 
-    async def identify(self, token: str) -> Principal | Refusal:
+    async def identify(self, token: str) -> Principal | AccessRefusal:
         """The same; verifies signatures in a thread, and may wait some seconds for keys."""
         ...
 
-    async def named(self, name: str) -> Principal | Refusal:
+    async def named(self, name: str) -> Principal | AccessRefusal:
         """The principal of the API token with this name, or why the token is not valid."""
         ...
 

@@ -31,7 +31,7 @@ from osrdyne.api.access.jwt import MAX_KEY_AGE, MAX_TOKEN, REFRESH_INTERVAL, Jwt
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
 from osrdyne.auth.claims import principal_of_claims
-from osrdyne.auth.decision import Refusal
+from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal, Role, grants_of, parse_scope
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
 from osrdyne.config.models import ApiSettings, JwtSettings
@@ -109,7 +109,7 @@ async def test_token_of_each_algorithm_counts_only_where_that_one_is_configured(
                 algorithm == "HS256" and other == "RS256"
             ) else JwtVerifier(settings_of(file, other), clock=clock)
     if algorithm != "RS256":
-        assert await JwtVerifier(settings_of(public_key), clock=clock).verify(token) is Refusal.SIGNATURE
+        assert await JwtVerifier(settings_of(public_key), clock=clock).verify(token) is AccessRefusal.SIGNATURE
 
 
 def forged_tokens(clock: VirtualClock) -> dict[str, str]:
@@ -141,32 +141,32 @@ def forged_tokens(clock: VirtualClock) -> dict[str, str]:
 
 async def test_forged_token_is_refused_by_its_signature(verifier: JwtVerifier, clock: VirtualClock) -> None:
     for name, token in forged_tokens(clock).items():
-        assert await verifier.verify(token) is Refusal.SIGNATURE, name
-    assert await verifier.verify(signed(claims(clock, more="x" * MAX_TOKEN))) is Refusal.MALFORMED
-    assert await verifier.verify("ä.b.c") is Refusal.MALFORMED
+        assert await verifier.verify(token) is AccessRefusal.SIGNATURE, name
+    assert await verifier.verify(signed(claims(clock, more="x" * MAX_TOKEN))) is AccessRefusal.MALFORMED
+    assert await verifier.verify("ä.b.c") is AccessRefusal.MALFORMED
 
 
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"exp": -61}, Refusal.EXPIRED),
-        ({"exp": None}, Refusal.CLAIMS),
-        ({"exp": "x"}, Refusal.CLAIMS),
-        ({"nbf": 70}, Refusal.CLAIMS),
-        ({"iss": "https://other.example"}, Refusal.CLAIMS),
-        ({"iss": None}, Refusal.CLAIMS),
-        ({"aud": "other"}, Refusal.CLAIMS),
-        ({"aud": None}, Refusal.CLAIMS),
-        ({"sub": None}, Refusal.CLAIMS),
-        ({"sub": "a\nb"}, Refusal.CLAIMS),
-        ({"sub": 7}, Refusal.CLAIMS),
-        ({"Send": "{(:"}, Refusal.CLAIMS),
-        ({"Manage": 1}, Refusal.CLAIMS),
+        ({"exp": -61}, AccessRefusal.EXPIRED),
+        ({"exp": None}, AccessRefusal.CLAIMS),
+        ({"exp": "x"}, AccessRefusal.CLAIMS),
+        ({"nbf": 70}, AccessRefusal.CLAIMS),
+        ({"iss": "https://other.example"}, AccessRefusal.CLAIMS),
+        ({"iss": None}, AccessRefusal.CLAIMS),
+        ({"aud": "other"}, AccessRefusal.CLAIMS),
+        ({"aud": None}, AccessRefusal.CLAIMS),
+        ({"sub": None}, AccessRefusal.CLAIMS),
+        ({"sub": "a\nb"}, AccessRefusal.CLAIMS),
+        ({"sub": 7}, AccessRefusal.CLAIMS),
+        ({"Send": "{(:"}, AccessRefusal.CLAIMS),
+        ({"Manage": 1}, AccessRefusal.CLAIMS),
     ],
     ids=str,
 )
 async def test_token_with_a_wrong_claim_is_refused(
-    verifier: JwtVerifier, clock: VirtualClock, changes: dict[str, Any], refusal: Refusal
+    verifier: JwtVerifier, clock: VirtualClock, changes: dict[str, Any], refusal: AccessRefusal
 ) -> None:
     now = int(clock.time())
     changes = {
@@ -180,20 +180,20 @@ async def test_only_what_was_verified_before_is_known_without_a_thread(
     verifier: JwtVerifier, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, forged = signed(claims(clock, exp=int(clock.time()) + 10)), signed(claims(clock), OTHER)
-    assert (verifier.known(token), verifier.known(forged)) == (None, None)
-    assert verifier.known("x" * (MAX_TOKEN + 1)) is Refusal.MALFORMED
+    assert (verifier.verify_cached(token), verifier.verify_cached(forged)) == (None, None)
+    assert verifier.verify_cached("x" * (MAX_TOKEN + 1)) is AccessRefusal.MALFORMED
     authenticators = Authenticators(jwt=verifier, clock=clock)
     assert isinstance(await authenticators.identify(token), Principal)
-    assert await authenticators.identify(forged) is Refusal.SIGNATURE
+    assert await authenticators.identify(forged) is AccessRefusal.SIGNATURE
     monkeypatch.setattr(verifier, "_decode", None)  # from here on nothing may be decoded
-    assert isinstance(authenticators.known(token), Principal)
-    assert authenticators.known(forged) is None
-    assert authenticators.known("osr_" + "A" * 43) is Refusal.MALFORMED
+    assert isinstance(authenticators.identify_cached(token), Principal)
+    assert authenticators.identify_cached(forged) is None
+    assert authenticators.identify_cached("osr_" + "A" * 43) is AccessRefusal.MALFORMED
     await clock.advance(71)
-    assert authenticators.known(token) is Refusal.EXPIRED
+    assert authenticators.identify_cached(token) is AccessRefusal.EXPIRED
     await clock.advance(MAX_KEY_AGE)  # a key in a file does not grow old
-    assert authenticators.known(token) is Refusal.EXPIRED
-    assert Authenticators().known(token) is Refusal.NO_KEYS
+    assert authenticators.identify_cached(token) is AccessRefusal.EXPIRED
+    assert Authenticators().identify_cached(token) is AccessRefusal.NO_KEYS
 
 
 async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: VirtualClock) -> None:
@@ -202,14 +202,14 @@ async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: 
     token = Token("bob", grants_of(None, [Grant.SEND]), digest_of(text), created, created + timedelta(seconds=10))
     file.write_text(render_tokens([token]))
     authenticators = Authenticators(tokens=TokenFile(str(file)), clock=clock)
-    assert authenticators.known(text) is None
+    assert authenticators.identify_cached(text) is None
     assert isinstance(await authenticators.identify(text), Principal)
-    assert isinstance(authenticators.known(text), Principal)
-    assert authenticators.known(generate_token()) is Refusal.UNKNOWN
+    assert isinstance(authenticators.identify_cached(text), Principal)
+    assert authenticators.identify_cached(generate_token()) is AccessRefusal.UNKNOWN
     await clock.advance(10)
-    assert authenticators.known(text) is Refusal.EXPIRED
+    assert authenticators.identify_cached(text) is AccessRefusal.EXPIRED
     file.unlink()
-    assert (authenticators.known(text), await authenticators.identify(text)) == (None, Refusal.UNKNOWN)
+    assert (authenticators.identify_cached(text), await authenticators.identify(text)) == (None, AccessRefusal.UNKNOWN)
 
 
 async def test_token_that_was_verified_before_expires_after_the_skew(
@@ -220,7 +220,7 @@ async def test_token_that_was_verified_before_expires_after_the_skew(
     await clock.advance(69)
     assert isinstance(await verifier.verify(token), Principal)
     await clock.advance(3)
-    assert await verifier.verify(token) is Refusal.EXPIRED
+    assert await verifier.verify(token) is AccessRefusal.EXPIRED
 
 
 @given(
@@ -229,10 +229,10 @@ async def test_token_that_was_verified_before_expires_after_the_skew(
 )
 def test_text_that_the_issuer_has_not_signed_is_never_a_principal(text: str, at: int) -> None:
     found = KNOWN._decode(text)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, AccessRefusal)
     token = SOUND[:at] + text + SOUND[at + len(text) :]
     changed = KNOWN._decode(token)
-    assert isinstance(changed, Refusal) or changed == jwt.decode(SOUND, RSA).claims
+    assert isinstance(changed, AccessRefusal) or changed == jwt.decode(SOUND, RSA).claims
 
 
 def test_claims_become_grants() -> None:
@@ -320,12 +320,12 @@ async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clo
         old_token, new_token = signed(claims(clock), kid="one"), signed(claims(clock), new, kid="two")
         assert isinstance(await verifier.verify(old_token), Principal)
         for _ in range(5):
-            assert await verifier.verify(new_token) is Refusal.UNKNOWN_KEY
+            assert await verifier.verify(new_token) is AccessRefusal.UNKNOWN_KEY
         assert issuer.asked == 1
         issuer.keys = [RSA, new]
         await clock.advance(REFRESH_INTERVAL)
         issuer.status = 500  # the known keys stay
-        assert await verifier.verify(new_token) is Refusal.KEYS_UNAVAILABLE
+        assert await verifier.verify(new_token) is AccessRefusal.KEYS_UNAVAILABLE
         assert isinstance(await verifier.verify(old_token), Principal)
         issuer.status = 200
         await clock.advance(REFRESH_INTERVAL)
@@ -335,7 +335,7 @@ async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clo
         await clock.advance(MAX_KEY_AGE - 400)
         assert isinstance(await verifier.verify(signed(claims(clock), kid="one")), Principal)
         await clock.advance(401)
-        assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.UNKNOWN_KEY
+        assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.UNKNOWN_KEY
 
 
 async def test_issuer_that_sends_its_keys_slowly_is_given_up(
@@ -357,7 +357,7 @@ async def test_issuer_that_sends_its_keys_slowly_is_given_up(
     verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=url), clock=clock)
     try:
         async with asyncio.timeout(60):
-            assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.KEYS_UNAVAILABLE
+            assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.KEYS_UNAVAILABLE
     finally:
         server.close()
 
@@ -370,7 +370,7 @@ async def test_compressed_or_redirected_keys_are_not_read(clock: VirtualClock) -
             (302, {"location": other.url}, bytes),
         ):
             verifier = JwtVerifier(settings, clock=clock)
-            assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.KEYS_UNAVAILABLE
+            assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.KEYS_UNAVAILABLE
         assert (issuer.asked, other.asked) == (2, 0)
 
 
@@ -383,7 +383,7 @@ async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualC
     assert isinstance(await verifier.verify(signed(claims(clock), EC, "ES256", kid="own")), Principal)
     for number in range(len(broken)):
         found = await verifier.verify(signed(claims(clock), EC, "ES256", kid=f"k{number}"))
-        assert found is Refusal.UNKNOWN_KEY, broken[number]
+        assert found is AccessRefusal.UNKNOWN_KEY, broken[number]
 
 
 async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: VirtualClock, tmp_path: Path) -> None:
@@ -398,8 +398,8 @@ async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: Virtua
 
     for key, name in ((named, "a"), (other, "b"), (bare, "c")):
         assert isinstance(await found(key, kid=name), Principal)
-    assert await found(bare, kid="a") is Refusal.SIGNATURE
-    assert await found(bare) is Refusal.UNKNOWN_KEY  # any of them may have signed it
+    assert await found(bare, kid="a") is AccessRefusal.SIGNATURE
+    assert await found(bare) is AccessRefusal.UNKNOWN_KEY  # any of them may have signed it
 
 
 async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_remembered(
@@ -408,7 +408,9 @@ async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_re
     with issuing() as issuer:
         verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=issuer.url), clock=clock)
         token = signed(claims(clock, exp=int(clock.time()) + 9_000), kid="one")
-        assert await verifier.verify(signed(claims(clock), OTHER, kid="one")) is Refusal.SIGNATURE  # reads the keys
+        assert (
+            await verifier.verify(signed(claims(clock), OTHER, kid="one")) is AccessRefusal.SIGNATURE
+        )  # reads the keys
         verified, go_on, decode = threading.Event(), threading.Event(), JwtVerifier._decode
 
         def decode_slowly(self: JwtVerifier, text: str) -> object:
@@ -423,10 +425,10 @@ async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_re
             assert await asyncio.to_thread(verified.wait, 60)
         issuer.keys = [RSAKey.generate_key(2048, {"kid": "two"})]
         await clock.advance(MAX_KEY_AGE + 1)
-        assert await verifier.verify(signed(claims(clock), kid="one")) is Refusal.UNKNOWN_KEY
+        assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.UNKNOWN_KEY
         go_on.set()
         assert isinstance(await verifying, Principal)
-        assert await verifier.verify(token) is Refusal.UNKNOWN_KEY
+        assert await verifier.verify(token) is AccessRefusal.UNKNOWN_KEY
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.api.access.token_file import TokenFile, tokens_of
-from osrdyne.auth.decision import Refusal, identify_named, identify_proxied, identify_token, is_trusted
+from osrdyne.auth.decision import AccessRefusal, identify_named, identify_proxied, identify_token, is_trusted
 from osrdyne.auth.grants import Principal
 from osrdyne.auth.tokens import Token, is_token
 from osrdyne.config.models import ApiSettings
@@ -31,10 +31,10 @@ class TrustedProxies:
         """Whether this address of a socket is a trusted proxy."""
         return is_trusted(peer, self._networks)
 
-    def identify(self, peer: str | None, headers: Callable[[str], Sequence[str]]) -> Principal | Refusal:
+    def identify(self, peer: str | None, headers: Callable[[str], Sequence[str]]) -> Principal | AccessRefusal:
         """The user of a request from `peer`, the address of the socket. `headers`: all values of a name."""
         if not self.trusts(peer):
-            return Refusal.NO_TOKEN
+            return AccessRefusal.NO_TOKEN
         return identify_proxied(_decoded(headers(self._user_header)), _decoded(headers(self._role_header)))
 
 
@@ -62,34 +62,34 @@ class Authenticators:
         """Whether bearer tokens can be verified."""
         return self.tokens is not None or self.jwt is not None
 
-    def known(self, token: str) -> Principal | Refusal | None:
+    def identify_cached(self, token: str) -> Principal | AccessRefusal | None:
         """The owner of a bearer token, or why it is refused; None if the token is not cached, or keys or tokens must be
         read first: then call `identify`."""
         if self.jwt is not None and not is_token(token):
-            return self.jwt.known(token)
+            return self.jwt.verify_cached(token)
         if self.tokens is None:
-            return Refusal.NO_KEYS if self.jwt is None else Refusal.MALFORMED
-        tokens = self.tokens.known()
+            return AccessRefusal.NO_KEYS if self.jwt is None else AccessRefusal.MALFORMED
+        tokens = self.tokens.current_if_unchanged()
         return None if tokens is None else self._identify_token(token, tokens)
 
-    async def identify(self, token: str) -> Principal | Refusal:
+    async def identify(self, token: str) -> Principal | AccessRefusal:
         """The owner of a bearer token, or why it is refused. Verifies signatures in a thread, and may read keys or
         tokens again."""
-        found = self.known(token)
+        found = self.identify_cached(token)
         if found is not None:
             return found
         if self.jwt is not None and not is_token(token):
             return await self.jwt.verify(token)
-        assert self.tokens is not None, "`known` has refused the token"
+        assert self.tokens is not None, "`identify_cached` has refused the token"
         return self._identify_token(token, await self.tokens.current())
 
-    async def named(self, name: str) -> Principal | Refusal:
+    async def named(self, name: str) -> Principal | AccessRefusal:
         """The principal of the API token with this name."""
         if self.tokens is None:
-            return Refusal.NO_KEYS
+            return AccessRefusal.NO_KEYS
         return identify_named(name, await self.tokens.current(), datetime.fromtimestamp(self.clock.time(), UTC))
 
-    def _identify_token(self, token: str, tokens: Sequence[Token]) -> Principal | Refusal:
+    def _identify_token(self, token: str, tokens: Sequence[Token]) -> Principal | AccessRefusal:
         return identify_token(token, tokens, datetime.fromtimestamp(self.clock.time(), UTC))
 
 

@@ -18,8 +18,8 @@ from osrdyne.api.keys import path_key, query_key
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.auth.decision import (
     KEYS_RETRY_AFTER,
+    AccessRefusal,
     Denial,
-    Refusal,
     authorize,
     bearer_token,
     check_grant,
@@ -80,13 +80,13 @@ class Access:
         """The answer to a refused request; None for a request that may pass. Stores the principal in the scope."""
         endpoint, parts = find_endpoint(scope["method"], scope["path"])
         identified = await self._identify(scope)
-        principal = ANONYMOUS if isinstance(identified, Refusal) else identified
+        principal = ANONYMOUS if isinstance(identified, AccessRefusal) else identified
         scope[_PRINCIPAL] = principal
         proxies, peer = self._authenticators.proxies, scope.get("client")
         scope[_PROXIED] = proxies is not None and proxies.trusts(None if peer is None else peer[0])
-        if isinstance(identified, Refusal):
+        if isinstance(identified, AccessRefusal):
             # An invalid token is refused on every endpoint, because its sender expects to be identified.
-            is_open = endpoint.grant is None and identified is Refusal.NO_TOKEN
+            is_open = endpoint.grant is None and identified is AccessRefusal.NO_TOKEN
             return None if is_open else unauthorized(endpoint.grant, identified)
         if endpoint.grant is None:
             return None
@@ -103,7 +103,7 @@ class Access:
         tokens = self._authenticators.tokens
         return [] if tokens is None else tokens.take_changes()
 
-    async def _identify(self, scope: Scope) -> Principal | Refusal:
+    async def _identify(self, scope: Scope) -> Principal | AccessRefusal:
         if scope.get(_LOCAL):
             return LOCAL
         proxies = self._authenticators.proxies
@@ -111,9 +111,9 @@ class Access:
             return OPEN
         headers, peer = Headers(scope=scope), scope.get("client")
         presented = bearer_token(headers.getlist("authorization"))
-        if presented is Refusal.NO_TOKEN and proxies is not None:
+        if presented is AccessRefusal.NO_TOKEN and proxies is not None:
             return proxies.identify(None if peer is None else peer[0], headers.getlist)
-        if isinstance(presented, Refusal):
+        if isinstance(presented, AccessRefusal):
             return presented
         return await self._authenticators.identify(presented)
 
@@ -163,7 +163,7 @@ def require_keys(request: Request, grant: Grant, keys: Iterable[str] | None) -> 
     """`require` for each of the keys; None: for all keys of the pool. Raises `ForbiddenError`."""
     if keys is None:
         if principal_of(request).is_limited(grant):
-            raise ForbiddenError(Denial(grant, Refusal.ALL_KEYS))
+            raise ForbiddenError(Denial(grant, AccessRefusal.ALL_KEYS))
         return
     for key in keys:
         require(request, grant, key)
@@ -174,11 +174,11 @@ def forbidden(denial: Denial) -> JSONResponse:
     grant = denial.grant
     detail = f"This needs the grant {grant}"
     remedies = {
-        Refusal.OTHER_KEYS: "Use a token whose pattern of keys covers this key.",
-        Refusal.ALL_KEYS: "Name keys that the token covers with key=, where the endpoint takes them, or use a token "
-        "for all keys.",
+        AccessRefusal.OTHER_KEYS: "Use a token whose pattern of keys covers this key.",
+        AccessRefusal.ALL_KEYS: "Name keys that the token covers with key=, where the endpoint takes them, or use a "
+        "token for all keys.",
     }
-    if denial.refusal is not Refusal.FORBIDDEN:
+    if denial.refusal is not AccessRefusal.FORBIDDEN:
         detail += f" for other keys than the token has: {denial.refusal.value}"
     return problem(
         HTTPStatus.FORBIDDEN,
@@ -189,7 +189,7 @@ def forbidden(denial: Denial) -> JSONResponse:
     )
 
 
-def unauthorized(grant: Grant | None, refusal: Refusal) -> JSONResponse:
+def unauthorized(grant: Grant | None, refusal: AccessRefusal) -> JSONResponse:
     """The answer to a request of an unknown sender. `grant` None: the endpoint needs no token."""
     if grant is None:
         answer = problem(
@@ -201,14 +201,14 @@ def unauthorized(grant: Grant | None, refusal: Refusal) -> JSONResponse:
     else:
         answer = problem(
             HTTPStatus.UNAUTHORIZED,
-            code="token-required" if refusal is Refusal.NO_TOKEN else "invalid-token",
+            code="token-required" if refusal is AccessRefusal.NO_TOKEN else "invalid-token",
             detail=f"This needs the grant {grant}; {refusal.value}.",
             remedy="Send `Authorization: Bearer TOKEN`; the commands of osrdyne take it from OSRDYNE_API_TOKEN or from "
             f"the file that OSRDYNE_API_TOKEN_FILE names. {_command(grant)} makes one.",
             grant=grant,
         )
     answer.headers["www-authenticate"] = 'Bearer realm="osrdyne"'
-    if refusal is Refusal.KEYS_UNAVAILABLE:
+    if refusal is AccessRefusal.KEYS_UNAVAILABLE:
         answer.headers["retry-after"] = str(round(KEYS_RETRY_AFTER))
     return answer
 

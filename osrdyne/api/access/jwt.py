@@ -25,7 +25,7 @@ from joserfc.jws import JWSRegistry
 
 from osrdyne.aio.clock import Clock
 from osrdyne.auth.claims import principal_of_claims
-from osrdyne.auth.decision import KEYS_RETRY_AFTER, Refusal
+from osrdyne.auth.decision import KEYS_RETRY_AFTER, AccessRefusal
 from osrdyne.auth.grants import Principal
 from osrdyne.config.models import JwtSettings
 from osrdyne.errors import ConfigurationError
@@ -82,19 +82,19 @@ class JwtVerifier:
         self._cache_lock = threading.Lock()
         self._log: Logger = get_logger("api", issuer=settings.issuer)
 
-    def known(self, token: str) -> Principal | Refusal | None:
+    def verify_cached(self, token: str) -> Principal | AccessRefusal | None:
         """The result of `verify` if the token is cached and the keys need not be read; otherwise None."""
         if len(token) > MAX_TOKEN or not token.isascii():
-            return Refusal.MALFORMED
+            return AccessRefusal.MALFORMED
         if self._are_keys_old():
             return None
         claims = self._cached(hashlib.sha256(token.encode()).digest())
         return None if claims is None else self._principal(claims)
 
-    async def verify(self, token: str) -> Principal | Refusal:
+    async def verify(self, token: str) -> Principal | AccessRefusal:
         """The principal of a token, or why it is refused."""
         if len(token) > MAX_TOKEN or not token.isascii():
-            return Refusal.MALFORMED
+            return AccessRefusal.MALFORMED
         if self._are_keys_old():
             await self._read_again()
         digest = hashlib.sha256(token.encode()).digest()
@@ -103,27 +103,27 @@ class JwtVerifier:
             # A signature costs up to some tenths of a millisecond, and any client may send one.
             keys = self._keys
             found = await asyncio.to_thread(self._decode, token)
-            if found is Refusal.UNKNOWN_KEY and await self._read_again():
+            if found is AccessRefusal.UNKNOWN_KEY and await self._read_again():
                 keys = self._keys
                 found = await asyncio.to_thread(self._decode, token)
-            if found is Refusal.UNKNOWN_KEY and self._keys_failed:
-                return Refusal.KEYS_UNAVAILABLE
-            if isinstance(found, Refusal):
+            if found is AccessRefusal.UNKNOWN_KEY and self._keys_failed:
+                return AccessRefusal.KEYS_UNAVAILABLE
+            if isinstance(found, AccessRefusal):
                 return found
             claims = found
             if self._keys is keys:  # otherwise the key may have been withdrawn meanwhile
                 self._remember(digest, claims)
         return self._principal(claims)
 
-    def _decode(self, token: str) -> Mapping[str, Any] | Refusal:
+    def _decode(self, token: str) -> Mapping[str, Any] | AccessRefusal:
         """The claims of a token with a valid signature."""
         try:
             claims: Mapping[str, Any] = jwt.decode(token, self._choose, registry=self._registry).claims
             return claims
         except InvalidKeyIdError:
-            return Refusal.UNKNOWN_KEY
+            return AccessRefusal.UNKNOWN_KEY
         except (JoseError, ValueError, RecursionError, TypeError):
-            return Refusal.SIGNATURE
+            return AccessRefusal.SIGNATURE
 
     def _choose(self, signed: Any) -> Key:
         """The key that the header of a token names, or the only key without an id if no key has this id."""
@@ -137,16 +137,16 @@ class JwtVerifier:
             raise InvalidKeyIdError("no key of this id")
         return found[0]
 
-    def _principal(self, claims: Mapping[str, Any]) -> Principal | Refusal:
+    def _principal(self, claims: Mapping[str, Any]) -> Principal | AccessRefusal:
         registry = jwt.JWTClaimsRegistry(now=int(self._clock.time()), leeway=LEEWAY, **self._claims)  # type: ignore[arg-type,unused-ignore]
         try:
             registry.validate(dict(claims))
         except ExpiredTokenError:
-            return Refusal.EXPIRED
+            return AccessRefusal.EXPIRED
         except (JoseError, ValueError, OverflowError, TypeError):
-            return Refusal.CLAIMS
+            return AccessRefusal.CLAIMS
         settings = self._settings
-        return principal_of_claims(claims, role_claim=settings.role_claim, roles=settings.roles) or Refusal.CLAIMS
+        return principal_of_claims(claims, role_claim=settings.role_claim, roles=settings.roles) or AccessRefusal.CLAIMS
 
     # --- keys
 

@@ -83,7 +83,7 @@ class TokenFile:
                 self._tokens, self._version_read, self._failure = tokens, version, failure
             return self._tokens
 
-    def known(self) -> tuple[Token, ...] | None:
+    def current_if_unchanged(self) -> tuple[Token, ...] | None:
         """The current tokens; None if the file must be read first."""
         return self._tokens if self._is_unchanged() else None
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from enum import StrEnum
 
-from osrdyne.auth.decision import KEYS_RETRY_AFTER, check_grant
-from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.decision import KEYS_RETRY_AFTER, AccessRefusal, check_grant
 from osrdyne.auth.grants import Grant
 from osrdyne.ingress.acceptance import RoutedRequest
 from osrdyne.ingress.checks import DeliveryCheck, Refusal, RequestCheck
@@ -69,9 +68,9 @@ def _refuse(arrival: Arrival, key: str, found: FoundPolicy | None) -> Refusal | 
     if found is None or not found.policy.authorization.demands_send:
         return None
     identity = arrival.identity
-    if isinstance(identity, TokenRefusal):
+    if isinstance(identity, AccessRefusal):
         detail = f"The {found.name} demands a token with the grant send for the key {key!r}; {identity.value}."
-        wait = round(KEYS_RETRY_AFTER * 1000) if identity is TokenRefusal.KEYS_UNAVAILABLE else None
+        wait = round(KEYS_RETRY_AFTER * 1000) if identity is AccessRefusal.KEYS_UNAVAILABLE else None
         return Refusal(Status.UNAUTHORIZED, detail, retry_after_ms=wait)
     denial = check_grant(identity, Grant.SEND, key)
     if denial is None:

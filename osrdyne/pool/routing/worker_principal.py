@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from osrdyne.auth.decision import Refusal, check_grant
+from osrdyne.auth.decision import AccessRefusal, check_grant
 from osrdyne.auth.grants import Grant, Principal
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
@@ -28,7 +28,7 @@ class WorkerPrincipal:
         self._name = context.settings.worker.principal
         self._policies = policies
         self._verifier = verifier
-        self._identity: Principal | Refusal = Refusal.NO_KEYS
+        self._identity: Principal | AccessRefusal = AccessRefusal.NO_KEYS
         self._log: Logger = get_logger("worker_principal", pool=context.names.pool, principal=self._name)
 
     def refuse(self, key: str) -> str | None:
@@ -36,7 +36,7 @@ class WorkerPrincipal:
         if self._name is None:
             return "the pool has no worker.principal"
         identity = self._identity
-        if isinstance(identity, Refusal):
+        if isinstance(identity, AccessRefusal):
             return f"{self._name}: {identity.value}"
         denial = check_grant(identity, Grant.LISTEN, key)
         return None if denial is None else f"{self._name}: {denial.refusal.value}"
@@ -52,7 +52,7 @@ class WorkerPrincipal:
             return
         before, self._identity = self._identity, await self._verifier.named(self._name)
         if before != self._identity:
-            refused = self._identity.value if isinstance(self._identity, Refusal) else None
+            refused = self._identity.value if isinstance(self._identity, AccessRefusal) else None
             self._log.info("principal of the workers changed", refused=refused)
             self._policies.notify_present()
 

@@ -8,8 +8,7 @@ from functools import lru_cache
 
 from osrdyne.aio.clock import Backoff
 from osrdyne.amqp import Delivery, Message
-from osrdyne.auth.decision import Refusal as TokenRefusal
-from osrdyne.auth.decision import bearer_token
+from osrdyne.auth.decision import AccessRefusal, bearer_token
 from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
 from osrdyne.ingress.checks import Refusal, check_age
 from osrdyne.ingress.requests import Arrival
@@ -172,7 +171,7 @@ def arrival_of(delivery: Delivery, *, now_ms: int, trusted: bool = False) -> Arr
     )
 
 
-def presented_token(delivery: Delivery) -> str | TokenRefusal:
+def presented_token(delivery: Delivery) -> str | AccessRefusal:
     """The bearer token of a request, which may be text or a byte array."""
     presented = [value for name, value in delivery.headers.items() if name.lower() == AUTHORIZATION_HEADER]
     return bearer_token([decode_text(value) or "" for value in presented])

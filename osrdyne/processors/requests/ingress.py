@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Delivery, Message
-from osrdyne.auth.decision import Refusal as TokenRefusal
+from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.ingress.acceptance import RoutedRequest, accept
 from osrdyne.ingress.checks import IngressChecks, Refusal, check_key
@@ -130,11 +130,11 @@ class IngressRouter:
             # Its token was verified at its first delivery, and is not stored with the entry.
             return self._decide(delivery, replace(arrival, identity=REPLAYED), at)
         presented = presented_token(delivery)
-        if presented is TokenRefusal.NO_TOKEN:
+        if presented is AccessRefusal.NO_TOKEN:
             return self._decide(delivery, arrival, at)
-        if isinstance(presented, TokenRefusal):
+        if isinstance(presented, AccessRefusal):
             return self._decide(delivery, arrival.identified(presented), at)
-        identity = TokenRefusal.NO_KEYS if self._verifier is None else self._verifier.known(presented)
+        identity = AccessRefusal.NO_KEYS if self._verifier is None else self._verifier.identify_cached(presented)
         if identity is None:
             return Orphan(delivery, arrival, at, token=presented)
         return self._decide(delivery, arrival.identified(identity), at)

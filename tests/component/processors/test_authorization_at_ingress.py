@@ -13,7 +13,7 @@ from managed_pool import change, managed, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
-from osrdyne.auth.decision import KEYS_RETRY_AFTER, Refusal
+from osrdyne.auth.decision import KEYS_RETRY_AFTER, AccessRefusal
 from osrdyne.auth.grants import Grant, Principal, grants_of, parse_scope
 from osrdyne.broker.management.credentials import SharedCredentials
 from osrdyne.config.models import ApiSettings, Settings
@@ -42,31 +42,31 @@ class Verifier:
     """Tokens by their text. Those of `slow` are verified only when `released` is set, as in a thread."""
 
     def __init__(self) -> None:
-        self.outcomes: dict[str, Principal | Refusal] = {
+        self.outcomes: dict[str, Principal | AccessRefusal] = {
             SECRET: SEND_ALL,
             f"{SECRET}-b": Principal("bob", grants_of(None, [Grant.SEND], keys=parse_scope("b/{x}"))),
             f"{SECRET}-viewer": Principal("eve", grants_of(None, [Grant.VIEW])),
-            f"{SECRET}-late": Refusal.EXPIRED,
-            f"{SECRET}-keyless": Refusal.KEYS_UNAVAILABLE,
+            f"{SECRET}-late": AccessRefusal.EXPIRED,
+            f"{SECRET}-keyless": AccessRefusal.KEYS_UNAVAILABLE,
             f"{SECRET}-slow": Principal("sam", grants_of(None, [Grant.SEND])),
         }
         self.slow = {f"{SECRET}-slow"}
-        self.workers: Principal | Refusal = Principal(
+        self.workers: Principal | AccessRefusal = Principal(
             "crew", grants_of(None, [Grant.LISTEN], keys=parse_scope("a/{x}"))
         )
         self.released = asyncio.Event()
         self.verified: list[str] = []
 
-    def known(self, token: str) -> Principal | Refusal | None:
-        return None if token in self.slow else self.outcomes.get(token, Refusal.UNKNOWN)
+    def identify_cached(self, token: str) -> Principal | AccessRefusal | None:
+        return None if token in self.slow else self.outcomes.get(token, AccessRefusal.UNKNOWN)
 
-    async def identify(self, token: str) -> Principal | Refusal:
+    async def identify(self, token: str) -> Principal | AccessRefusal:
         await self.released.wait()
         self.verified.append(token)
-        return self.outcomes.get(token, Refusal.UNKNOWN)
+        return self.outcomes.get(token, AccessRefusal.UNKNOWN)
 
-    async def named(self, name: str) -> Principal | Refusal:
-        return self.workers if name == "crew" else Refusal.UNKNOWN
+    async def named(self, name: str) -> Principal | AccessRefusal:
+        return self.workers if name == "crew" else AccessRefusal.UNKNOWN
 
 
 @pytest.fixture
@@ -425,9 +425,9 @@ async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(
 
 
 @pytest.mark.usefixtures("_shared_credentials")
-@pytest.mark.parametrize("identity", [Refusal.UNKNOWN, Refusal.EXPIRED, Principal("crew", {})], ids=str)
+@pytest.mark.parametrize("identity", [AccessRefusal.UNKNOWN, AccessRefusal.EXPIRED, Principal("crew", {})], ids=str)
 async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_it_returns(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, identity: Principal | Refusal
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, identity: Principal | AccessRefusal
 ) -> None:
     async with receiving(clock, broker, verifier) as stack:
         await ask(stack, "a/1")
