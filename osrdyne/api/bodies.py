@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope
 
 from osrdyne.api.problems import problem
 from osrdyne.config.types import size_text
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.pool.routing.manifest_store import ManifestKind
 
 LARGE_AT_ONCE = 2  # Manifests that are read at the same time; further ones wait in their sockets.
@@ -75,6 +76,15 @@ class BodyReader:
                     detail=f"The body did not arrive within {self._limits.timeout:g} seconds.",
                 )
             )
+
+
+def document_text(body: bytes) -> str:
+    """The text of a document in a body. Raises `InvalidDocumentError` if it is not UTF-8."""
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise InvalidDocumentError([Problem("this is not UTF-8", line=line)]) from None
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

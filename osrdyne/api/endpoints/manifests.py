@@ -18,12 +18,13 @@ from starlette.exceptions import HTTPException
 
 from osrdyne.aio.tasks import off_loop
 from osrdyne.api.access.checks import Author, protected, require, require_protected
+from osrdyne.api.bodies import document_text
 from osrdyne.api.endpoints.quota import QuotaUsage, shown_usage
 from osrdyne.api.keys import query_key
 from osrdyne.api.problems import invalid_document
 from osrdyne.auth.grants import Grant
 from osrdyne.errors import InvalidKeyError
-from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.policies.policy import Origin
 from osrdyne.ingress.policies.table import shown
@@ -233,7 +234,7 @@ def _add_kind(
     async def change(request: Request, author: Author, if_match: _IfMatch = None) -> Change | Response:
         expected = _expected(if_match)
         try:
-            text = _text(await request.body())
+            text = document_text(await request.body())
             changed = await inspector.change_manifest(kind, text, author=author, expected=expected)
         except InvalidDocumentError as error:
             return invalid_document(error, check=f"{kind.command} check")
@@ -263,15 +264,6 @@ def _json(text: str, *, etag: int | None = None) -> Response:
     if etag is not None:
         answer.headers["etag"] = f'"{etag}"'
     return answer
-
-
-def _text(body: bytes) -> str:
-    """Decode a body. Raises `InvalidDocumentError` if it is not UTF-8."""
-    try:
-        return body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = body.count(b"\n", 0, error.start) + 1
-        raise InvalidDocumentError([Problem("this is not UTF-8", line=line)]) from None
 
 
 def _expected(if_match: str | None) -> int | None:

@@ -17,11 +17,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from osrdyne.api.access.checks import Author, principal_of, protected
+from osrdyne.api.bodies import document_text
 from osrdyne.api.keys import key_schema, query_key
 from osrdyne.api.problems import invalid_document
 from osrdyne.auth.grants import Grant, Principal
 from osrdyne.errors import LeadershipLostError, NoSuchQueueError
-from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.authorization import Claim, may_discover
 from osrdyne.ingress.policies.lifetimes import instant_text
 from osrdyne.ingress.policies.policy import Discoverability, Origin
@@ -138,7 +139,7 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
     )
     async def create(request: Request, response: Response, key: _Requested, author: Author) -> Queue | Response:
         try:
-            proposal = _text(await request.body()) or "{}"
+            proposal = document_text(await request.body()).strip() or "{}"
             found = await inspector.create_queue(key, proposal, author=author)
         except InvalidDocumentError as error:
             return invalid_document(error, check="osrdyne policies check")
@@ -163,7 +164,8 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
     )
     async def renew(request: Request, key: _Requested, author: Author) -> Queue | Response:
         try:
-            found = await inspector.renew_queue(key, _text(await request.body()) or None, author=author)
+            proposal = document_text(await request.body()).strip() or None
+            found = await inspector.renew_queue(key, proposal, author=author)
         except InvalidDocumentError as error:
             return invalid_document(error, check="osrdyne policies check")
         return Queue.of(found)
@@ -179,14 +181,6 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
         return Queue.of(await inspector.remove_queue(key, author=author))
 
     return router
-
-
-def _text(body: bytes) -> str:
-    """Decode a body. Raises `InvalidDocumentError` if it is not UTF-8."""
-    try:
-        return body.decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise InvalidDocumentError([Problem("this is not UTF-8")]) from None
 
 
 def _require_leading(request: Request, inspector: PoolInspector) -> None:
