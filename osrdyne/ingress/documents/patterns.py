@@ -58,5 +58,5 @@ def _problem(error: re2.error, text: str, path: str) -> Problem:
     reason, _, part = reported.partition(": ")
     place = text.find(part) if part else -1
     return Problem(
-        f"{reported}; it is an expression of RE2" if part else reason, place + 1 if place >= 0 else None, path
+        f"{reported}; expressions have the syntax of RE2" if part else reason, place + 1 if place >= 0 else None, path
     )
