@@ -1,7 +1,7 @@
 """The settings, by subject. Every field has a default, a unit and the reason for the default.
 
-`Settings` is what the rest of the program sees: frozen, complete, validated. Reading files, environment and flags is
-`loading`'s work. Defaults: docs/reference/configuration.
+`Settings` is frozen, complete and validated; `loading` reads it from files, environment and flags. Defaults:
+docs/reference/configuration.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class TlsSettings(Model):
 
 
 def _checked_uri(value: SecretStr | None, *, schemes: tuple[str, str], example: str) -> SecretStr | None:
-    """Raises ValueError without the value: it holds a password."""
+    """Return the value. Raises ValueError without the value, because it contains a password."""
     if value is None:
         return None
     try:
         parts = urlsplit(value.get_secret_value())
-        # A password with a raw `/`, `?` or `#` ends the host early, and its rest would pass for a path.
+        # An unencoded `/`, `?` or `#` in the password ends the host early; the rest would be parsed as a path.
         whole = "@" not in parts.path + parts.query and not parts.fragment
         usable = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0) and whole
     except ValueError:
@@ -364,7 +364,7 @@ class WorkerSettings(Model):
         statuses: Literal["full", "reference"] = "full",
     ) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
-        # Only where it is set: a further name would be another configuration, and workers would be replaced for it.
+        # Only if they are set: another name changes the hash of the settings, and the leader would replace all workers.
         addresses = {} if reply_to_prefixes is None else {"reply_to_prefixes": list(reply_to_prefixes)}
         replies = {} if statuses == "full" else {"statuses": statuses}
         on_cluster = parse_spark_master(self.spark_master).is_cluster
@@ -878,10 +878,10 @@ class Settings(Model):
     broker: BrokerSettings = Field(default_factory=BrokerSettings, description="RabbitMQ.")
     pool: PoolSettings = Field(default_factory=PoolSettings, description="The pool this daemon serves.")
     driver: Annotated[DriverSettings, BeforeValidator(_driver_from_name)] = Field(
-        default_factory=DriverSettings, description="What starts workers."
+        default_factory=DriverSettings, description="The driver that starts workers."
     )
-    worker: WorkerSettings = Field(default_factory=WorkerSettings, description="What runs in them.")
-    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings, description="When groups come and go.")
+    worker: WorkerSettings = Field(default_factory=WorkerSettings, description="The workers and their application.")
+    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings, description="Start and end of groups.")
     requests: RequestSettings = Field(default_factory=RequestSettings, description="Request queues.")
     api: ApiSettings = Field(default_factory=ApiSettings, description="HTTP API.")
     audit: AuditSettings = Field(default_factory=AuditSettings, description="Records of changes.")
@@ -931,9 +931,9 @@ class Settings(Model):
 
     @property
     def lacks_executor_image(self) -> bool:
-        """Whether Spark starts executors on Kubernetes and does not know their image."""
+        """Whether Spark starts executors on Kubernetes, and the settings do not name their image."""
         on_kubernetes = parse_spark_master(self.worker.spark_master).kind is MasterKind.KUBERNETES
-        # Pods of the Kubernetes driver know their own image, and executors get the same.
+        # Workers of the Kubernetes driver use the image of their own pod for executors.
         return on_kubernetes and self.driver.name != "kubernetes" and EXECUTOR_IMAGE not in self.worker.spark_conf
 
     def with_profile(self, profile: Profile | None) -> Settings:
@@ -941,7 +941,7 @@ class Settings(Model):
         if profile is None:
             return self
         given = profile.given()
-        given.pop("eviction", None)  # of the group, not of its workers: a change replaces none
+        given.pop("eviction", None)  # applies to the group: a change must not replace its workers
         delays = ("unbind_delay", "stop_delay")
         lifecycle: dict[str, Any] = {name: given.pop(name) for name in delays if name in given}
         if "spares" in given:
