@@ -64,7 +64,7 @@ class Channel:
     def is_closed(self) -> bool:
         """Whether the channel is closed, or this side has begun to close it."""
         # RabbitMQ may not have confirmed the close in time; such a channel is not usable any more.
-        return self._closed_here or self._channel.is_closed
+        return self._closed_here or self._underlay.is_closed
 
     @property
     def number(self) -> int:

@@ -31,12 +31,18 @@ from pamqp.frame import unmarshal
 from yarl import URL
 
 _HEADER = struct.Struct(">BHI")  # type, channel, size
+_BEGINNING = struct.Struct(">BHII")  # the header, and the method of a method frame
 _METHOD = 1
 _METHOD_BYTES = slice(_HEADER.size, _HEADER.size + 4)
 _FRAME_END = 0xCE
 CHANNEL_OPEN = struct.pack(">HH", 20, 10)
 CHANNEL_CLOSE = struct.pack(">HH", 20, 40)
 CHANNEL_CLOSE_OK = struct.pack(">HH", 20, 41)
+_CHANNEL_CLOSE = 20 << 16 | 40
+_CONNECTION_CLOSE = 10 << 16 | 50
+_CONNECTION_BLOCKED = 10 << 16 | 60
+_CONNECTION_UNBLOCKED = 10 << 16 | 61
+_WATCHED = frozenset({_CHANNEL_CLOSE, _CONNECTION_CLOSE, _CONNECTION_BLOCKED, _CONNECTION_UNBLOCKED})
 
 
 class CoalescingWriter(asyncio.StreamWriter):
@@ -100,13 +106,17 @@ class CoalescingWriter(asyncio.StreamWriter):
 
 
 class FrameReader(asyncio.StreamReader):
-    """Passes received bytes on to aiormq. Before that it calls `on_close` with the number of each channel that RabbitMQ
-    closes, and copies the bytes of the log-in into `login` while that is not None."""
+    """Passes received bytes on to aiormq, and watches for the frames that say what becomes of channels and connection.
+
+    Before aiormq reads it, `on_close` is called with the number of each channel that RabbitMQ closes.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.on_close: Callable[[int], None] = lambda _: None
-        self.login: bytearray | None = None
+        self.login: bytearray | None = None  # a copy of the bytes received during the log-in
+        self.is_lost = False  # RabbitMQ has closed the connection, or the socket has failed
+        self.is_blocked = False  # RabbitMQ has blocked the connection, because of a memory or disk alarm
         self._begun = b""  # the beginning of a frame, too short to show its kind and method
         self._missing = 0  # bytes of the last frame that have not arrived
 
@@ -116,22 +126,39 @@ class FrameReader(asyncio.StreamReader):
             self.login += data
         super().feed_data(data)
 
+    def feed_eof(self) -> None:
+        self.is_lost = True
+        super().feed_eof()
+
+    def set_exception(self, exc: Exception) -> None:
+        self.is_lost = True
+        super().set_exception(exc)
+
     def _scan(self, data: bytes) -> None:
-        """Find the frames `channel.close`."""
+        """Find the watched frames. All received bytes pass here: a frame costs one `unpack_from`."""
         if self._begun:
             data = self._begun + data
             self._begun = b""
         start, end = self._missing, len(data)
-        while start + _HEADER.size <= end:
-            kind, channel, size = _HEADER.unpack_from(data, start)
-            if kind == _METHOD:
-                if start + _METHOD_BYTES.stop > end:
-                    break
-                if data[start + _METHOD_BYTES.start : start + _METHOD_BYTES.stop] == CHANNEL_CLOSE:
-                    self.on_close(channel)
+        last = end - _BEGINNING.size
+        # A shorter frame, such as a heartbeat, waits in `_begun` if it is the last one. No watched frame is so short.
+        while start <= last:
+            kind, channel, size, method = _BEGINNING.unpack_from(data, start)
+            if method in _WATCHED and kind == _METHOD:
+                self._note(method, channel)
             start += _HEADER.size + size + 1
-        self._missing = max(0, start - end)
-        self._begun = bytes(data[start:])
+        if start < end:
+            self._begun, self._missing = bytes(data[start:]), 0
+        else:
+            self._missing = start - end
+
+    def _note(self, method: int, channel: int) -> None:
+        if method == _CHANNEL_CLOSE:
+            self.on_close(channel)
+        elif method == _CONNECTION_CLOSE:
+            self.is_lost = True
+        else:
+            self.is_blocked = method == _CONNECTION_BLOCKED
 
 
 class CoalescingTransport(TransportFactory):
@@ -163,6 +190,16 @@ class CoalescingTransport(TransportFactory):
         self._reader = reader = FrameReader(asyncio.get_running_loop())
         reader.login = bytearray()
         return reader
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether RabbitMQ has closed the connection, or the socket has failed. aiormq notices it a moment later."""
+        return self._reader is not None and self._reader.is_lost
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ has blocked the connection."""
+        return self._reader is not None and self._reader.is_blocked
 
     def end_login(self) -> None:
         """Stop copying received bytes."""

@@ -103,6 +103,30 @@ async def test_closes_are_seen_however_the_frames_arrive() -> None:
         assert await reader.readexactly(len(FRAMES)) == FRAMES, size
 
 
+@pytest.mark.parametrize("size", [1, 8, 1000])
+async def test_state_of_the_connection_is_seen_in_its_frames(size: int) -> None:
+    methods = [
+        commands.Connection.Blocked("low on memory"),
+        commands.Connection.Unblocked(),
+        commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0),
+    ]
+    reader = FrameReader(asyncio.get_running_loop())
+    seen = []
+    for method in methods:
+        data = frame.marshal(Heartbeat(), 0) + frame.marshal(method, 0)
+        for start in range(0, len(data), size):
+            reader.feed_data(data[start : start + size])
+        seen.append((reader.is_blocked, reader.is_lost))
+    assert seen == [(True, False), (False, False), (False, True)]
+
+
+async def test_end_of_the_socket_is_seen_at_once() -> None:
+    ended, failed = (FrameReader(asyncio.get_running_loop()) for _ in range(2))
+    ended.feed_eof()
+    failed.set_exception(ConnectionResetError())
+    assert (ended.is_lost, failed.is_lost) == (True, True)
+
+
 async def test_nothing_follows_a_close_until_the_channel_is_opened_again(
     transport: RecordingTransport, writer: CoalescingWriter
 ) -> None:
