@@ -108,6 +108,8 @@ def encode_table(value: dict[str, Any]) -> bytes:
 
 
 def encode_table_value(value: Any) -> bytes:
+    if isinstance(value, str):  # nearly all values, which pamqp tries fifth
+        return b"S" + encode.long_string(value)
     if isinstance(value, bytes):
         return b"S" + struct.pack(">I", len(value)) + value
     if isinstance(value, Int64):
