@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from enum import Enum
+from enum import StrEnum
 
 from osrdyne.amqp import Consumer
 
 
-class HeldState(Enum):
+class HeldState(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     SET_ASIDE = "set-aside"
@@ -35,6 +35,7 @@ class QueueConsumer:
         self.prefetch = prefetch
         self.for_batches = for_batches
         self.consumer: Consumer | None = None
+        self.held: Counter[HeldState] = Counter()  # its unacknowledged requests by state
 
 
 class HeldRequest:
@@ -93,7 +94,7 @@ class Prefetch:
         self._open_consumer = open_consumer
         self._close_consumer = close_consumer
         self._close_soon = close_soon
-        self._requests: set[HeldRequest] = set()
+        self._closed: set[QueueConsumer] = set()  # closed consumers whose requests are still in the worker
         self._kinds: Counter[bool] = Counter()  # requests by `in_batch`
         self._batch_consumer: QueueConsumer | None = None
         self._stopped = False
@@ -110,7 +111,9 @@ class Prefetch:
     def hold(self, consumer: QueueConsumer) -> HeldRequest:
         """Add a request that has arrived through `consumer`."""
         request = HeldRequest(self, consumer)
-        self._requests.add(request)
+        consumer.held[request.state] += 1
+        if consumer not in self.open:
+            self._closed.add(consumer)  # the request arrived while RabbitMQ read the cancel
         return request
 
     def classify(self, request: HeldRequest, *, in_batch: bool) -> None:
@@ -121,27 +124,30 @@ class Prefetch:
 
     def change(self, request: HeldRequest, state: HeldState) -> None:
         """Change the state of a request, and open consumers for the requests that may arrive now."""
-        request.state = state
+        self._set(request, state)
         # As many as are missing, each with a prefetch of 1: RabbitMQ cannot raise the prefetch of an open consumer.
         for _ in range(-self._surplus()):
             self._open(1)
 
     async def settle(self, request: HeldRequest) -> None:
         """Close a consumer if RabbitMQ would deliver one request too many after the acknowledgement of `request`."""
-        request.state = HeldState.SETTLING
+        self._set(request, HeldState.SETTLING)
         if request.consumer.for_batches:
             return
         if self._limit is None and self._surplus() > 0:
             await asyncio.sleep(0)  # the request that has just been granted a slot has not begun yet
         if self._surplus() > 0 and (consumer := self._superfluous(request)) is not None:
             # Removed before the await: a second request that settles meanwhile must not close the same consumer.
-            self.open.remove(consumer)
+            self._remove(consumer)
             # Cancelled before the acknowledgement is sent, so that RabbitMQ has no consumer to deliver the next request
             # to.
             await self._close_consumer(consumer)
 
     def forget(self, request: HeldRequest) -> None:
-        self._requests.discard(request)
+        consumer = request.consumer
+        consumer.held[request.state] -= 1
+        if consumer in self._closed and not any(consumer.held.values()):
+            self._closed.discard(consumer)
         if request.in_batch is not None:
             self._kinds[request.in_batch] -= 1
             self._adapt_to_kinds()
@@ -164,36 +170,39 @@ class Prefetch:
             self._batch_consumer = self._open(self._more_for_batches, for_batches=True)
         elif not wanted and consumer is not None:
             self._batch_consumer = None
-            self.open.remove(consumer)
+            self._remove(consumer)
             self._close_soon(consumer)
+
+    @staticmethod
+    def _set(request: HeldRequest, state: HeldState) -> None:
+        # Counted as they change: a sum over the requests would take longer, the more of them run.
+        held = request.consumer.held
+        held[request.state] -= 1
+        held[state] += 1
+        request.state = state
+
+    def _remove(self, consumer: QueueConsumer) -> None:
+        self.open.remove(consumer)
+        if any(consumer.held.values()):
+            self._closed.add(consumer)
 
     def _surplus(self) -> int:
         """How many requests more than allowed may arrive or wait, once the settling ones are settled. Negative:
         consumers are missing."""
+        consumers = [consumer for consumer in self.open if not consumer.for_batches]
         # A request that was set aside uses up the prefetch of its consumer, although it does not run.
-        set_aside = self._count(HeldState.SET_ASIDE, open_consumer=True)
-        can_come = sum(consumer.prefetch for consumer in self.open if not consumer.for_batches) - set_aside
+        can_come = sum(consumer.prefetch - consumer.held[HeldState.SET_ASIDE] for consumer in consumers)
         if self._limit is not None:
             return can_come - self._limit
-        running = self._count(HeldState.RUNNING, open_consumer=True)
-        waiting_of_closed = self._count(HeldState.WAITING, open_consumer=False)
+        running = sum(consumer.held[HeldState.RUNNING] for consumer in consumers)
+        waiting_of_closed = sum(c.held[HeldState.WAITING] for c in self._closed if not c.for_batches)
         # One may wait beside those that run; each free slot adds one that begins at once.
         return can_come - running + waiting_of_closed - 1 - self._free_slots()
-
-    def _count(self, state: HeldState, *, open_consumer: bool) -> int:
-        """Count the requests in `state` whose consumer is open, or is not; without the consumer of batch handlers."""
-        return sum(
-            request.state is state
-            and not request.consumer.for_batches
-            and (request.consumer in self.open) is open_consumer
-            for request in self._requests
-        )
 
     def _superfluous(self, settling: HeldRequest) -> QueueConsumer | None:
         """The consumer to close when `settling` is settled: its own, unless that one has a prefetch above 1."""
         if self._limit is None or (settling.consumer.prefetch == 1 and self._limit != 1):
             return settling.consumer if settling.consumer in self.open else None
-        aside = {request.consumer for request in self._requests if request.state is HeldState.SET_ASIDE}
         # The first one has the large prefetch of the queue: without it the worker would fetch one request at a time.
-        spare = [one for one in self.open[1:] if one not in aside and not one.for_batches]
+        spare = [one for one in self.open[1:] if not one.held[HeldState.SET_ASIDE] and not one.for_batches]
         return spare[-1] if spare else None
