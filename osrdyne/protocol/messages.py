@@ -84,6 +84,11 @@ def without_identity(headers: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in headers.items() if name.lower() not in _IDENTITY}
 
 
+def names_identity(headers: Mapping[str, object]) -> bool:
+    """Whether `without_identity` would remove a header."""
+    return any(name.lower() in _IDENTITY for name in headers)
+
+
 _IDENTITY = frozenset({AUTHORIZATION_HEADER, PRINCIPAL_HEADER})
 
 
@@ -153,26 +158,30 @@ class Response:
             return CODES[Status(self.status)]
         return self.code
 
-    def wire_headers(self, *, reference_statuses: bool = False) -> dict[str, object]:
+    def wire_headers(self, *, worker_id: str | None = None, reference_statuses: bool = False) -> dict[str, object]:
         """The headers of the reply, in the types that the reference client reads.
 
-        Without headers that route: in the default exchange, they could name any queue. `reference_statuses` writes
-        every status other than `ok` as `core_error`, and the status itself into `x-osrdyne-status`.
+        Without headers that route: in the default exchange, they could name any queue. `worker_id`: the worker that
+        sends it, in place of `self.worker_id`. `reference_statuses` writes every status other than `ok` as
+        `core_error`, and the status itself into `x-osrdyne-status`.
         """
         headers: dict[str, object] = {
             name: value for name, value in self.headers.items() if name not in ROUTING_HEADERS
         }
         is_mapped = reference_statuses and self.status != Status.OK
         headers[STATUS_HEADER] = encode_status(REFERENCE_ERROR if is_mapped else self.status)
-        optional: dict[str, object | None] = {
-            FULL_STATUS_HEADER: str(self.status) if is_mapped else None,
-            CODE_HEADER: self.effective_code,
-            DETAIL_HEADER: None if self.detail is None else header_text(self.detail),
-            WORKER_ID_HEADER: self.worker_id,
-            RETRY_AFTER_HEADER: self.retry_after,
-            PROGRESS_HEADER: True if self.progress else None,
-        }
-        headers.update({name: value for name, value in optional.items() if value is not None})
+        if is_mapped:
+            headers[FULL_STATUS_HEADER] = str(self.status)
+        if (code := self.effective_code) is not None:
+            headers[CODE_HEADER] = code
+        if self.detail is not None:
+            headers[DETAIL_HEADER] = header_text(self.detail)
+        if (sender := worker_id or self.worker_id) is not None:
+            headers[WORKER_ID_HEADER] = sender
+        if self.retry_after is not None:
+            headers[RETRY_AFTER_HEADER] = self.retry_after
+        if self.progress:
+            headers[PROGRESS_HEADER] = True
         return headers
 
     @classmethod

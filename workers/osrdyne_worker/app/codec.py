@@ -128,6 +128,8 @@ _ROW_METHODS = ("__arrow_c_stream__", "__arrow_c_array__", "toArrow")
 def may_hold_rows(value: Any) -> bool:
     """Whether `answer_with_rows` may collect rows, which takes long; False for a value that it leaves unchanged."""
     body = value.body if isinstance(value, Answer) else value
+    if body is None or isinstance(body, bytes | str | dict | list):
+        return False  # nearly all answers
     return isinstance(body, Iterator) or any(hasattr(type(body), method) for method in _ROW_METHODS)
 
 

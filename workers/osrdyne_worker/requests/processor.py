@@ -26,6 +26,7 @@ from osrdyne.protocol.messages import (
     Request,
     Response,
     header_text,
+    names_identity,
     without_identity,
 )
 from osrdyne.protocol.names import ReplyAddresses
@@ -207,7 +208,7 @@ class Processor:
         """
         # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
         request = delivery.to_request(now_ms=now_ms(self._clock))
-        if not self._retries.of_managed_pool:
+        if not self._retries.of_managed_pool and names_identity(request.headers):
             # No ingress has removed the header, so a client may have written it.
             request = replace(request, headers=without_identity(request.headers))
         self._accepted += 1
@@ -585,6 +586,8 @@ class Processor:
     def _with_data_version(self, job: InFlight, result: Result) -> Result:
         if not isinstance(result, Response) or job.data is None:
             return result
+        if job.data.version is None and not job.data_reloaded and DATA_VERSION_HEADER not in result.headers:
+            return result  # data without versions: nearly all workers
         headers = dict(result.headers)
         # A handler that answers with stored rows sets their version itself, None if it is unknown.
         version = headers.pop(DATA_VERSION_HEADER, job.data.version)

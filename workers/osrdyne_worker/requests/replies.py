@@ -127,7 +127,7 @@ def reply_message(request: Request, response: Response, *, worker_id: str, refer
     """The message for a response. Direct reply-to is never stored: only other reply queues get persistent messages."""
     return Message(
         body=response.body,
-        headers=replace(response, worker_id=worker_id).wire_headers(reference_statuses=reference_statuses),
+        headers=response.wire_headers(worker_id=worker_id, reference_statuses=reference_statuses),
         correlation_id=request.correlation_id,
         content_type=response.content_type,
         persistent=not (request.reply_to or "").startswith(DIRECT_REPLY_TO),
