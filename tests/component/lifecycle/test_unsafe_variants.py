@@ -19,7 +19,7 @@ from lifecycle_world import KEY, NAMES, QUEUE, REPLIES, Fault, World
 
 from osrdyne.amqp import Channel, Delivery, Message, QueueInfo
 from osrdyne.broker.management.listings import MessageTotal
-from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_look_up
 from osrdyne.errors import DriverError, StartFailedError
 from osrdyne.pool.queues import plan as queue_plan
 from osrdyne.pool.queues.plan import QueueStep
@@ -142,7 +142,7 @@ def no_last_total(_: World) -> Callable[..., QueueStep]:
 
 def busy_not_full(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
     """Requests in the queue of an ended group only delay its deletion."""
-    return lambda info: DeleteOutcome.IN_USE if judge_cheaply(info) else None
+    return lambda info: DeleteOutcome.IN_USE if judge_look_up(info) else None
 
 
 def cheaply_by_ready(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
@@ -159,7 +159,7 @@ def passively(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
     async def delete(
         channel: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **_: object
     ) -> DeleteOutcome:
-        refusal = judge_cheaply(await channel.declare_queue(queue, passive=True))
+        refusal = judge_look_up(await channel.declare_queue(queue, passive=True))
         if refusal is None:
             await delete()
         return refusal or DeleteOutcome.DELETED
@@ -558,7 +558,7 @@ VARIANTS = [
     Variant(
         "noreact",
         no_worker_until_later,
-        [("osrdyne.broker.queues.safe_delete.judge_cheaply", busy_not_full)],
+        [("osrdyne.broker.queues.safe_delete.judge_look_up", busy_not_full)],
         Fault.NO_OUTCOME,
         given=[STOPBLIND],
     ),
@@ -566,7 +566,7 @@ VARIANTS = [
         "ev1_ready",
         worker_dies_unnoticed,
         [
-            ("osrdyne.broker.queues.safe_delete.judge_cheaply", cheaply_by_ready),
+            ("osrdyne.broker.queues.safe_delete.judge_look_up", cheaply_by_ready),
             ("osrdyne.broker.queues.safe_delete.judge_probe", probe_by_ready),
         ],
         Fault.LOST,
