@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from osrdyne.aio.clock import Backoff, Clock
-from osrdyne.amqp import Connection
+from osrdyne.amqp import Channel, Connection
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire, is_plausible_term
@@ -140,7 +140,14 @@ async def listen(
 
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, routing_keys, handle, begin, on_forged, credit)
+            channel = await connection.channel()
+            try:
+                await _listen_once(channel, connection, environment, routing_keys, handle, begin, on_forged, credit)
+            except BrokerError:
+                # RabbitMQ keeps the channel of a consumer that it has cancelled. Not closed after a cancellation of
+                # this task: the connection is closed next, and must not wait for an answer.
+                await channel.close()
+                raise
         except BrokerError as error:
             failures += 1
             if credit is not None:
@@ -152,6 +159,7 @@ async def listen(
 
 
 async def _listen_once(
+    channel: Channel,
     connection: Connection,
     environment: WorkerEnvironment,
     routing_keys: tuple[str, ...],
@@ -164,7 +172,6 @@ async def _listen_once(
         credit.listening(None)
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
-    channel = await connection.channel()
     # Exclusive: RabbitMQ deletes it with the connection, so that no control message waits for a lost worker.
     await channel.declare_queue(queue, exclusive=True, auto_delete=True)
     for routing_key in routing_keys:
