@@ -237,7 +237,8 @@ class Driver(ABC):
 
         The name is created atomically: raises `SlotTakenError` if an instance of that slot exists in any state
         (lifecycle: unique-instance-names), and `StartFailedError` if the backend refuses the worker permanently (no
-        such image, no such command). A worker that starts and then exits is not an error: it is listed as exited.
+        such image, no such command). A worker that starts and then exits is not an error: it is listed as exited. After
+        a `DriverUnavailableError` the pool may start a dedicated worker again under the same worker id.
         """
 
     async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:

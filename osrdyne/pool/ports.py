@@ -133,6 +133,10 @@ class WorkerCredentials(Protocol):
         """The same for a pooled process, which serves no requests itself. Raises `BrokerError`."""
         ...
 
+    def keep(self, worker_id: WorkerId) -> bool:
+        """Keep the credentials of a start that is repeated under the same worker id; False if there are none."""
+        ...
+
     def release(self, worker_id: WorkerId) -> None:
         """Release the credentials of a worker that has ended or did not start. Does not wait and does not fail."""
         ...

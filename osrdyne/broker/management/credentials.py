@@ -3,7 +3,8 @@
 A worker's own user may consume its requests, declare its control queue, report and reply, and nothing else. It is
 created before the worker starts and deleted when the worker has ended. The deletion closes remaining connections of the
 user at once (broker: user-per-worker), so that requests of a dead connection return to their queue. The daemon stores
-nothing: passwords are not kept, and a new leader reads users from RabbitMQ and workers from the driver (decision 0010).
+nothing: a password is in memory only until its worker is known to be started, and a new leader reads users from
+RabbitMQ and workers from the driver (decision 0010).
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ class SharedCredentials:
     async def uri_for_process(self, worker_id: WorkerId) -> str:
         return self._uri
 
+    def keep(self, worker_id: WorkerId) -> bool:
+        """Return False: no worker has a user of its own."""
+        return False
+
     def release(self, worker_id: WorkerId) -> None:
-        """Do nothing: no worker has a user of its own."""
+        """Do nothing, as `keep`."""
 
     async def tidy(self) -> None:
-        """Do nothing, as `release`."""
+        """Do nothing, as `keep`."""
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -141,6 +146,14 @@ class ScopedCredentials:
             self.release(worker_id)  # `tidy` deletes the user, as after a leader that was killed here
             raise
         return with_user(self._uri, user, password)
+
+    def keep(self, worker_id: WorkerId) -> bool:
+        """Keep the user of an unfinished start for another `start_timeout` seconds; False if it may be deleted."""
+        # `tidy` deletes no user that is in here, however old.
+        if worker_id not in self._kept_until:
+            return False
+        self._kept_until[worker_id] = self._clock.monotonic() + self._start_timeout
+        return True
 
     def release(self, worker_id: WorkerId) -> None:
         """Have `run` delete the user of a worker that has ended or was not started."""

@@ -8,13 +8,14 @@ stop-by-instance).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Protocol
 
 from osrdyne.drivers.base import Driver, Instance, InstanceId, WorkerSpec
 from osrdyne.errors import (
     BrokerError,
     DriverError,
+    DriverUnavailableError,
     SlotTakenError,
     StartFailedError,
 )
@@ -30,10 +31,19 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 
-# Makes the specification of a worker, with its credentials. Raises `BrokerError`.
-SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
 LOG_LINES = 20
 DRAIN_INTERVAL = 10.0  # Seconds until a draining worker is asked again to end.
+
+
+class SpecFactory(Protocol):
+    """Makes the specification of a worker, with its credentials. Raises `BrokerError`."""
+
+    async def __call__(
+        self, key: Key, slot: int, generation: Generation, *, unconfirmed: WorkerSpec | None = None
+    ) -> WorkerSpec:
+        """`unconfirmed`: an earlier start of this slot that may have taken effect. Its worker id and credentials are
+        used again if possible."""
+        ...
 
 
 class WorkerActions:
@@ -70,6 +80,8 @@ class WorkerActions:
         # Longer than any request, so that a drain interrupts none.
         self._drain_timeout = context.settings.worker.processing_timeout + self._stop_grace
         self._latest_errors: dict[Key, str] = {}
+        # Starts that may have taken effect although the driver did not answer, by key and slot.
+        self._unconfirmed: dict[Key, dict[int, WorkerSpec]] = {}
         self._unsent_texts: dict[Key, None] = {}
         self._log: Logger = get_logger("worker_actions")
 
@@ -86,7 +98,7 @@ class WorkerActions:
             if self._is_new_error(key, str(error)):
                 self._log.warning("driver call failed", key=key, action=name, error=str(error))
         if done:
-            self.forget_error(key)
+            self._latest_errors.pop(key, None)
         return done
 
     async def _do(self, key: Key, action: GroupAction) -> bool:
@@ -109,13 +121,16 @@ class WorkerActions:
         before, self._latest_errors[key] = self._latest_errors.get(key), error
         return before != error
 
-    def forget_error(self, key: Key) -> None:
-        """Forget the latest error of a key; the next one is logged again."""
+    def forget_group(self, key: Key) -> None:
+        """Forget a group that has ended: its next error is logged again, and its next start has a new worker id."""
         self._latest_errors.pop(key, None)
+        # Their credentials stay until the start time-out: the driver may list such a worker later.
+        self._unconfirmed.pop(key, None)
 
     async def _start(self, key: Key, slot: int) -> bool:
+        unconfirmed = self._unconfirmed.get(key, {}).pop(slot, None)
         try:
-            spec = await self._make_spec(key, slot, self._tracker.generation_of(key))
+            spec = await self._make_spec(key, slot, self._tracker.generation_of(key), unconfirmed=unconfirmed)
         except BrokerError as error:
             return self._note_missing_credentials(key, error)
         await self._lease.confirm()  # creating credentials may have taken a while (lifecycle: lease)
@@ -124,22 +139,36 @@ class WorkerActions:
             # (lifecycle: unique-instance-names).
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
-            # The user was created for a worker that does not exist: otherwise it would stay until the start time-out.
-            self._credentials.release(spec.worker_id)
-            return await self._adopt_slot_owner(key, slot, error)
+            return await self._adopt_slot_owner(spec, error)
         except StartFailedError as error:
             self._credentials.release(spec.worker_id)
             self._note_refusal(key, error)
             return True
+        except DriverUnavailableError:
+            self._note_unconfirmed(spec)
+            raise
         # At once, without a listing: the slot must count as taken when the key is planned again.
         self._instances.note(instance, now=self._clock.monotonic(), started_here=True, given=spec.spec_hash)
         self._metrics.worker_starts.labels(outcome="started").inc()
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
         return True
 
-    async def _adopt_slot_owner(self, key: Key, slot: int, error: SlotTakenError) -> bool:
-        """The slot was taken concurrently: adopt that worker or report a name conflict."""
-        found = [instance for instance in await self._driver.list_instances() if instance.key == key]
+    def _note_unconfirmed(self, spec: WorkerSpec) -> None:
+        """Note a start that may have taken effect: the worker may use its credentials. The next attempt uses the same,
+        because with its own each attempt would leave a user in RabbitMQ."""
+        self._unconfirmed.setdefault(spec.key, {})[spec.slot] = spec
+
+    async def _adopt_slot_owner(self, spec: WorkerSpec, error: SlotTakenError) -> bool:
+        """The slot was taken concurrently, or by an earlier attempt: adopt that worker or report a name conflict."""
+        key, slot = spec.key, spec.slot
+        try:
+            found = [instance for instance in await self._driver.list_instances() if instance.key == key]
+        except DriverUnavailableError:
+            self._note_unconfirmed(spec)
+            raise
+        if all(instance.worker_id != spec.worker_id for instance in found):
+            # The user was created for a worker that does not exist: otherwise it would stay until the start time-out.
+            self._credentials.release(spec.worker_id)
         for instance in found:
             self._instances.note(instance, now=self._clock.monotonic())
         if any(instance.slot == slot for instance in found):

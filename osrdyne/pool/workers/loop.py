@@ -263,7 +263,7 @@ class WorkerGroupsLoop:
                 self._restarts.clear(key)
                 if not entries:
                     self._worker_reports.forget_group(key)
-                    self._actions.forget_error(key)
+                    self._actions.forget_group(key)
             self._update_place(key, is_desired=desired is not None, up=bool(entries))
             observed = self._observe(key, entries)
             actions = plan_group(desired, observed, slots=self._autoscaler.desired(key), now=self._clock.monotonic())

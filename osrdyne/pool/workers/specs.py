@@ -57,7 +57,9 @@ def worker_shape(driver: Driver, pool: Settings) -> WorkerShape:
 def spec_factory(state: TermState, credentials: WorkerCredentials) -> SpecFactory:
     """Return a factory for worker specifications, each with credentials of its own."""
 
-    async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
+    async def make_spec(
+        key: Key, slot: int, generation: Generation, *, unconfirmed: WorkerSpec | None = None
+    ) -> WorkerSpec:
         # Read once: the profiles may change during the calls below, and the hash must be that of these settings.
         group = state.profiles.of(key)
         environment = replace(
@@ -66,13 +68,23 @@ def spec_factory(state: TermState, credentials: WorkerCredentials) -> SpecFactor
             paused=state.paused.is_paused(key),
             rate=state.rates.of(key),
         )
-        uri = await credentials.uri_for(key, environment.worker_id)
+        placement = Placement(group.settings.worker.placement)
+        if (
+            unconfirmed is not None
+            # Not a pooled worker: a process accepts each worker id only once (lifecycle: pooled-ids-once).
+            and unconfirmed.placement is placement is Placement.DEDICATED
+            and credentials.keep(unconfirmed.worker_id)
+        ):
+            worker_id, uri = unconfirmed.worker_id, unconfirmed.environment.amqp_uri
+        else:
+            worker_id = environment.worker_id
+            uri = await credentials.uri_for(key, worker_id)
         return WorkerSpec(
-            environment=replace(environment, amqp_uri=uri),
+            environment=replace(environment, worker_id=worker_id, amqp_uri=uri),
             generation=generation,
             slot=slot,
             spec_hash=group.spec_hash,
-            placement=Placement(group.settings.worker.placement),
+            placement=placement,
         )
 
     return make_spec

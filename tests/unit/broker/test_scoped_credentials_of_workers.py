@@ -153,6 +153,24 @@ async def test_user_of_a_start_that_never_happened_is_deleted(scene: Scene) -> N
     assert scene.api.users == {}
 
 
+async def test_user_of_a_repeated_start_is_kept_until_it_is_deleted(scene: Scene) -> None:
+    await scene.credentials.uri_for(KEY, ME)
+    await scene.clock.advance(299.0)
+    assert scene.credentials.keep(ME)
+    await scene.clock.advance(299.0)
+    await scene.credentials.tidy()
+    assert list(scene.api.users) == [f"{PREFIX}me"]
+    await scene.clock.advance(2.0)
+    await scene.credentials.tidy()
+    assert (scene.credentials.keep(ME), scene.api.users) == (False, {})
+
+
+async def test_released_user_is_not_used_again(scene: Scene) -> None:
+    await scene.credentials.uri_for(KEY, ME)
+    scene.credentials.release(ME)
+    assert not scene.credentials.keep(ME)
+
+
 async def test_ended_worker_is_noticed_at_once(scene: Scene) -> None:
     await scene.credentials.uri_for(KEY, ME)
     task = asyncio.create_task(scene.credentials.run())

@@ -1,0 +1,175 @@
+"""The RabbitMQ users of workers whose start is repeated: a real leader on fakes, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from osrdyne.broker.management.credentials import ScopedCredentials, user_prefix
+from osrdyne.broker.management.models import Permissions
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.daemon import wiring
+from osrdyne.drivers.base import Instance, WorkerSpec
+from osrdyne.errors import DriverUnavailableError, SlotTakenError
+from osrdyne.pool.context import TermContext
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.management import FakeManagement
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
+
+A = Key("a")
+PREFIX = user_prefix(POOL, "/")
+START_TIMEOUT, INTERVAL = 300.0, 60.0
+
+
+class FakeUsers(FakeManagement):
+    """RabbitMQ's users, with their passwords."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeBroker(VirtualClock()))
+        self.vhost = "/"
+        self.passwords: dict[str, str] = {}
+        self.created = 0
+
+    async def list_users(self, prefix: str) -> list[str]:
+        return [user for user in self.passwords if user.startswith(prefix)]
+
+    async def put_user(self, name: str, *, password: str) -> None:
+        self.passwords[name] = password
+        self.created += 1
+
+    async def put_user_limit(self, user: str, limit: str, value: int) -> None: ...
+
+    async def put_permissions(self, user: str, permissions: Permissions) -> None: ...
+
+    async def put_topic_permissions(self, user: str, exchange: str, *, write: str, read: str) -> None: ...
+
+    async def delete_user(self, name: str) -> None:
+        del self.passwords[name]
+
+    async def list_exchanges(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> FakeUsers:
+    made = FakeUsers()
+
+    def choose(
+        context: TermContext, *, layout: QueueLayout, alive: Callable[[], Set[WorkerId]], **_: Any
+    ) -> ScopedCredentials:
+        return ScopedCredentials(
+            names=context.names,
+            layout=layout,
+            management=made,
+            uri="amqp://daemon@nowhere/",
+            alive=alive,
+            start_timeout=START_TIMEOUT,
+            interval=INTERVAL,
+            clock=context.clock,
+        )
+
+    monkeypatch.setattr(wiring, "choose_credentials", choose)
+    return made
+
+
+@pytest.fixture
+def driver(clock: VirtualClock) -> FakeDriver:
+    return FakeDriver(clock, pool=POOL)
+
+
+async def require(stack: Stack) -> None:
+    stack.term.state.tracker.require_worker_group(A)
+    await stack.clock.settle()
+
+
+def users_of_workers(driver: FakeDriver) -> list[str]:
+    return [f"{PREFIX}{worker.instance.worker_id}" for worker in driver.workers_of(A)]
+
+
+def lose_answers(driver: FakeDriver) -> Callable[[], None]:
+    """From now on every start of the driver takes effect, but its answer is lost, and so is every listing. Returns a
+    function that brings the listings back."""
+    start, list_instances = driver.start, driver.list_instances
+    lost = DriverUnavailableError("The engine did not answer in time.")
+
+    async def start_and_fail(spec: WorkerSpec) -> Instance:
+        await start(spec)
+        raise lost
+
+    async def fail() -> list[Instance]:
+        raise lost
+
+    def restore() -> None:
+        driver.list_instances = list_instances  # type: ignore[method-assign]
+
+    driver.start, driver.list_instances = start_and_fail, fail  # type: ignore[method-assign]
+    return restore
+
+
+async def test_repeated_start_uses_the_user_of_the_attempt_before(
+    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
+) -> None:
+    async with leading(clock, driver=driver) as stack:
+        for _ in range(200):
+            driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
+        await require(stack)
+        await clock.advance(2 * START_TIMEOUT)
+        assert driver.count("start", A) == 201
+        (worker,) = driver.workers_of(A)
+        uri = urlsplit(worker.spec.environment.amqp_uri)
+        assert users.created == 1
+        assert users.passwords == {unquote(uri.username or ""): uri.password}
+        assert list(users.passwords) == users_of_workers(driver)
+
+
+async def test_worker_whose_start_was_not_confirmed_keeps_its_user(
+    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
+) -> None:
+    """The second attempt finds the slot taken: by the worker of the first one, which uses the same user."""
+    async with leading(clock, driver=driver) as stack:
+        restore_listings = lose_answers(driver)
+        await require(stack)
+        await clock.advance(10.0)
+        assert driver.count("start", A) > 1
+        restore_listings()
+        await stack.report("a", Event.READY)
+        await clock.advance(2 * START_TIMEOUT)
+        assert list(users.passwords) == users_of_workers(driver)
+        assert [entry.instance for entry in stack.term.state.instances.of_key(A)] == [
+            worker.instance for worker in driver.workers_of(A)
+        ]
+
+
+async def test_worker_that_has_ended_is_not_started_again_under_its_id(
+    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
+) -> None:
+    async with leading(clock, driver=driver) as stack:
+        driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
+        await require(stack)
+        await clock.advance(3.0)
+        (first,) = driver.workers_of(A)
+        driver.exit_instance(first.instance.instance_id, 1)
+        await clock.advance(60.0)
+        (second,) = driver.workers_of(A)
+        assert second.instance.worker_id != first.instance.worker_id
+        assert list(users.passwords) == users_of_workers(driver)
+
+
+async def test_user_of_a_start_whose_slot_another_worker_has_is_deleted(
+    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
+) -> None:
+    async with leading(clock, driver=driver) as stack:
+        driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
+        driver.fail_next_start(SlotTakenError("A container of that name exists."))
+        await require(stack)
+        await clock.settle()
+        assert len(users.passwords) == 1
+        await clock.advance(3.0)
+        assert users.passwords == {}
