@@ -7,9 +7,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator, BaseModel, PlainSerializer
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
@@ -97,6 +98,61 @@ async def test_plain_function_runs_in_a_thread_and_a_coroutine_does_not(dispatch
     here = threading.current_thread().name.encode()
     assert (await both.run(call_of("/plain"), group_id="g")).body != here
     assert (await both.run(call_of("/coroutine"), group_id="g")).body == here
+
+
+THREADS: list[str] = []
+"""The threads in which `Noted` was decoded or encoded."""
+
+
+def note_thread(text: str) -> str:
+    THREADS.append(threading.current_thread().name)
+    return text
+
+
+class Noted(BaseModel):
+    text: Annotated[str, AfterValidator(note_thread), PlainSerializer(note_thread)]
+
+
+@pytest.fixture
+def noted() -> list[str]:
+    THREADS.clear()
+    return THREADS
+
+
+@pytest.mark.parametrize(("size", "on_the_loop"), [(1000, True), (100_000, False)], ids=["small", "large"])
+async def test_only_a_large_body_of_a_coroutine_is_decoded_in_a_thread(
+    dispatcher: Run, noted: list[str], size: int, on_the_loop: bool
+) -> None:
+    async def coroutine(call: Call, request: Noted) -> str:
+        return threading.current_thread().name
+
+    here = threading.current_thread().name
+    response = await dispatcher(coroutine).run(call_of("/coroutine", text_of(size)), group_id="g")
+    assert response.body == here.encode()
+    assert [thread == here for thread in noted] == [on_the_loop]
+
+
+def text_of(size: int) -> bytes:
+    return json.dumps({"text": "x" * size}).encode()
+
+
+async def test_large_invalid_body_of_a_coroutine_is_refused(dispatcher: Run) -> None:
+    async def coroutine(call: Call, request: dict[str, int]) -> None: ...
+
+    response = await dispatcher(coroutine).run(call_of("/coroutine", text_of(100_000)), group_id="g")
+    assert (response.code, json.loads(response.body)["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(("size", "on_the_loop"), [(1000, True), (100_000, False)], ids=["small", "large"])
+async def test_only_a_large_answer_of_a_coroutine_is_encoded_in_a_thread(
+    dispatcher: Run, noted: list[str], size: int, on_the_loop: bool
+) -> None:
+    async def coroutine(call: Call) -> Noted:
+        return Noted.model_construct(text="x" * size)
+
+    response = await dispatcher(coroutine).run(call_of("/coroutine"), group_id="g")
+    assert len(response.body) > size
+    assert [thread == threading.current_thread().name for thread in noted] == [on_the_loop]
 
 
 async def test_plain_function_runs_in_its_job_group(dispatcher: Run) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Request
 from osrdyne_worker import Answer, App, Call, Context, RequestError
-from osrdyne_worker.app.codec import answer_to_response, decoder_for, error_response, field_path
+from osrdyne_worker.app.codec import answer_to_response, decoder_for, error_response, field_path, is_large
 from osrdyne_worker.requests.replies import fitting, reply_message
 
 
@@ -112,6 +112,59 @@ def test_answer_that_json_cannot_hold_is_an_error_of_the_handler() -> None:
     with pytest.raises(RequestError) as caught:
         answer_to_response({"a": object()})
     assert (caught.value.code, caught.value.error_code) == (500, "invalid_answer")
+
+
+class Wide(BaseModel, extra="allow"):
+    rows: list[int] = []
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "large"),
+    [
+        (None, False),
+        (b"x" * 100_000, False),
+        ("x" * 100_000, True),
+        ({"count": 3}, False),
+        (Query(query="q"), False),
+        (Point(1, 2), False),
+        ([{"id": id_, "name": "sensor"} for id_ in range(200)], False),
+        ([{"id": id_, "name": "sensor"} for id_ in range(20_000)], True),
+        ({"rows": [1.5] * 20_000, "more": False}, True),
+        (Answer({"text": "x" * 100_000}), True),
+        (Query(query="q" * 100_000), True),
+        (Wide(rows=[1] * 20_000), True),
+        (Wide(other="x" * 100_000), True),
+        ([Point(1, 2)] * 20_000, True),
+        ({"numbers": (number for number in range(3))}, True),
+        (CYCLE, True),
+        (Point, False),
+    ],
+    ids=[
+        "none",
+        "bytes",
+        "text",
+        "dict",
+        "model",
+        "dataclass",
+        "some rows",
+        "many rows",
+        "column",
+        "answer",
+        "large model",
+        "list of a model",
+        "extra of a model",
+        "many dataclasses",
+        "generator",
+        "cycle",
+        "class",
+    ],
+)
+def test_answer_is_large_if_it_takes_long_to_encode(value: Any, large: bool) -> None:
+    assert is_large(value) is large
 
 
 def test_error_response_has_the_documented_body() -> None:

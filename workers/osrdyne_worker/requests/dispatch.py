@@ -25,6 +25,7 @@ from osrdyne_worker.app.codec import (
     answer_with_rows,
     decoder_for,
     error_response,
+    is_large,
     may_hold_rows,
     shown_path,
     stream_of,
@@ -41,7 +42,11 @@ PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 MAX_LISTED_PATHS = 50
 SESSION_GONE = "The session of this worker is gone."
 MAX_DECODED_AT_ONCE = 64 * 1024
-"""Bytes of the bodies of a batch that are decoded on the event loop, which is faster than in a thread."""
+"""Bytes of a body, or of the bodies of a batch, that are decoded on the event loop, which is faster than in a thread.
+
+pydantic holds the GIL while it parses one body: during that time the event loop waits, also for a thread. But it runs
+between two bodies, and during validators that are written in Python.
+"""
 CANCEL_INTERVAL = 1.0
 """Seconds between two attempts to cancel the jobs of a request."""
 
@@ -145,11 +150,16 @@ class Dispatcher:
                     group_id,
                     discard=_close_unused,
                 )
+            if _takes_long_to_decode(target, call):
+                arguments = await self._in_thread(lambda: _arguments(target, call), call, group_id)
+            else:
+                arguments = _arguments(target, call)
             # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
-            result = await handler.function(*_arguments(target, call))
-            if not may_hold_rows(result):
+            result = await handler.function(*arguments)
+            if not may_hold_rows(result) and not is_large(result):
                 return answer_to_response(result)
-            # A job of Spark collects the rows, or an iterator reads files: neither may block the event loop.
+            # A job of Spark collects the rows, an iterator reads files, or the answer takes long to encode: nothing of
+            # it may block the event loop.
             return await self._in_thread(
                 lambda: self._respond_or_stream(handler, call, result), call, group_id, discard=_close_unused
             )
@@ -452,6 +462,12 @@ def _close_unused(answer: Response | ArrowStream) -> None:
     write rows to the disk that no client reads."""
     if not isinstance(answer, Response):
         answer.close()
+
+
+def _takes_long_to_decode(target: Target, call: Call) -> bool:
+    return (
+        len(call.body) > MAX_DECODED_AT_ONCE and target.decode is not None and target.handler.request_type is not bytes
+    )
 
 
 def _arguments(target: Target, call: Call) -> tuple[Any, ...]:
