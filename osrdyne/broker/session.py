@@ -258,6 +258,42 @@ class LeaderSession:
         """Open a channel for a consumer, which also carries its acknowledgements."""
         return await self.consuming.channel()
 
+    async def acquire(self, *, accept: Callable[[Token], None] | None = None) -> tuple[Token, Token]:
+        """Wait for the token, as `TokenChannel.acquire`.
+
+        Raises `BrokerUnavailableError` if a connection is lost meanwhile: a daemon that got the token without one of
+        them could not lead.
+        """
+        acquiring = asyncio.ensure_future(self.token.acquire(accept=accept))
+        losing = asyncio.ensure_future(self._wait_lost())
+        try:
+            await asyncio.wait({acquiring, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if losing.done():
+                raise losing.result()
+            return acquiring.result()
+        finally:
+            acquiring.cancel()
+            losing.cancel()
+
+    async def _wait_lost(self) -> BrokerUnavailableError:
+        """Wait until a connection or the publishing channel is closed; return the error that names it."""
+        parts = {
+            "leader connection": self.control,
+            "publisher connection": self.publishing,
+            "consumer connection": self.consuming,
+            "publishing channel": self.publisher,
+        }
+        ends = {asyncio.ensure_future(part.wait_closed()): name for name, part in parts.items()}
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        # In the order of `parts`: the loss of a connection also ends its channels.
+        end, name = next((end, name) for end, name in ends.items() if end in done)
+        reason = str(end.result() or "closed").rstrip(".")
+        return BrokerUnavailableError(f"The {name} was lost while waiting for the token: {reason}.")
+
     async def run(self, token: Token) -> None:
         """Keep the token and watch the connections; ends only with an error, such as `LeadershipLostError`."""
         # At most a quarter of the time after which RabbitMQ takes the token away: a renewal may take a while.

@@ -201,7 +201,7 @@ class Daemon:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
             # In a task: a standby may wait for the token for months, and must end at once when it is stopped.
-            acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))
+            acquiring = asyncio.ensure_future(session.acquire(accept=self._refuse_foreign_host))
             stopping = asyncio.ensure_future(stop.requested.wait())
             try:
                 await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -135,7 +135,7 @@ class Stack:
         async with LeaderSession(
             self.settings, clock=self.clock, connect=connect_to(self.broker, self.connections)
         ) as session:
-            _, token = await session.token.acquire()
+            _, token = await session.acquire()
             self.term = Term(
                 Resources(
                     context=TermContext(session.names, self.settings, self.clock, self.metrics),
