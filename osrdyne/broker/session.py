@@ -87,7 +87,7 @@ class LeaderSession:
         self._channels: LeaderChannels
         self._durability: QueueDurability
         self._open: list[Connection] = []
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: list[asyncio.Task[None]] = []
         self._log: Logger = get_logger("leader", pool=settings.pool.id)
 
     async def __aenter__(self) -> Self:
@@ -313,22 +313,24 @@ class LeaderSession:
             await self.token.run(token, renew_interval=renew_interval)
         except* BrokerError:
             # At once, and not after the other tasks of the term have ended: another daemon may lead already.
-            self._closing = asyncio.create_task(self._close_leading(), name="close the leader's connections")
+            self._begin_close([self.control, self.consuming])
             raise
-
-    async def _close_leading(self) -> None:
-        await asyncio.gather(self.control.close(), self.consuming.close())
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()
         # Ends the term: the outcome of publishes without a confirm is unknown.
         raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
 
+    def _begin_close(self, connections: list[Connection]) -> None:
+        """Close these connections at the same time: one that does not answer takes some seconds."""
+        # Each is closed only once.
+        self._open = [connection for connection in self._open if connection not in connections]
+        self._closing += [
+            asyncio.create_task(connection.close(), name="close a connection") for connection in connections
+        ]
+
     async def close(self) -> None:
         """Close all connections; RabbitMQ then gives the token to the next daemon that waits for it."""
-        if self._closing is not None:
-            await self._closing
-        # Taken first: closing again finds nothing left to close.
-        connections, self._open = self._open, []
-        for connection in connections:
-            await connection.close()
+        self._begin_close(self._open)
+        # Shielded: a session that is closed by half would keep the token, and no daemon would lead.
+        await asyncio.shield(asyncio.gather(*self._closing))

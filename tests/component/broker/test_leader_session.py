@@ -1,4 +1,4 @@
-"""The connections of a standby, in virtual time."""
+"""The connections of a standby or leader: one that is lost, and the end of all. In virtual time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from osrdyne.amqp import Connection, ConnectionOptions
 from osrdyne.broker.session import LeaderSession
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.testing.clock import VirtualClock
@@ -14,6 +15,26 @@ from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import settings_for
 
 SETTINGS = settings_for()
+CLOSE_TIMEOUT = 10.0
+
+
+class SilentConnection(FakeConnection):
+    """RabbitMQ does not answer the close, which takes as long as it can."""
+
+    async def close(self) -> None:
+        await self.broker.clock.sleep(CLOSE_TIMEOUT)
+        await super().close()
+
+
+async def open_silently(clock: VirtualClock, broker: FakeBroker) -> LeaderSession:
+    async def connect(options: ConnectionOptions) -> Connection:
+        return SilentConnection(broker, options)
+
+    return await LeaderSession(SETTINGS, clock=clock, connect=connect).__aenter__()
+
+
+def are_closed(session: LeaderSession) -> list[bool]:
+    return [connection.is_closed for connection in (session.control, session.publishing, session.consuming)]
 
 
 @pytest.mark.parametrize("purpose", ["leader", "publisher", "consumer"])
@@ -49,3 +70,39 @@ async def test_cancelled_wait_for_the_token_leaves_no_task(clock: VirtualClock, 
             await asyncio.wait({waiting})
             await clock.settle()
             assert asyncio.all_tasks() == before
+
+
+async def test_connections_that_rabbitmq_does_not_close_are_given_up_together(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    session = await open_silently(clock, broker)
+    closing = asyncio.create_task(session.close())
+    await clock.advance(CLOSE_TIMEOUT)
+    assert (closing.done(), are_closed(session)) == (True, [True, True, True])
+
+
+async def test_cancelled_close_closes_every_connection(clock: VirtualClock, broker: FakeBroker) -> None:
+    """An open one would keep the token, and no daemon would lead."""
+    session = await open_silently(clock, broker)
+    closing = asyncio.create_task(session.close())
+    await clock.advance(1.0)
+    closing.cancel()
+    await clock.advance(CLOSE_TIMEOUT)
+    assert (closing.cancelled(), are_closed(session)) == (True, [True, True, True])
+
+
+async def test_session_that_has_lost_the_token_closes_its_other_connections_at_the_same_time(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    session = await open_silently(clock, broker)
+    _, token = await session.acquire()
+    running = asyncio.create_task(session.run(token))
+    await clock.settle()
+    broker.delete_queue(session.names.leader_queue)
+    await clock.settle()
+    assert running.done()
+    closing = asyncio.create_task(session.close())
+    await clock.advance(CLOSE_TIMEOUT)
+    assert (closing.done(), are_closed(session)) == (True, [True, True, True])
+    with pytest.raises(BaseExceptionGroup):
+        await running
