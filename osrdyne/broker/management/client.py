@@ -8,6 +8,7 @@ Every call has a time-out, every answer is validated, and no error, log or repr 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
@@ -75,10 +76,11 @@ class ManagementClient:
         self._address = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
         self._clock = clock or SystemClock()
         self._large: set[str] = set()
+        self._timeout = settings.management_timeout
         self._client = httpx.AsyncClient(
             base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
             auth=(self.user, unquote(uri.password or "guest")),
-            timeout=settings.management_timeout,
+            timeout=None,  # httpx's limits are for each read and write; `_request` limits the whole call
             verify=ssl_context(settings.effective_tls(), place="broker.tls") if uri.scheme == "https" else False,
             trust_env=False,  # ignores proxies of the environment, which may not reach a local broker
             transport=transport,
@@ -272,14 +274,15 @@ class ManagementClient:
     ) -> httpx.Response:
         doing = f"{method} {path[0]} at {self._address}"
         try:
-            answer = await self._client.request(
-                method,
-                # Keys and names of queues are data: a slash in them must not become a part of the path.
-                "/".join(quote(part, safe="") for part in path),
-                params=query,
-                json=body,
-            )
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(self._timeout):
+                answer = await self._client.request(
+                    method,
+                    # Keys and names of queues are data: a slash in them must not become a part of the path.
+                    "/".join(quote(part, safe="") for part in path),
+                    params=query,
+                    json=body,
+                )
+        except (TimeoutError, httpx.TimeoutException) as error:
             # A change may have been made; all changes of this client can be repeated.
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
         except (httpx.ConnectError, ssl.SSLError) as error:

@@ -1,0 +1,43 @@
+"""The limit of a call of RabbitMQ's HTTP API, against a server that answers slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerUnavailableError
+
+LIMIT = 0.2
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 62\r\n\r\n"
+BODY = b" " * 60 + b"[]"
+
+
+async def test_answer_that_comes_byte_by_byte_is_too_late() -> None:
+    """Each byte comes in time, and the whole answer does not."""
+    ended = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(HEAD)
+            for byte in BODY:
+                await asyncio.sleep(LIMIT / 10)
+                writer.write(bytes([byte]))
+                await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        ended.set()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = BrokerSettings(management_uri=SecretStr(f"http://127.0.0.1:{port}"), management_timeout=LIMIT)
+    async with server, ManagementClient(settings) as management:
+        with pytest.raises(BrokerUnavailableError, match="did not answer in time"):
+            await management.list_policies()
+        await ended.wait()
