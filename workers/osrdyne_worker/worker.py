@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any
 
 from osrdyne.aio.signals import WatchCell
 from osrdyne.aio.tasks import at_most, endless, first_of
@@ -106,7 +108,7 @@ class Worker:
         and some never do.
         """
         async with asyncio.TaskGroup() as group:
-            self._runtime = RuntimeContext(self._settings, self._clock, group.create_task, self.request_exit)
+            self._runtime = RuntimeContext(self._settings, self._clock, partial(_spawn, group), self.request_exit)
             self._processor: Processor = self._parts.make_processor(
                 self._runtime, self._parts.loader.context, on_alone=self._update_queues
             )
@@ -461,3 +463,18 @@ class Worker:
         # not (broker: count-failures-by-reject).
         self._processor.requeue(also_running=True)
         await at_most(0.4 * reserve, self._processor.until_idle())
+
+
+def _spawn(group: asyncio.TaskGroup, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+    """Start a task of a worker; return a cancelled future if the worker has been cancelled.
+
+    The tasks of the worker are cancelled as well then, and their clean-up must not fail. An interrupted request, for
+    example, needs no outcome any more: RabbitMQ requeues it when the connection is closed.
+    """
+    try:
+        return group.create_task(coroutine)
+    except RuntimeError:  # the group is shutting down
+        coroutine.close()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        return future

@@ -71,7 +71,7 @@ class InFlight:
     """It was interrupted, and its slot is free for another request although its handler runs on."""
     batch_size: int = 0
     """The number of requests in the batch in which it runs; 0 outside of batches. The batch has the slot."""
-    settling: asyncio.Task[None] | None = field(default=None, repr=False)
+    settling: asyncio.Future[None] | None = field(default=None, repr=False)
     """The task that settles an interrupted request while its handler may still run."""
     data: LoadedData | None = None
     """The data that it uses, once its handler has begun."""
@@ -81,9 +81,9 @@ class InFlight:
     """Its handler has run again because the data had changed."""
     phase: Phase = Phase.WAITING
     interruption: Interruption | None = None
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    task: asyncio.Future[None] | None = field(default=None, repr=False)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    progress: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
+    progress: set[asyncio.Future[None]] = field(default_factory=set, repr=False)
     _fingerprint: str | None = field(default=None, repr=False)
 
     @property

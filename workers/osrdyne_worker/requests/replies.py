@@ -70,7 +70,7 @@ class ReplySender:
 class ProgressSender:
     """Sends progress: non-terminating replies. Created on the event loop; `send` may be called from any thread."""
 
-    def __init__(self, replies: ReplySender, spawn: Callable[..., asyncio.Task[None]]) -> None:
+    def __init__(self, replies: ReplySender, spawn: Callable[..., asyncio.Future[None]]) -> None:
         self._replies = replies
         self._spawn = spawn
         self._loop = asyncio.get_running_loop()

@@ -42,12 +42,12 @@ class RuntimeSettings:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """What all parts of one worker share. `spawn` starts a task that the worker owns; `request_exit` makes the worker
-    shut down and exit."""
+    """What all parts of one worker share. `spawn` starts a task that the worker owns, and none once the worker has been
+    cancelled; `request_exit` makes the worker shut down and exit."""
 
     settings: RuntimeSettings
     clock: Clock
-    spawn: Callable[..., asyncio.Task[None]]
+    spawn: Callable[..., asyncio.Future[None]]
     request_exit: Callable[[ExitReason], None]
 
 

@@ -53,7 +53,7 @@ class Batches:
         slots: Slots,
         clock: Clock,
         *,
-        spawn: Callable[..., asyncio.Task[None]],
+        spawn: Callable[..., asyncio.Future[None]],
         begin: Callable[[InFlight, str, int], None],
         confirm_running: Callable[[], Awaitable[None]],
     ) -> None:

@@ -58,7 +58,7 @@ class Coalescing:
         slots: Slots,
         clock: Clock,
         *,
-        spawn: Callable[..., asyncio.Task[None]],
+        spawn: Callable[..., asyncio.Future[None]],
         begin: Callable[[InFlight, str, int], None],
         confirm_running: Callable[[], Awaitable[None]],
         context: Callable[[], Context],
