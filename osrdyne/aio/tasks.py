@@ -163,7 +163,12 @@ class Threads:
 
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._running.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:  # the process may have no more threads: nothing would call `end`
+            self._running.discard(thread)
+            self._free.release()
+            raise
         return await outcome
 
     def join(self, timeout: float) -> None:

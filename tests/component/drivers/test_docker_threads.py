@@ -146,6 +146,21 @@ async def test_no_more_calls_than_the_limit_run_at_once_also_without_a_waiter():
     assert len(begun) == 4
 
 
+async def test_thread_that_cannot_be_started_takes_no_place(monkeypatch):
+    threads = Threads("calls", limit=1)
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await threads.run(lambda: None)
+    async with asyncio.timeout(PATIENCE):
+        assert await threads.run(lambda: "done") == "done"
+    threads.join(0.0)
+
+
 async def test_driver_is_closed_although_its_engine_hangs(monkeypatch):
     monkeypatch.setattr("osrdyne.drivers.docker.driver._CLOSE_PATIENCE", 0.01)
     context = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("here",), worker_app="my:app")
