@@ -478,7 +478,9 @@ class RequestSettings(Model):
         "decides.",
     )
     consumer_timeout: Duration | None = Field(
-        None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."
+        None,
+        gt=0,
+        description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes.",
     )
     max_length: int | None = Field(
         None, ge=1, description="Maximum number of messages in one request queue; RabbitMQ refuses more."
@@ -965,4 +967,5 @@ class Settings(Model):
 
     def effective_consumer_timeout(self) -> float:
         """RabbitMQ's limit for an unacknowledged delivery, seconds."""
-        return self.requests.consumer_timeout or self.worker.processing_timeout + 300.0
+        configured = self.requests.consumer_timeout
+        return self.worker.processing_timeout + 300.0 if configured is None else configured

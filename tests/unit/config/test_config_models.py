@@ -119,6 +119,12 @@ def test_consumer_timeout_is_longer_than_the_work_on_one_request() -> None:
     assert Settings.model_validate({"requests": {"consumer_timeout": "1h"}}).effective_consumer_timeout() == 3600
 
 
+def test_consumer_timeout_of_zero_is_refused() -> None:
+    """To RabbitMQ it would not mean "no limit", and before it silently meant the default."""
+    with pytest.raises(ValidationError, match="greater than 0"):
+        Settings.model_validate({"requests": {"consumer_timeout": 0}})
+
+
 def test_worker_configuration_is_what_the_runtime_reads() -> None:
     config = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}}).worker_config()
     assert set(config) == {"runtime", "spark", "app"}
