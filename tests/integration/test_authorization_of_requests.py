@@ -188,7 +188,7 @@ async def test_workers_run_only_while_their_principal_may_listen(
             except ForbiddenError:
                 return False
 
-        with pytest.raises(ForbiddenError, match="demands the grant listen of the workers; workers: the token is unknown"):
+        with pytest.raises(ForbiddenError, match="grant listen of the workers; workers: the token is unknown"):
             await client.call(TABLE, "/whoami")
         assert await management.list_users(prefix) == []
         tokens.change(lambda found: (*found, workers))
