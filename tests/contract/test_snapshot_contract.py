@@ -114,11 +114,40 @@ async def test_deleted_snapshot_queue_is_declared_again(lead: Lead) -> None:
 async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
     async with lead() as first:
         await first.snapshots.write(b"1")
-        forged = Message(body=b"forged")
-        queue = first.session.names.snapshot_queue(NAME, first.session.token.term)
-        await (await first.session.publishing.channel(confirms=True)).publish(forged, exchange="", routing_key=queue)
+        await publish(first, b"forged", user=None)
     async with lead() as second:
         assert await second.snapshots.read() is None
+
+
+async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_before(lead: Lead) -> None:
+    async with lead() as first:
+        await first.snapshots.write(b"1")
+    async with lead() as second:
+        await second.snapshots._declare()  # and its term ends before it has stored one
+        await publish(second, b"forged", user=None)
+    async with lead() as third:
+        assert await third.snapshots.read() == b"1"
+        await third.snapshots.write(b"3")
+        assert len(await third.queues()) == 1
+
+
+async def test_message_of_another_user_does_not_hide_a_snapshot_behind_it(lead: Lead) -> None:
+    async with lead() as first:
+        names, term = first.session.names, first.session.token.term
+        channel = await first.session.publishing.channel()
+        # As another program may declare it: without a limit.
+        await channel.declare_queue(names.snapshot_queue(NAME, term), arguments={"x-queue-type": "quorum"})
+        await publish(first, b"forged", user=None)
+        await publish(first, b"1", user=first.session.token.user)
+    async with lead() as second:
+        assert await second.snapshots.read() == b"1"
+
+
+async def publish(leader: Leader, body: bytes, *, user: str | None) -> None:
+    """Publish into the snapshot queue of the leader's term."""
+    queue = leader.session.names.snapshot_queue(NAME, leader.session.token.term)
+    channel = await leader.session.publishing.channel(confirms=True)
+    await channel.publish(Message(body=body, user_id=user), exchange="", routing_key=queue)
 
 
 @dataclass

@@ -21,6 +21,8 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import PoolNames, QueueName
 
 _TERM = re.compile(r"[0-9]{1,16}\Z", re.ASCII)
+# How many messages of a queue are read at most: one that another program declared may hold any number.
+_MAX_MESSAGES = 10
 _ARGUMENTS = {
     "x-queue-type": "quorum",
     "x-max-length": 1,
@@ -57,19 +59,27 @@ class SnapshotQueue:
     async def read(self) -> bytes | None:
         """Return the last snapshot of an earlier term, which stays in its queue; None if there is none."""
         for queue in await self._earlier_queues():
-            # A channel of its own: closing it returns the message.
-            channel = await self._spare_channels.take()
-            try:
+            if (content := await self._read_queue(queue)) is not None:
+                return content
+            # That term ended before it stored one, or another program has replaced it: the term before it may have
+            # stored one.
+        return None
+
+    async def _read_queue(self, queue: QueueName) -> bytes | None:
+        """Return the snapshot in a queue; None if no message in it is from a leader."""
+        # A channel of its own: closing it returns the messages.
+        channel = await self._spare_channels.take()
+        try:
+            for _ in range(_MAX_MESSAGES):
                 delivery = await channel.get(queue)
                 if delivery is None:
-                    continue  # that term ended before it stored one: the term before it may have stored one
+                    return None
                 if self._is_own(delivery):
                     return delivery.body
                 self._log.warning("message in a snapshot queue is not from a leader, ignoring it", queue=queue)
-                return None
-            finally:
-                await channel.close()
-        return None
+            return None
+        finally:
+            await channel.close()
 
     async def write(self, content: bytes) -> None:
         """Replace the snapshot. Raises `LeadershipLostError` if this leader's term is over.
