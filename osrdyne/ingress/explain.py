@@ -77,18 +77,19 @@ class ExplainedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The explanation. `passages`: the deliveries, by their name in the HTTP API. `refused`: the status of the answer;
-    None if the request passes."""
+    """The explanation. `deliveries`: to groups and to the log. `refused`: the status of the answer; None if the request
+    passes."""
 
     source: str
     steps: tuple[Step, ...]
     split: Split
     routes: tuple[ExplainedRoute, ...]
-    passages: tuple[ExplainedDelivery, ...]
+    deliveries: tuple[ExplainedDelivery, ...]
     refused: str | None
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        value = asdict(self)
+        return {**value, "passages": value["deliveries"]}  # their former name, for one release
 
 
 _KEY_ONLY = IngressChecks([KEY_CHECK])
@@ -160,7 +161,7 @@ def explain(
         steps=tuple(steps),
         split=split,
         routes=tuple(routes),
-        passages=tuple(_explained_delivery(routed, names, log) for routed in allowed),
+        deliveries=tuple(_explained_delivery(routed, names, log) for routed in allowed),
         refused=None if deliveries else Status.NO_ROUTE,
     )
 

@@ -73,4 +73,4 @@ async def test_explanation_of_a_running_daemon_names_rule_and_group(daemon: Daem
     async with api_of(daemon) as api:
         explanation = (await api.post("/v1/explain", json=sample)).json()
     assert explanation["split"]["rule"] == "orders"
-    assert [passage["key"] for passage in explanation["passages"]] == ["orders-7"]
+    assert [delivery["key"] for delivery in explanation["deliveries"]] == ["orders-7"]

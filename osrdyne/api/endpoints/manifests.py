@@ -60,7 +60,7 @@ class Version(BaseModel):
     )
 
 
-class InForce(BaseModel):
+class ActiveDocument(BaseModel):
     """The active manifest; null if there is none."""
 
     pool: str
@@ -68,7 +68,7 @@ class InForce(BaseModel):
     current: Version | None
 
 
-class QuotaInForce(InForce):
+class ActiveQuota(ActiveDocument):
     """The active document of quotas, and the usage."""
 
     usage: QuotaUsage | None = Field(description="Null without quotas.")
@@ -169,7 +169,7 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
         ManifestKind.QUOTA,
         "document of quotas, and the usage",
         Change,
-        in_force=QuotaInForce,
+        active=ActiveQuota,
         more=lambda: {"usage": None if (usage := inspector.quota_usage()) is None else shown_usage(usage)},
     )
 
@@ -213,7 +213,7 @@ def _add_kind(
     name: str,
     answer: type[Change],
     *,
-    in_force: type[InForce] = InForce,
+    active: type[ActiveDocument] = ActiveDocument,
     more: Callable[[], dict[str, Any]] = dict,
 ) -> None:
     """The paths of one kind of manifest. Documents stay text, so that a large one is not parsed on the loop.
@@ -221,7 +221,7 @@ def _add_kind(
     `more`: further members of the answer with the active manifest.
     """
 
-    @router.get(f"/{kind.path}", summary=f"The active {name}", response_model=in_force)
+    @router.get(f"/{kind.path}", summary=f"The active {name}", response_model=active)
     async def current() -> Response:
         kept = await inspector.current_manifest(kind)
         version = 0 if kept is None else kept.version

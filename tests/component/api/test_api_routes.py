@@ -561,8 +561,8 @@ class TestRoutes:
         await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
         sample = {"path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}
         for key in ODD_KEYS:
-            [passage] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["passages"]
-            assert (passage["key"], passage["priority"], passage["limited_by"]) == (key, 2, "caller")
+            [delivery] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["deliveries"]
+            assert (delivery["key"], delivery["priority"], delivery["limited_by"]) == (key, 2, "caller")
 
     async def test_invalid_key_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/explain", json={"key": "x" * 256})
@@ -581,7 +581,7 @@ class TestRoutes:
         routes = {"r": "FROM /* WHERE a REGEXP 'b' INTO $upstream"}
         await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
         answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **sample}), headers=JSON)
-        assert (answer.status_code, [one["key"] for one in answer.json()["passages"]]) == (200, ["k"])
+        assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
 
     @pytest.mark.parametrize("sample", ['"timeout": 1e400', '"headers": {"a": 1e400}'])
     async def test_number_without_a_bound_is_refused(self, api: httpx.AsyncClient, sample: str) -> None:
@@ -625,7 +625,7 @@ class TestSplitter:
     async def test_explanation_has_the_step(self, api: httpx.AsyncClient) -> None:
         await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
         explanation = (await api.post("/v1/explain", json={"key": "b1"})).json()
-        assert (explanation["split"]["rule"], explanation["passages"][0]["key"]) == ("b.*", "b1-x")
+        assert (explanation["split"]["rule"], explanation["deliveries"][0]["key"]) == ("b.*", "b1-x")
 
 
 class TestCapacity:

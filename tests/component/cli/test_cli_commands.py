@@ -247,9 +247,9 @@ def test_explain_shows_which_route_decides() -> None:
     ]
     result = CliRunner().invoke(app, arguments)
     assert "high: it matches and decides." in result.stdout
-    assert (
-        json.loads(CliRunner().invoke(app, [*arguments, "-o", "json"]).stdout)["passages"][0]["limited_by"] == "caller"
-    )
+    explanation = json.loads(CliRunner().invoke(app, [*arguments, "-o", "json"]).stdout)
+    assert explanation["deliveries"][0]["limited_by"] == "caller"
+    assert explanation["passages"] == explanation["deliveries"], "the former name, for one release"
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -99,7 +99,7 @@ def test_explanation_shows_what_each_check_says_and_counts_nothing() -> None:
     explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
     steps = {step.name: step.text for step in explanation.steps}
     assert (steps["size"], steps["circuit"]) == ("size passes", "the circuit of a is closed")
-    assert (log, explanation.refused, len(explanation.passages)) == (["size"], None, 1)
+    assert (log, explanation.refused, len(explanation.deliveries)) == (["size"], None, 1)
 
 
 @pytest.mark.parametrize("stage", ["request", "delivery"])
@@ -111,7 +111,7 @@ def test_explanation_ends_with_the_refusal_of_a_check(stage: str) -> None:
     else:
         checks = IngressChecks([], [delivery_check(lambda: refusal, log)])
     explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
-    assert (explanation.refused, explanation.passages) == (Status.CAPACITY, ())
+    assert (explanation.refused, explanation.deliveries) == (Status.CAPACITY, ())
     assert explanation.steps[-1].name == "refusal"
 
 

@@ -69,7 +69,7 @@ def test_explanation_names_partition_stream_and_answer() -> None:
     explanation = explained(Log("plant", 4), hot=HOT, log=LOG)
     [text] = [step.text for step in explanation.steps if step.name == "log"]
     assert text == "To the log 'plant', partition 3: p-log-3, as a one-way copy."
-    assert [(one.queue, one.exchange, one.log, one.partition) for one in explanation.passages] == [
+    assert [(one.queue, one.exchange, one.log, one.partition) for one in explanation.deliveries] == [
         ("p-req-a", "p-work-xchg", None, None),
         ("p-log-3", "", "plant", 3),
     ]
@@ -87,4 +87,4 @@ def test_explanation_names_why_the_log_refuses(log: Log, reason: str) -> None:
     assert explanation.refused == "rejected"
     assert reason in explanation.steps[-1].text
     copies = explained(log, hot=HOT, log=LOG)
-    assert (copies.refused, len(copies.passages)) == (None, 1)
+    assert (copies.refused, len(copies.deliveries)) == (None, 1)

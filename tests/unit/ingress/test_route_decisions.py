@@ -52,7 +52,7 @@ def arrival(
     return sample_arrival(key, path, headers=headers or {}, body=body, app_id=app, timeout=timeout, now=NOW)
 
 
-def passages(routes: dict[str, object], request: Arrival) -> list[RoutedRequest]:
+def deliveries(routes: dict[str, object], request: Arrival) -> list[RoutedRequest]:
     return accept(request, table(routes), limits=LIMITS)
 
 
@@ -89,7 +89,7 @@ def test_source_of_a_request(app: str | None, headers: dict[str, object], path: 
     ],
 )
 def test_source_matches_by_whole_segments(source: str, *, matches: bool) -> None:
-    assert bool(passages({"r": f"FROM {source} INTO $upstream"}, arrival())) == matches
+    assert bool(deliveries({"r": f"FROM {source} INTO $upstream"}, arrival())) == matches
 
 
 def test_without_a_manifest_every_request_goes_upstream_at_the_default_level() -> None:
@@ -98,35 +98,35 @@ def test_without_a_manifest_every_request_goes_upstream_at_the_default_level() -
 
 
 def test_no_route_takes_it() -> None:
-    assert passages({"r": "FROM /messages/* WHERE level = 'x' INTO $upstream"}, arrival()) == []
+    assert deliveries({"r": "FROM /messages/* WHERE level = 'x' INTO $upstream"}, arrival()) == []
 
 
 def test_undefined_condition_does_not_route() -> None:
-    assert passages({"r": "FROM /* WHERE NOT (missing = 'x') INTO $upstream"}, arrival()) == []
+    assert deliveries({"r": "FROM /* WHERE NOT (missing = 'x') INTO $upstream"}, arrival()) == []
 
 
 def test_condition_sees_headers_system_properties_and_body() -> None:
     text = "FROM /* WHERE level = '3' AND $key = 'a' AND $connectionModuleId = 'asa' AND $body.n > 1 INTO $upstream"
-    assert passages({"r": text}, arrival(headers={"Level": 3}, body=b'{"n": 2}'))
+    assert deliveries({"r": text}, arrival(headers={"Level": 3}, body=b'{"n": 2}'))
 
 
 def test_two_routes_to_one_endpoint_are_one_delivery_with_the_higher_priority_and_its_ttl() -> None:
     routes = {"low": to(priority=3, timeToLiveSecs=10), "high": to(priority=1, timeToLiveSecs=20), "none": to()}
-    found = passages(routes, arrival())
+    found = deliveries(routes, arrival())
     assert [(one.route, one.priority, one.deadline.at_ms) for one in found] == [("high", 1, NOW_MS + 20_000)]
 
 
 def test_of_equal_priorities_the_first_declared_decides() -> None:
-    assert passages({"b": to(priority=1), "a": to(priority=1)}, arrival())[0].route == "b"
+    assert deliveries({"b": to(priority=1), "a": to(priority=1)}, arrival())[0].route == "b"
 
 
 def test_default_class_is_below_priority_9() -> None:
-    assert passages({"default": to(), "nine": to(priority=9)}, arrival())[0].priority == 9
+    assert deliveries({"default": to(), "nine": to(priority=9)}, arrival())[0].priority == 9
 
 
 def test_two_endpoints_are_two_deliveries_and_the_first_keeps_the_reply() -> None:
     elsewhere = to("FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", priority=0)
-    found = passages({"own": to(priority=5), "copy": elsewhere}, arrival())
+    found = deliveries({"own": to(priority=5), "copy": elsewhere}, arrival())
     assert [(one.key, one.path, one.priority, one.keeps_reply) for one in found] == [
         ("a", "/sql", 5, True),
         ("b", "/store", 0, False),
@@ -135,7 +135,7 @@ def test_two_endpoints_are_two_deliveries_and_the_first_keeps_the_reply() -> Non
 
 def test_endpoint_that_names_the_own_group_and_path_is_upstream() -> None:
     same = to("FROM /* INTO BrokeredEndpoint('/modules/a/inputs/sql')", priority=0)
-    assert [one.route for one in passages({"own": to(priority=5), "same": same}, arrival())] == ["same"]
+    assert [one.route for one in deliveries({"own": to(priority=5), "same": same}, arrival())] == ["same"]
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_explanation_names_queue_priority_and_deadline() -> None:
     explanation = explain(
         arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), limits=LIMITS
     )
-    [passage] = explanation.passages
-    assert (passage.queue, passage.exchange, passage.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
-    assert (passage.deadline, passage.limited_by, explanation.refused) == (NOW + 600, "pool", None)
+    [delivery] = explanation.deliveries
+    assert (delivery.queue, delivery.exchange, delivery.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
+    assert (delivery.deadline, delivery.limited_by, explanation.refused) == (NOW + 600, "pool", None)
 
 
 def test_explanation_shows_when_a_request_is_tried_again() -> None:
@@ -216,7 +216,9 @@ def test_explanation_shows_when_a_request_is_tried_again() -> None:
         arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), limits=LIMITS
     )
     assert explanation.steps[-1].text == "After 503 it is tried again: 2 times in all, after 1 s."
-    assert explanation.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
+    [delivery] = explanation.deliveries
+    assert delivery.retry is not None
+    assert (delivery.retry.codes, delivery.retry.max_attempts, delivery.retry.delays_ms) == (("503",), 2, (1000,))
 
 
 def test_explanation_says_that_requests_share_a_run() -> None:
@@ -224,12 +226,12 @@ def test_explanation_says_that_requests_share_a_run() -> None:
         arrival(), table({"data": to(coalesce=True)}), splitter=None, names=PoolNames("p"), limits=LIMITS
     )
     assert explanation.steps[-1].text == "It shares one run with identical requests in the same worker."
-    assert explanation.to_json()["passages"][0]["coalesce"] is True  # type: ignore[index]
+    assert explanation.to_json()["deliveries"][0]["coalesce"] is True  # type: ignore[index]
 
 
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
     explanation = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), limits=LIMITS)
-    assert (explanation.refused, explanation.passages) == ("no-route", ())
+    assert (explanation.refused, explanation.deliveries) == ("no-route", ())
     assert json.dumps(explanation.to_json())
 
 
