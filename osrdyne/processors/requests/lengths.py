@@ -204,34 +204,35 @@ class QueueLengths:
 
     async def _evict(self, key: Key, found: FoundPolicy) -> bool:
         """Take out the oldest request of the least urgent level and answer it; False if none was ready."""
+        room = self._rooms.setdefault(key, _Room())
         try:
             async with self._evicting, self._channel() as channel:
-                delivery = await self._take_oldest(channel, key)
-                if delivery is not None:
-                    # Crash before: the request returns to the head of its queue. After: it returns too, and is answered
-                    # a second time, or run.
-                    await self._replier.answer(
-                        delivery.to_request(now_ms=now_ms(self._clock), key=key),
-                        Status.MAXLEN,
-                        f"A later request took the place of this one: the {found.name} allows "
-                        f"{found.policy.max_queue_length} waiting requests (MaxQueueLength) and discards the oldest "
-                        "(Overflow).",
-                    )
-                    # Crash before: as above. After: it is gone, answered, and the request that waits returns to the
-                    # ingress.
-                    await delivery.ack()
+                # Not while the queue is being counted: a count that included this room would give it twice.
+                async with room.lock:
+                    delivery = await self._take_oldest(channel, key)
+                    if delivery is None:
+                        # Workers have taken what was counted: count again at once.
+                        room.counted_at = -math.inf
+                        return False
+                    room.left += 1
+                # Crash before: the request returns to the head of its queue. After: it returns too, and is answered a
+                # second time, or run.
+                await self._replier.answer(
+                    delivery.to_request(now_ms=now_ms(self._clock), key=key),
+                    Status.MAXLEN,
+                    f"A later request took the place of this one: the {found.name} allows "
+                    f"{found.policy.max_queue_length} waiting requests (MaxQueueLength) and discards the oldest "
+                    "(Overflow).",
+                )
+                # Crash before: as above. After: it is gone, answered, and the request that waits returns to the
+                # ingress.
+                await delivery.ack()
         except BrokerError as error:
+            # The request may be in its queue again.
+            room.left, room.counted_at = 0, -math.inf
             self._log.warning("oldest request not taken out", key=key, error=str(error))
             return False
-        room = self._rooms.get(key)
-        if delivery is None:
-            # Workers have taken what was counted: count again at once.
-            if room is not None:
-                room.counted_at = -math.inf
-            return False
         self._metrics.evicted.inc()
-        if room is not None:
-            room.left += 1
         return True
 
     @asynccontextmanager

@@ -387,6 +387,34 @@ class TestTakingOut:
             assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
             assert waiting(stack, None, "b") == bodies(*range(101, 101 + LIMIT))
 
+    async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_queue_longer(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        answered = asyncio.Event()
+
+        async def hold(command: Command) -> None:
+            if command == ("publish", REPLIES, False):
+                await answered.wait()
+
+        copy = {
+            "route": "FROM /messages/* WHERE level = 'data' INTO BrokeredEndpoint('/modules/b/inputs/store')",
+            "priority": 4,
+        }
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            await limit(stack, "b", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+            await ask(stack, *range(LIMIT), key="b")
+            await clock.advance(5.0)
+            broker.hook = hold
+            await ask(stack, LIMIT, key="b")
+            await clock.advance(1.0)
+            await ask(stack, 100, headers={"level": "data"})
+            await clock.advance(1.0)
+            answered.set()
+            await clock.advance(5.0)
+            assert waiting(stack, 4, "b") == bodies(100)
+            assert waiting(stack, None, "b") == bodies(*range(2, LIMIT + 1))
+            assert statuses(broker) == {"0": "maxlen", "1": "maxlen"}
+
     async def test_none_is_taken_out_while_the_length_is_not_known(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
