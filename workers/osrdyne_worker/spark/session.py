@@ -91,6 +91,8 @@ _OWN_HEAP_OPTIONS = re.compile(r"-Xms|-XX:\+Use\w+GC\b|InitialHeapSize|InitialRA
 _LEAST_HEAP = re.compile(r"\s*(?:\d+[gtp]b?|(?:[3-9]\d\d|\d{4,})mb?)\s*", re.IGNORECASE)
 """A size above the initial heap: Java does not start with a smaller one."""
 
+MAX_REASONS = 100
+"""Groups whose reason for a cancel is remembered. The heap watch cancels one in several seconds."""
 _NO_PYSPARK = "This worker needs pyspark: install osrdyne[spark]."
 _CLASS_NAME = re.compile(r"(?:[a-z_]\w*\.){2,}[A-Z][\w$]*")
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
@@ -119,7 +121,7 @@ class SparkSessions:
         self._heap_watch: HeapWatch | None = None
         self._gateway_watch: GatewayWatch | None = None
         self._out_of_memory: dict[str, str] = {}
-        """The reason for each group that the heap watch has cancelled."""
+        """The reasons for the last groups that the heap watch has cancelled."""
         self._work_directory: tempfile.TemporaryDirectory[str] | None = None
         self._living: LivingKeys | None = None
         self._heap: LiveHeap | None = None
@@ -351,6 +353,10 @@ class SparkSessions:
     def _cancel_for_memory(self, session: Any, group_id: str, why: str) -> None:
         # Before the cancel: the handler fails at once, and its answer names this reason.
         self._out_of_memory[group_id] = why
+        # The group may have ended at this moment: nothing removes its reason then. It is kept for the next
+        # part of a stream, whose jobs are cancelled as well.
+        for oldest in list(self._out_of_memory)[:-MAX_REASONS]:
+            self._out_of_memory.pop(oldest, None)
         self.cancel(session, group_id)
 
     def cancel(self, session: Any, group_id: str) -> None:

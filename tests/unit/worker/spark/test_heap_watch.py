@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import pytest
 
 from osrdyne_worker.spark.failures.exhaustion import exhaustion
 from osrdyne_worker.spark.java.heap import HeapUse, HeapWatch
+from osrdyne_worker.spark.session import MAX_REASONS, SparkSessions
 
 FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
 
@@ -215,3 +218,12 @@ def test_load_that_has_just_begun_does_not_protect_requests(watched: Watched) ->
     watched.watch.began("load")
     watched.check(after=20)
     assert watched.reasons[-1].startswith("The request"), "its name is not remembered as that of a load"
+
+
+def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory() -> None:
+    """The watch has chosen such a group before its end, which has removed no reason."""
+    sessions = SparkSessions()
+    for number in range(3 * MAX_REASONS):
+        sessions._cancel_for_memory(MagicMock(), f"g{number}", "the heap is full")
+    assert len(sessions._out_of_memory) == MAX_REASONS
+    assert f"g{3 * MAX_REASONS - 1}" in sessions._out_of_memory
