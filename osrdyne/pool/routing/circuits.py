@@ -124,7 +124,7 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
         self._unsettled: dict[Key, asyncio.Event] = {}
         # Probes that are stored and not sent, by id: no worker of the group is ready yet.
         self._unsent: dict[str, Key] = {}
-        # Groups that have got a request since they were asked for a probe.
+        # Paused groups that have got a request since they were asked for a probe.
         self._published: set[Key] = set()
         self._sent_at: dict[Key, float] = {}
 
@@ -343,6 +343,8 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
                     # At once: from now on no worker is started for it.
                     self._paused.pause(key)
                     self._unsettled.setdefault(key, asyncio.Event())
+                case ResumeGroup(key):
+                    self._published.discard(key)
                 case SendProbe(circuit, key):
                     # The id is stored before a worker gets it: otherwise the next leader would not know the outcome.
                     self._breaker.probe_sent(circuit, f"probe-{uuid4().hex}")

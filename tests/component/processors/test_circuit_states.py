@@ -82,6 +82,18 @@ async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool
     assert pool.paused == []
 
 
+async def test_nothing_is_noted_of_groups_that_are_resumed(pool: CircuitPool) -> None:
+    """Otherwise the leader would keep every key that has ever had a request while its circuit was open."""
+    circuits = pool.stack.term.routing.circuits
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS)
+    await pool.run(1.0)
+    assert circuits._published == set(GROUPS)
+    pool.fails = False
+    await pool.run(20.0)
+    assert (pool.state, pool.paused, circuits._published) == ("closed", [], set())
+
+
 async def test_groups_are_resumed_at_the_interval(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     await pool.stack.term.routing.circuits.close(None, author="me")
