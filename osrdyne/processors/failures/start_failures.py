@@ -99,7 +99,6 @@ class StartFailureResponder:
         while self._is_failed(key):
             # Before the channel is opened: with thousands of failed groups the connection would run out of channels.
             await self._take_slot()
-            turn = asyncio.ensure_future(self._end_turn(key))
             try:
                 if await self._answer_until_demand(key):
                     # After the channel is closed: the request that caused it is back in its queue for the new worker.
@@ -107,7 +106,6 @@ class StartFailureResponder:
             except BrokerError as error:
                 self._log.debug("queue of a failed group not readable", key=key, error=str(error))
             finally:
-                turn.cancel()
                 self._slots.release()
             # Time for the worker groups loop to begin the next attempt, and a limit to how often a queue that cannot be
             # read is tried.
@@ -137,7 +135,12 @@ class StartFailureResponder:
             # The group may have recovered, or got a queue, while it was attached.
             if not self._is_failed(key) or self._consumers.lacks_queue(key):
                 return False
-            return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
+            # Not before: the turn ends by a detach, which does nothing while RabbitMQ still has to open the channel.
+            turn = asyncio.ensure_future(self._end_turn(key))
+            try:
+                return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
+            finally:
+                turn.cancel()
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> bool:
         """Answer the requests of one queue; True on demand, and then no queue of the group is read any further."""

@@ -174,6 +174,26 @@ async def test_failed_groups_take_turns_when_there_are_too_many(
         assert {answer.message.correlation_id for answer in answers(broker)} == {str(number) for number in range(7)}
 
 
+async def test_group_that_attaches_slowly_takes_its_turn_like_others(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 1)
+    slow: list[str] = []
+
+    async def delay(command: Command) -> None:
+        if command.name == "consume" and command.target.startswith("pool-req-") and not slow:
+            slow.append(command.target)
+            await clock.sleep(15.0)
+
+    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
+        broker.hook = delay
+        stack.term.state.tracker.require_worker_group(A)
+        await clock.settle()
+        await ask(stack, "b")
+        await clock.advance(60.0)
+        assert (slow, statuses(broker)) == (["pool-req-a"], ["start-failed"])
+
+
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
         for number in range(1_000):
