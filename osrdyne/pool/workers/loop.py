@@ -218,7 +218,8 @@ class WorkerGroupsLoop:
     def _plan_keys(self, group: asyncio.TaskGroup) -> None:
         """Plan the keys that wait for a start and the keys that changed, a part of the latter at a time.
 
-        If there is room for starts, keys come by the priority of their requests, then in the order of their arrival.
+        If there is room for starts, keys come by the priority of their requests, then in the order in which they became
+        ready for a start: the queue of a later request may be declared first.
         """
         dirty = self._next_keys()
         # First for all keys: a worker that has become ready makes room for another start.
@@ -235,7 +236,8 @@ class WorkerGroupsLoop:
                 self._plan(key, group)
             else:
                 self._waiting_for_room[key] = None
-        # In the order of arrival, whatever the order of planning: it decides among keys of one priority.
+        # In the order in which they became ready for a start, whatever the order of planning: it decides among keys of
+        # one priority.
         still = self._waiting_for_room
         self._waiting_for_room = dict.fromkeys([*(key for key in waiting if key in still), *still])
 

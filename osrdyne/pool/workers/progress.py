@@ -2,7 +2,7 @@
 
 A start that waits under `max_concurrent_starts` begins when one before it is over. Each is expected to take as long as
 the latest starts did. The order is the one in which the worker groups loop starts keys: by the priority of their
-requests, then in the order of their arrival.
+requests, then in the order in which they became ready for a start. The queue of a later request may be declared first.
 """
 
 from __future__ import annotations
