@@ -301,15 +301,15 @@ def _ingest(
         commit = _store(session, ingest, wanted)
         answer |= {"rows": commit.rows, "invalid": commit.invalid, "copies": commit.copies, "commit": commit.number}
         answer["files"] = [one.path for one in (*commit.files, *commit.invalid_files)]
-        purged += purge(table, ingest.settings.storage_limit, partition=partition)
+        # From here an error of the table must not fail the request: its events are stored.
+        purged += _purge_after_commit(ingest)
         log.info("telemetry stored", **{name: answer[name] for name in ("table", "partition", "rows", "invalid")})
     if allowed is not None:
         answer["blocks"] = allowed.blocks
         answer["next_after"] = next_after(allowed.free_at, time.time()) if wanted.stop < wanted.end else 0.0
     if wanted.stop == wanted.end:
         compact_regularly(session, ingest, budget=call.deadline * _COMPACT_SHARE)
-    usage = usage_of(table)
-    answer["storage"] = {"rows": usage.rows, "bytes": usage.bytes, "purged": purged}
+    answer["storage"] = _usage(ingest, committed=wanted.is_commit) | {"purged": purged}
     answer |= publish_delta(ingest)
     answer["position_saved"] = _save_position(ingest, is_last=wanted.stop == wanted.end)
     return answer
@@ -383,6 +383,28 @@ def make_room(ingest: Ingest) -> int:
     remove_old_events(ingest)
     check_limit(ingest.table, limit)
     return purge(ingest.table, limit, partition=ingest.partition)
+
+
+def _purge_after_commit(ingest: Ingest) -> int:
+    """Remove hours above the storage limit; return their rows. The next ingest removes what an error has left."""
+    try:
+        return purge(ingest.table, ingest.settings.storage_limit, partition=ingest.partition)
+    except (StorageError, TableDamagedError) as error:
+        log.warning("oldest hours not purged", table=ingest.name, partition=ingest.partition, error=error.message)
+        return 0
+
+
+def _usage(ingest: Ingest, *, committed: bool) -> dict[str, int]:
+    """Rows and bytes of the whole table for the answer. If they are unknown, a request that has committed is answered
+    without them."""
+    try:
+        usage = usage_of(ingest.table)
+    except (StorageError, TableDamagedError) as error:
+        if not committed:
+            raise
+        log.warning("usage of a table unknown", table=ingest.name, partition=ingest.partition, error=error.message)
+        return {}
+    return {"rows": usage.rows, "bytes": usage.bytes}
 
 
 def remove_old_events(ingest: Ingest) -> None:
@@ -579,20 +601,20 @@ def _refusals() -> Iterator[None]:
 
 def _save_position(ingest: Ingest, *, is_last: bool) -> bool:
     """Store the positions of all partitions for `osrdyne telemetry lag`; True if they are stored. They are only shown,
-    so the ingest does not fail if they cannot be stored."""
+    so the ingest does not fail if they cannot be read or stored."""
     path = ingest.config.management_uri_file
     if path is None:
         return False
-    positions = ingest.table.positions()
-    if positions == ingest.saved:
-        return True
-    # RabbitMQ writes them to disk on every node: a reader that catches up stores them every few seconds only.
-    if not is_last and time.monotonic() - ingest.saved_at < _SAVE_INTERVAL:
-        return False
     try:
+        positions = ingest.table.positions()
+        if positions == ingest.saved:
+            return True
+        # RabbitMQ writes them to disk on every node: a reader that catches up stores them every few seconds only.
+        if not is_last and time.monotonic() - ingest.saved_at < _SAVE_INTERVAL:
+            return False
         position = ReaderPosition(ingest.name, positions, time.time())
         _put_global_parameter(read_uri(path), *parameter_of(position, pool=ingest.pool))
-    except (BrokerError, ConfigurationError) as error:
+    except (BrokerError, ConfigurationError, StorageError, TableDamagedError) as error:
         log.warning("position of a reader not stored", reader=ingest.name, error=error.message)
         return False
     ingest.saved, ingest.saved_at = positions, time.monotonic()

@@ -18,6 +18,7 @@ from osrdyne_worker.pipelines.telemetry.table import (
     Replay,
     StorageError,
     Table,
+    TableDamagedError,
 )
 
 
@@ -101,6 +102,6 @@ def store(table: Table, wanted: Range, results: Iterable[str], *, partition: int
     table.commit(commit)
     # A killed ingest of the same range has left files in the same directories. An error here does not matter: no commit
     # names them.
-    with suppress(StorageError):
+    with suppress(StorageError, TableDamagedError):
         table.remove_uncommitted(partition, {str(PurePosixPath(one.path).parent) for one in (*files, *invalid)})
     return commit
