@@ -41,6 +41,11 @@ class Endpoint:
         return self.method not in {"", "GET"} and self.grant not in {None, Grant.VIEW}
 
     @property
+    def is_probe(self) -> bool:
+        """Whether probes use it: its answer must not wait for RabbitMQ."""
+        return self.path in {"/health", "/ready"}
+
+    @property
     def target_parameters(self) -> tuple[str, ...]:
         """The parameters of the query that name the target of a change."""
         if self.path.startswith("/v1/poison/"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -304,6 +305,37 @@ async def test_changed_token_file_is_recorded_when_the_daemon_sees_it(
     assert (record.action, record.method, record.outcome) == ("tokens.change", "file", Outcome.DONE)
     assert record.target == "added carol; removed bob"
     assert record.digest_before != record.digest_after
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_probe_is_answered_before_a_changed_token_file_is_recorded(
+    pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """RabbitMQ does not confirm the record before the answer; the ingress has noticed the change."""
+    file = token_file(tmp_path, token("alice"))
+    authenticators, _ = authenticators_of(ApiSettings(tokens_file=str(file)), clock=VirtualClock())
+    assert authenticators.tokens is not None
+    await authenticators.tokens.current()
+    file.unlink()
+    token_file(tmp_path, token("carol"))
+    await authenticators.tokens.current()
+    answered = asyncio.Event()
+
+    async def record_change(record: AuditRecord) -> bool:
+        await answered.wait()
+        pool.records.append(record)
+        return True
+
+    async def send(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            answered.set()
+
+    monkeypatch.setattr(pool, "record_change", record_change)
+    app = create_app(pool, metrics, version="1", access=Access(authenticators), clock=VirtualClock())
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [(b"host", b"api")]}
+    async with asyncio.timeout(120):
+        await app(scope, asyncio.Event().wait, send)
+    assert [record.action for record in pool.records] == ["tokens.change"]
 
 
 async def test_tokens_that_come_with_the_return_of_a_missing_file_are_recorded(
