@@ -114,7 +114,7 @@ async def quota_runs_out(api: httpx.AsyncClient, client: AsyncClient) -> None:
     predicted = float(blocks["gives_out"])
     expected = round(blocks["limit"] / (MESSAGE_BYTES / 512))
     tell(f"{RATE} messages of 32 KiB a second, {blocks['limit']:,.0f} blocks of 512 bytes a day")
-    tell(f"predicted: {expected} messages are accepted, and the quota gives out after {predicted:.1f} s")
+    tell(f"predicted: {expected} messages are accepted, and the quota is used up after {predicted:.1f} s")
     await request(api, "PUT", "/v1/quota", {"pool": {"preset": "iot-hub-free"}}, author="demo")
 
     body = bytes(MESSAGE_BYTES)

@@ -115,8 +115,8 @@ class Story:
         worst = max((one.lag("warm") for one in self.plant.samples[first:]), default=0)
         tell(f"the lag of the warm table was {worst:,} events at most, {worst / LIMIT:.1f} minutes of its rate")
 
-    async def quota_gives_out(self) -> None:
-        self.chapter("720 messages a minute with one event each: the daily quota gives out", "720 × 1")
+    async def quota_is_used_up(self) -> None:
+        self.chapter("720 messages a minute with one event each: the daily quota is used up", "720 × 1")
         found = await self._plan(720)
         (blocks,) = (one for one in found["meters"] if one["meter"] == "blocks a day")
         tell(f"the plan: 400,000 messages are used up after {blocks['gives_out'] / 3600:.2f} h")
@@ -135,7 +135,7 @@ class Story:
         assert first is not None
         minutes = first.at_us / 60_000_000
         hours = minutes * QUOTA_PART / 60
-        check(round(hours, 2) == 9.26, f"the quota gives out after 9.26 h, not {hours:.2f}")
+        check(round(hours, 2) == 9.26, f"the quota is used up after 9.26 h, not {hours:.2f}")
         tell(f"the first refused message was sent after {minutes:.2f} minutes, × {QUOTA_PART} = {hours:.2f} h")
 
     async def all_is_stored(self) -> None:
@@ -241,7 +241,7 @@ async def tell_story(*, graph: Path, spike: int, minutes: int) -> None:
                 story.devices_send_too_much,
                 story.devices_send_a_little_too_much,
                 story.devices_send_what_fits,
-                story.quota_gives_out,
+                story.quota_is_used_up,
                 story.all_is_stored,
             )
             for part in parts:

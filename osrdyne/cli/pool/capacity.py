@@ -137,7 +137,7 @@ def _print(found: dict[str, Any]) -> None:
         )
         for meter in found["meters"]
     )
-    print_table(("meter", "demand", "limit", "utilisation", "gives out", "excess"), rows, empty="")
+    print_table(("meter", "demand", "limit", "utilisation", "used up", "excess"), rows, empty="")
     typer.echo(f"Accepted: {_number(found['accepted'])} messages{' a day' if found['repeats'] else ''}.")
     if (queue := found["queue"]) is not None:
         _print_queue(queue)

@@ -101,14 +101,14 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit. `utilisation`: the largest demand as a share of it, above 1 if it does not hold. `gives_out`: when it
-    is used up, in minutes after the load begins; None if never. `excess`: the messages that it refuses; of the store,
-    the largest number of waiting events."""
+    """One limit. `utilisation`: the largest demand as a share of it, above 1 if it does not hold. `used_up_after`: when
+    it is used up, in minutes after the load begins; None if never. `excess`: the messages that it refuses; of the
+    store, the largest number of waiting events."""
 
     name: str
     demand: Fraction
     limit: Fraction
-    gives_out: Fraction | None = None
+    used_up_after: Fraction | None = None
     excess: Fraction = Fraction(0)
 
     @property
@@ -174,7 +174,7 @@ class _HubMeter:
         self._left = self._demand = Fraction(0)  # Blocks of this day.
         self.worst_day = self.accepted = Fraction(0)
         self.refused = {QUOTA: Fraction(0), RATE: Fraction(0)}
-        self.gives_out: dict[str, Fraction] = {}
+        self.used_up_at: dict[str, Fraction] = {}
 
     def take(self, at: Fraction, phase: Phase) -> Iterator[_Flow]:
         """The events of a phase that pass. The phase begins at `at` and does not cross midnight."""
@@ -186,14 +186,14 @@ class _HubMeter:
         passing = min(offered, self._rate)
         if offered > passing:
             self.refused[RATE] += (offered - passing) * phase.minutes
-            self.gives_out.setdefault(RATE, at)
+            self.used_up_at.setdefault(RATE, at)
         wanted = passing * phase.minutes
         taken, minutes = wanted, phase.minutes
         # Whole messages only: a message that needs more blocks than are left is refused.
         if (room := Fraction(self._left // size)) < wanted:
             taken, minutes = room, room / passing
             self.refused[QUOTA] += wanted - taken
-            self.gives_out.setdefault(QUOTA, at + minutes)
+            self.used_up_at.setdefault(QUOTA, at + minutes)
         self._left -= taken * size
         self.accepted += taken
         yield _Flow(at, minutes, passing * phase.events * phase.event_blocks)
@@ -245,10 +245,10 @@ def plan(load: Load, hub: Hub, store: Store | None = None, *, max_lag: Fraction 
     """The plan for a load on a hub and, if given, a store."""
     meter, passed = _pass_hub(load, hub, days=1)
     peak = max((phase.messages_a_minute for phase in load.phases), default=Fraction(0))
-    out = {name: at - load.start for name, at in meter.gives_out.items()}
+    used_up = {name: at - load.start for name, at in meter.used_up_at.items()}
     meters = [
-        Meter(QUOTA, meter.worst_day, Fraction(hub.quota), out.get(QUOTA), meter.refused[QUOTA]),
-        Meter(RATE, peak / 60, Fraction(hub.rate), out.get(RATE), meter.refused[RATE]),
+        Meter(QUOTA, meter.worst_day, Fraction(hub.quota), used_up.get(QUOTA), meter.refused[QUOTA]),
+        Meter(RATE, peak / 60, Fraction(hub.rate), used_up.get(RATE), meter.refused[RATE]),
     ]
     queue = None
     if store is not None:

@@ -124,7 +124,7 @@ def _meters(found: Plan) -> list[dict[str, Any]]:
             "demand": float(meter.demand),
             "limit": float(meter.limit),
             "utilisation": float(meter.utilisation),
-            "gives_out": None if meter.gives_out is None else float(meter.gives_out * 60),
+            "gives_out": None if meter.used_up_after is None else float(meter.used_up_after * 60),
             "excess": float(meter.excess),
         }
         for meter in found.meters

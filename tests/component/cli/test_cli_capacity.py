@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_a_load_that_fits_ends_with_0(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_load_that_does_not_fit_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["capacity", "--rate", "720/min", "--store", "store-s1"], debug=False) == 1
     printed = capsys.readouterr().out
+    assert re.search(r"^ *meter +demand +limit +utilisation +used up +excess *$", printed, re.MULTILINE)
     assert "after 9 h 15 min" in printed
     assert "Cheapest that holds: 3 × iot-hub-s1 and 1 × store-s1, 225 a month." in printed
 

@@ -30,14 +30,14 @@ def quota(found: Plan) -> Any:
 class TestWorkedExamples:
     def test_277_messages_of_two_and_a_half_events_a_minute_fit(self) -> None:
         found = steady(277, "2.5")
-        assert (found.accepted * Fraction("2.5"), quota(found).gives_out) == (997_200, None)
+        assert (found.accepted * Fraction("2.5"), quota(found).used_up_after) == (997_200, None)
         assert (found.fits, found.queue and found.queue.worst_events) == (True, 0)
 
     def test_720_messages_a_minute_stop_after_nine_and_a_quarter_hours(self) -> None:
         found = steady(720)
         assert (found.accepted, quota(found).excess) == (400_000, 1_036_800 - 400_000)
-        assert quota(found).gives_out * 720 == 400_000
-        assert (round(float(quota(found).gives_out) / 60, 2), found.fits) == (9.26, False)
+        assert quota(found).used_up_after * 720 == 400_000
+        assert (round(float(quota(found).used_up_after) / 60, 2), found.fits) == (9.26, False)
 
     def test_200_messages_of_four_events_fall_behind_by_80_a_minute(self) -> None:
         found = steady(200, "4")
@@ -95,7 +95,7 @@ def test_plans_agree_with_every_message(
     accepted, refused, served = simulate(arrivals, events, hub, store)
     found = plan(load, hub, store)
     assert (found.accepted, found.meters[0].excess) == (accepted, len(arrivals) - accepted)
-    assert (found.meters[0].gives_out is None) == (refused is None)
+    assert (found.meters[0].used_up_after is None) == (refused is None)
     assert found.queue is not None
     assert found.queue.drained is not None
     if found.queue.drained > at - start:
@@ -132,7 +132,7 @@ def test_a_queue_that_outlasts_the_day_is_counted_from_the_second_day() -> None:
     assert (found["queue"]["drained"] is not None, found["queue"]["worst_events"]) == (True, 6 * 60 * 1280)
 
 
-def test_the_send_rate_gives_out_at_once() -> None:
+def test_send_rate_is_used_up_at_once() -> None:
     found = ask(load=[{"rate": "150/s", "duration": "1m"}])
     assert (found["meters"][1]["gives_out"], found["meters"][1]["excess"], found["accepted"]) == (0, 3000, 6000)
 

@@ -330,7 +330,7 @@ def test_a_change_of_the_limits_keeps_what_was_counted() -> None:
 
 
 class TestForecast:
-    def test_a_steady_rate_gives_out_when_it_does(self) -> None:
+    def test_quota_is_used_up_by_a_steady_rate_as_forecast(self) -> None:
         world = World(pool={"messages_per_day": 20_000})
         for _ in range(2_000):
             world.send()
@@ -340,7 +340,7 @@ class TestForecast:
         assert forecast.earliest == pytest.approx(18_000 * 3.0, rel=0.02)
         assert forecast.latest == pytest.approx(18_000 * 3.0, rel=0.02)
 
-    def test_a_rate_that_fits_does_not_give_out(self) -> None:
+    def test_quota_is_not_used_up_by_a_rate_that_fits(self) -> None:
         world = World(pool={"messages_per_day": 20_000})
         for _ in range(200):
             world.send()
