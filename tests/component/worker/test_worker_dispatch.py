@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -134,6 +135,22 @@ async def test_only_a_large_body_of_a_coroutine_is_decoded_in_a_thread(
 
 def text_of(size: int) -> bytes:
     return json.dumps({"text": "x" * size}).encode()
+
+
+@pytest.mark.parametrize(("size", "pauses"), [(1000, False), (100_000, True)], ids=["small", "large"])
+async def test_collector_pauses_while_a_large_body_is_decoded(dispatcher: Run, size: int, pauses: bool) -> None:
+    enabled = []
+
+    def note_collector(text: str) -> str:
+        enabled.append(gc.isenabled())
+        return text
+
+    def plain(call: Call, request: Any) -> bool:
+        return gc.isenabled()
+
+    plain.__annotations__["request"] = dict[str, Annotated[str, AfterValidator(note_collector)]]
+    response = await dispatcher(plain).run(call_of("/plain", text_of(size)), group_id="g")
+    assert (enabled, response.body) == ([not pauses], b"true")
 
 
 async def test_large_invalid_body_of_a_coroutine_is_refused(dispatcher: Run) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from osrdyne.aio.tasks import collector_paused
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
@@ -484,7 +485,12 @@ def decode_body(decode: Decoder, call: Call) -> Any:
             code=415,
             error_code="unsupported_encoding",
         )
-    return decode(call.body)
+    if len(call.body) <= MAX_DECODED_AT_ONCE:
+        return decode(call.body)
+    # The collector would visit the new objects again and again. That can take most of the time of a decode, for which
+    # the event loop waits, too.
+    with collector_paused():
+        return decode(call.body)
 
 
 def _decoded(decode: Decoder, call: Call) -> Any:
