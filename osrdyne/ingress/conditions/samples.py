@@ -7,7 +7,7 @@ reads it. A sample also limits the work of conditions on one request, because th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from email.message import Message
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
@@ -22,6 +22,10 @@ _FREE = 1024  # Reading a value of at most this length costs nothing: counting w
 
 # The encodings of JSON, by their names without punctuation; a byte order mark is not part of a document.
 _ENCODINGS = {"utf8": "utf-8-sig", "utf16": "utf-16", "utf32": "utf-32"}
+
+
+class BodyNotParsedError(Exception):
+    """A condition reads a body that is to be parsed in a thread first."""
 
 
 class WorkLimitExceededError(Exception):
@@ -44,6 +48,17 @@ class Sample:
         self._condition_work = MAX_CONDITION_WORK
         self.shared: dict[int, Value] = {}  # Values of the parts that the current condition uses more than once.
         self.exceeded = 0
+        self._is_deferred = False
+
+    def defer_parsing(self) -> None:
+        """From now on raise `BodyNotParsedError` when a condition reads the body, until `parse` has been called."""
+        self._is_deferred = True
+
+    def parse(self) -> None:
+        """Parse the body, in a thread. All conditions are to be evaluated again afterwards."""
+        self._document = self._parsed(_loads_in_thread)
+        self._is_deferred = False
+        self._request_work, self.exceeded = MAX_REQUEST_WORK, 0
 
     def begin_condition(self) -> None:
         """Reset the work and the shared parts for the next condition; the work so far counts for the request."""
@@ -101,25 +116,27 @@ class Sample:
 
     @cached_property
     def _document(self) -> Any:
-        text = self._decoded()
+        if self._is_deferred and self._encoding() is not None:
+            raise BodyNotParsedError
+        return self._parsed(_loads)
+
+    def _parsed(self, loads: Callable[[str], Any]) -> Any:
+        """The body; undefined if it is no JSON."""
+        encoding = self._encoding()
+        if encoding is None:
+            return UNDEFINED
         try:
-            return UNDEFINED if text is None else json.loads(text, parse_int=float, parse_constant=_no_json)
+            return loads(self._body.decode(encoding))
         except (ValueError, RecursionError):
             return UNDEFINED
 
-    def _decoded(self) -> str | None:
-        """The body as text; None unless it is declared to be JSON in one of the encodings of JSON.
+    def _encoding(self) -> str | None:
+        """The codec of the body; None unless it is declared to be JSON in one of the encodings of JSON.
 
         The property content-encoding takes precedence over the parameter charset of the content type.
         """
         media_type, charset = _media_type(self._system.get("contenttype") or "")
-        encoding = json_encoding(self._system.get("contentencoding") or charset)
-        if media_type != JSON_TYPE or encoding is None:
-            return None
-        try:
-            return self._body.decode(encoding)
-        except ValueError:
-            return None
+        return json_encoding(self._system.get("contentencoding") or charset) if media_type == JSON_TYPE else None
 
 
 def json_encoding(name: str) -> str | None:
@@ -140,6 +157,24 @@ def _media_type(text: str) -> tuple[str, str]:
     header["content-type"] = text.replace("\r", " ").replace("\n", " ")
     charset = header.get_param("charset", "")
     return media_type.strip().lower(), charset if isinstance(charset, str) else ""
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, parse_int=float, parse_constant=_no_json)
+
+
+def _loads_in_thread(text: str) -> Any:
+    """Parse as `_loads` does, and let the event loop run meanwhile: otherwise the parser would hold the GIL until it is
+    done. It gives the GIL up in functions that are written in Python."""
+    return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_no_json, object_hook=_unchanged)
+
+
+def _number(text: str) -> float:
+    return float(text)
+
+
+def _unchanged(document: dict[str, Any]) -> dict[str, Any]:
+    return document
 
 
 def _no_json(constant: str) -> NoReturn:

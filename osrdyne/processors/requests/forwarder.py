@@ -89,9 +89,9 @@ class Router(Protocol):
         """Verify the token of a request, which then has the key of its group."""
         ...
 
-    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+    async def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
         """The deliveries of the request: first the one that keeps its reply address, then one-way copies. Otherwise the
-        reason of its refusal."""
+        reason of its refusal. Does not wait between its decision and its return."""
         ...
 
     async def prepare(self, routed: RoutedRequest) -> None:
@@ -205,7 +205,7 @@ class Forwarder:
     async def _forward(self, orphan: Orphan) -> None:
         """Route a request and start its publish; the next request of the key follows when this returns."""
         with ErrorBoundary(orphan.delivery, self._log) as boundary:
-            decision = self._router.route(orphan)
+            decision = await self._router.route(orphan)
             # Before the admission: a refused request must neither start a group nor count as a use of its key.
             if isinstance(decision, Refusal):
                 await self._refuse(orphan, decision)

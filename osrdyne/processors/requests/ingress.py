@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import now_ms
+from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.amqp import Delivery, Message
 from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.ingress.acceptance import RoutedRequest, accept
 from osrdyne.ingress.checks import IngressChecks, Refusal, check_key
+from osrdyne.ingress.conditions.samples import BodyNotParsedError
 from osrdyne.ingress.policies.lifetimes import refuse_removed
 from osrdyne.ingress.policies.limits import limit_age
 from osrdyne.ingress.requests import Arrival
@@ -163,8 +165,22 @@ class IngressRouter:
             self._metrics.splits.labels(rule=split.rule, outcome=outcome).inc()
         return split_arrival(arrival, split)
 
-    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+    async def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
         """The deliveries by the routes; for a request that was accepted before, the one that it had."""
+        body = orphan.request.body
+        if len(body) <= SMALL:
+            return self._route(orphan)
+        sample = orphan.arrival.sample
+        sample.defer_parsing()
+        try:
+            return self._route(orphan)
+        except BodyNotParsedError:
+            # Not on the event loop: a body of many megabytes would delay the heartbeats of the leader.
+            await off_loop(len(body), sample.parse)
+        return self._route(orphan)
+
+    def _route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+        """As `route`. Raises `BodyNotParsedError`, and has changed nothing then."""
         arrival, request, limits = orphan.arrival, orphan.request, self._routes.ttl_limits
         refusal = orphan.refusal or self._refuse(arrival)
         # A request that expired between two leaders is routed first: the earlier one may have answered no-route, and
@@ -178,9 +194,9 @@ class IngressRouter:
                 return CANCELLED
             refusal = refusal or refuse_removed(self._created.get(before.key))
             return refusal or self._refuse_activation(request, before) or [before]
+        routed = accept(arrival, self._routes.table, limits=limits)
         # A new request of this name: the cancel that is still kept was meant for the one before it.
         self._cancels.forget(request)
-        routed = accept(arrival, self._routes.table, limits=limits)
         if self._policies.has_any:
             routed = [limit_age(arrival, one, self._policies.of) for one in routed]
         if self._routes.table is not None and arrival.sample.exceeded:

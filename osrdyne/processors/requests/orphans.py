@@ -49,7 +49,7 @@ class DirectRouter:
         """A direct pool verifies no tokens: a request for a bound key does not pass the controller."""
         return orphan
 
-    def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
+    async def route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal:
         """One delivery, to the group of its key."""
         request, now = orphan.request, now_ms(self._clock)
         try:

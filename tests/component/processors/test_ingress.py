@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 from managed_pool import ALERTS, DATA, REST, change, managed, managing, waiting
@@ -13,6 +15,7 @@ from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology.declarations import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.checks import DeliveryCheck, Refusal, RequestCheck
+from osrdyne.ingress.conditions import samples
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
 from osrdyne.pool.routing.priorities import SEND_AGAIN_AFTER, SILENT_FOR
@@ -114,6 +117,65 @@ class TestClasses:
             await clock.settle()
             [worker] = stack.driver.workers_of(A)
             assert worker.spec.environment.requests_queues == ("pool-req-a_Pri0", "pool-req-a")
+
+
+BY_BODY = {"route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream", "priority": 0}
+
+
+class TestLargeBodies:
+    """The parser of JSON holds up the event loop, and with it the heartbeats of the leader."""
+
+    @pytest.fixture
+    def parsers(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The names of the threads in which bodies are parsed."""
+        found: list[str] = []
+        loads = json.loads
+
+        def note(text: str, **options: object) -> object:
+            found.append(threading.current_thread().name)
+            return loads(text, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(samples, "json", SimpleNamespace(loads=note))
+        return found
+
+    async def publish(self, stack: Stack, *bodies: bytes) -> None:
+        for body in bodies:
+            await stack.publish("a", body, content_type="application/json", content_encoding="utf-8")
+
+    async def route_all(self, stack: Stack, count: int) -> None:
+        async with asyncio.timeout(120):
+            while len(waiting(stack, 0) + waiting(stack, None)) < count:
+                await stack.clock.settle()
+                await asyncio.sleep(0.001)
+
+    async def test_only_large_bodies_are_parsed_in_a_thread(
+        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
+    ) -> None:
+        alert, data = b'{"level": "alert", "size": 1, "more": "%s"}' % (b"x" * 100_000), b'{"level": "data"}'
+        async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
+            await self.publish(stack, alert, data)
+            await self.route_all(stack, 2)
+            assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
+        here = threading.current_thread().name
+        assert sorted(thread == here for thread in parsers) == [False, True]
+
+    async def test_request_behind_a_large_one_does_not_overtake_it(
+        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
+    ) -> None:
+        bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
+        async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
+            await self.publish(stack, *bodies)
+            await self.route_all(stack, 4)
+            assert waiting(stack, None) == bodies
+
+    @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
+    async def test_body_that_no_condition_reads_is_not_parsed(
+        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str], routes: dict[str, object]
+    ) -> None:
+        async with managing(clock, broker, **routes) as stack:
+            await self.publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
+            await self.route_all(stack, 1)
+        assert parsers == []
 
 
 class TestAcceptance:

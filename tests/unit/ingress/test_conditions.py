@@ -15,6 +15,7 @@ from osrdyne.ingress.conditions import UNDEFINED, Sample, compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line
 from osrdyne.ingress.conditions.functions import FUNCTIONS
 from osrdyne.ingress.conditions.parser import MAX_DEPTH
+from osrdyne.ingress.conditions.samples import BodyNotParsedError
 from osrdyne.ingress.conditions.tokens import MAX_LENGTH
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 
@@ -87,6 +88,45 @@ def test_header_of_bytes_is_a_string() -> None:
 def test_hostile_body_raises_nothing(body: bytes) -> None:
     system = {"contentType": "application/json", "contentEncoding": "utf-8"}
     assert compile_condition("is_bool($body.a)").evaluate(Sample({}, system, body)) is False
+
+
+@pytest.mark.parametrize(
+    ("body", "result"),
+    [
+        (b'{"a": [{"b": 1}, {"b": 2.5}], "c": "x", "d": true}', True),
+        (b'{"a": [{"b": 1}, {"b": 2}], "c": "x", "d": true}', False),
+        (b'{"a": [1, NaN]}', UNDEFINED),
+        (b"[" * 100_000, UNDEFINED),
+        (b"\xff", UNDEFINED),
+    ],
+    ids=["true", "false", "no JSON", "deep", "bytes"],
+)
+def test_body_that_is_parsed_in_advance_has_the_same_values(body: bytes, result: object) -> None:
+    condition = compile_condition("$body.a[1].b = 2.5 AND $body.a[0].b < 2 AND $body.c = 'x' AND $body.d")
+    system = {"contentType": "application/json", "contentEncoding": "utf-8"}
+    deferred = Sample({}, system, body)
+    deferred.defer_parsing()
+    with pytest.raises(BodyNotParsedError):
+        condition.evaluate(deferred)
+    deferred.parse()
+    assert condition.evaluate(deferred) is condition.evaluate(Sample({}, system, body)) is result
+
+
+def test_deferred_body_that_is_no_json_is_undefined_at_once() -> None:
+    sample = Sample({}, {"contentType": "text/plain"}, b"{}")
+    sample.defer_parsing()
+    assert compile_condition("$body.a = 1").evaluate(sample) is UNDEFINED
+
+
+def test_work_before_the_body_was_parsed_does_not_count() -> None:
+    json_type = {"contentType": "application/json", "contentEncoding": "utf-8"}
+    sample = Sample({"text": "x" * 2**20}, json_type, b'{"a": 1}')
+    sample.defer_parsing()
+    costly = compile_condition(" OR ".join(f"contains(text, 'y{number}')" for number in range(400)))
+    for _ in range(100):
+        costly.evaluate(sample)
+    sample.parse()
+    assert (sample.exceeded, compile_condition("starts_with(text, 'x')").evaluate(sample)) == (0, True)
 
 
 def test_work_on_one_request_is_limited_and_counted() -> None:
