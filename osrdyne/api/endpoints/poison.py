@@ -5,12 +5,13 @@ Bytes of messages that are not UTF-8 are escaped. Credentials in headers are hid
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from osrdyne.api.access.checks import principal_of, require_keys, require_protected
@@ -152,7 +153,9 @@ class Outcome(BaseModel):
 def poison_routes(inspector: PoolInspector) -> APIRouter:
     router = APIRouter(prefix="/v1/poison")
 
-    @router.get("", summary="Entries of the poison inventory, oldest first; nothing is consumed")
+    @router.get(
+        "", summary="Entries of the poison inventory, oldest first; nothing is consumed", response_model=Inventory
+    )
     async def poison(
         request: Request,
         keys: Annotated[set[Key] | None, Depends(query_keys)],
@@ -162,7 +165,7 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         bodies: bool = False,
-    ) -> Inventory:
+    ) -> Response:
         require_keys(request, Grant.VIEW, keys)
         if bodies:
             require_keys(request, Grant.BODIES, keys)  # bodies are for the sender and the worker only
@@ -178,7 +181,7 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
         page = await inspector.poison(query)
         # Also without bodies, entries hold headers of requests and lines of logs.
         require_protected(request, inspector, [Key(one.key) for one in page.entries if one.key is not None])
-        return Inventory.of(inspector.pool, page)
+        return await _shown(lambda: Inventory.of(inspector.pool, page))
 
     @router.post("/replay", summary="Send the requests again and remove their entries")
     async def replay(request: Request, entries: _Entries) -> Outcome:
@@ -190,15 +193,21 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
         await _require_entries(inspector, request, entries)
         return Outcome.model_validate(await inspector.drop_poison(entries))
 
-    @router.get("/{entry}", summary="One entry with its body, by its id or the beginning of it")
-    async def poison_entry(request: Request, entry: str) -> Entry:
+    @router.get("/{entry}", summary="One entry with its body, by its id or the beginning of it", response_model=Entry)
+    async def poison_entry(request: Request, entry: str) -> Response:
         found = await inspector.poison_entry(entry)
         for grant in (Grant.VIEW, Grant.BODIES):
             _require_of(request, grant, found)
         require_protected(request, inspector, [] if found.key is None else [Key(found.key)])
-        return Entry.model_validate(found)
+        return await _shown(lambda: Entry.model_validate(found))
 
     return router
+
+
+async def _shown(model: Callable[[], BaseModel]) -> Response:
+    """The answer with a model, which is made and encoded in a thread: an entry may have a body of many megabytes."""
+    text = await asyncio.to_thread(lambda: model().model_dump_json())
+    return Response(text, media_type="application/json")
 
 
 async def _require_entries(inspector: PoisonInspector, request: Request, entries: list[str]) -> None:

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from osrdyne.aio.tasks import off_loop
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.errors import BrokerError
 from osrdyne.processors.poison.entries import entry_id, view_entry
@@ -60,7 +61,7 @@ class Reading:
                 continue
             # Renewed: the copy is confirmed, and only then the original is removed below.
             if not await self._renew(delivery):
-                return view_entry(delivery, name=self._name(delivery)), delivery
+                return view_entry(delivery, name=await self._name(delivery)), delivery
             await self.remove(delivery)
             self._expected += 1  # its copy
         raise StopAsyncIteration
@@ -95,9 +96,10 @@ class Reading:
             while consumer.waiting():
                 self._arrived.append(await consumer.get())
 
-    def _name(self, delivery: Delivery) -> str:
+    async def _name(self, delivery: Delivery) -> str:
         """The id of the entry; further entries that are exactly alike get a number."""
-        name = entry_id(delivery)
+        # In a thread if it is large: the id is a digest of the body, and a reading has up to ten thousand bodies.
+        name = await off_loop(len(delivery.body), entry_id, delivery)
         self._named[name] += 1
         # Two entries that are exactly alike must have two ids, or one of them could never be removed alone.
         return name if self._named[name] == 1 else f"{name}.{self._named[name]}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import httpx
@@ -329,6 +331,23 @@ async def test_poison_shows_evidence_and_hides_credentials(api: httpx.AsyncClien
         ("signal SIGKILL", 1),
     ]
     assert (entry["deliveries"], entry["unexplained"]) == (6, 4)
+
+
+@pytest.mark.parametrize("path", ["/v1/poison?bodies=true", "/v1/poison/e1"])
+async def test_bodies_of_poison_are_encoded_in_a_thread(
+    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    threads: list[str] = []
+
+    def encode(data: bytes) -> bytes:
+        threads.append(threading.current_thread().name)
+        return b64encode(data)
+
+    monkeypatch.setattr("osrdyne.api.endpoints.poison.base64", SimpleNamespace(b64encode=encode))
+    pool.poison_views = [poison_view("e1", headers={}, body=b"\xff")]
+    assert "/w==" in (await api.get(path)).text
+    assert threads
+    assert threading.current_thread().name not in threads
 
 
 async def test_poison_without_bodies_comes_in_pages(api: httpx.AsyncClient, pool: FakeInspector) -> None:
