@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from osrdyne.aio.clock import Backoff, Clock
-from osrdyne.aio.tasks import off_loop
+from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.daemon.leader_address import LeaderAddress
@@ -23,7 +23,7 @@ from osrdyne.drivers.base import Driver, Instance, InstanceState
 from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.pooled.process import Process, split_id
 from osrdyne.errors import BrokerError, LeadershipLostError, NoSuchQueueError, PoolConflictError
-from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.explain import Explanation, explain, explain_routes, preview_split
 from osrdyne.ingress.policies.lifetimes import EndReason
 from osrdyne.ingress.policies.manifest import load_proposal
 from osrdyne.ingress.policies.policy import TransportProtection
@@ -429,9 +429,14 @@ class DaemonInspector:
         term = await self._leading()
         routing, splitter = term.routing.routes, term.routing.splitter.splitter
         routing.require_managed()
+        table, split = routing.table, preview_split(arrival, splitter)
+        size = 0 if table is None else table.manifest.size * SMALL // 100
+        routes = await off_loop(size, explain_routes, arrival, table, split)
         return explain(
             arrival,
-            routing.table,
+            table,
+            split=split,
+            routes=routes,
             splitter=splitter,
             names=self._names,
             limits=routing.ttl_limits,

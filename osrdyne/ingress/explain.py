@@ -5,8 +5,8 @@ Used by `osrdyne explain` and `POST /v1/explain`. Pure; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 from osrdyne.ingress.acceptance import Limiter, RoutedRequest, TtlLimits, accept
@@ -109,16 +109,19 @@ def explain(
     checks: IngressChecks = _KEY_ONLY,
     policy_of: PolicyOf = lambda key: None,
     log: Log = _NO_LOG,
+    split: Split | None = None,
+    routes: Sequence[ExplainedRoute] | None = None,
 ) -> Explanation:
     """Explain a request with a valid key in a managed pool. `retrying`: how many requests wait for their next attempt,
     by delay in milliseconds, if known. `profile_of`: a sentence about the profile of a group; None if the pool has no
     profiles, or they are not known. `rate_of`: the same about the rate of its workers. `checks`: those of the pool.
-    `policy_of`: the policy of a key. `log`: the pool's log of telemetry."""
+    `policy_of`: the policy of a key. `log`: the pool's log of telemetry. `split`, `routes`: what the splitter and
+    `explain_routes` have returned for the request; None: they are called here."""
     own_key = arrival.request.key
     results = checks.explain_request(arrival, now_ms=arrival.accepted_ms)
     if results and (refusal := results[-1].refusal) is not None:
         return _refused(arrival, Split(own_key), [*_describe_checks(results)], refusal)
-    split = Split(own_key) if splitter is None else splitter.preview(arrival)
+    split = split or preview_split(arrival, splitter)
     beginning = [
         Step("source", f"The request comes from {arrival.source}."),
         *_describe_checks(results),
@@ -126,12 +129,11 @@ def explain(
     ]
     if not own_key:
         beginning.insert(0, Step("key", "The key is empty. That is a key like any other, with a group of its own."))
+    routes = explain_routes(arrival, table, split) if routes is None else routes
     arrival = split_arrival(arrival, split)
     if (refusal := check_key(arrival, arrival.accepted_ms)) is not None:
         return _refused(arrival, split, beginning, refusal)
     deliveries = [limit_age(arrival, one, policy_of) for one in accept(arrival, table, limits=limits)]
-    winners = {routed.route for routed in deliveries}
-    routes = [_explained(one, winners, arrival) for one in (table.examine(arrival) if table else ())]
     steps = [*beginning, *_describe_routes(table, routes)]
     allowed = []
     for routed in deliveries:
@@ -166,6 +168,23 @@ def explain(
     )
 
 
+def preview_split(arrival: Arrival, splitter: Splitter | None) -> Split:
+    """The group that a request goes to; the turns of the splitter do not change."""
+    return Split(arrival.request.key) if splitter is None else splitter.preview(arrival)
+
+
+def explain_routes(arrival: Arrival, table: RouteTable | None, split: Split) -> tuple[ExplainedRoute, ...]:
+    """The result of every route. Takes seconds for thousands of routes, and uses no state of the pool: call it in a
+    thread."""
+    if table is None:
+        return ()
+    # A copy, which has a sample of its own: the conditions that are evaluated here must not use up the work that
+    # conditions may do for the request.
+    arrival = replace(split_arrival(arrival, split))
+    winners = {route.name for route in table.winners(arrival)}
+    return tuple(_explained(one, winners, arrival) for one in table.examine(arrival))
+
+
 def _refused(
     arrival: Arrival, split: Split, steps: list[Step], refusal: Refusal, routes: tuple[ExplainedRoute, ...] = ()
 ) -> Explanation:
@@ -179,7 +198,7 @@ def _describe_checks(results: list[Result]) -> Iterator[Step]:
             yield Step(result.check, result.text)
 
 
-def _explained(one: Examined, winners: set[str | None], arrival: Arrival) -> ExplainedRoute:
+def _explained(one: Examined, winners: set[str], arrival: Arrival) -> ExplainedRoute:
     wins = one.taken and one.route.name in winners
     if not isinstance(one.condition, Undefined):
         return ExplainedRoute(one.route.name, one.source, one.condition, one.taken, wins)
@@ -200,7 +219,7 @@ def _describe_split(own_key: str, split: Split, splitter: Splitter | None) -> It
         yield Step("splitter", f"By the rule {split.rule!r} the key {own_key!r} becomes {split.key!r}{turn}.")
 
 
-def _describe_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:
+def _describe_routes(table: RouteTable | None, routes: Sequence[ExplainedRoute]) -> Iterator[Step]:
     if table is None:
         yield Step("route", "The pool has no route manifest: every request goes to $upstream in the default class.")
     for route in routes:

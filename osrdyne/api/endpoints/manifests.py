@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, FiniteFloat
 from starlette.exceptions import HTTPException
 
-from osrdyne.aio.tasks import off_loop
+from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.api.access.checks import Author, protected, require, require_protected
 from osrdyne.api.bodies import document_text
 from osrdyne.api.endpoints.quota import QuotaUsage, shown_usage
@@ -201,7 +201,8 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
         )
         explanation: Explanation = await inspector.explain(arrival)
         # ASCII only: the explanation quotes the sample, which may hold half of a surrogate pair.
-        return Response(json.dumps(explanation.to_json()), media_type="application/json")
+        size = len(explanation.routes) * SMALL // 100
+        return _json(await off_loop(size, lambda: json.dumps(explanation.to_json())))
 
     return router
 
