@@ -466,9 +466,9 @@ def _close_unused(answer: Response | ArrowStream) -> None:
 
 
 def _takes_long_to_decode(target: Target, call: Call) -> bool:
-    return (
-        len(call.body) > MAX_DECODED_AT_ONCE and target.decode is not None and target.handler.request_type is not bytes
-    )
+    if target.decode is None or target.handler.request_type is bytes:
+        return False
+    return len(call.body) > MAX_DECODED_AT_ONCE
 
 
 def _arguments(target: Target, call: Call) -> tuple[Any, ...]:
