@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
 from osrdyne_worker.pipelines.guard.sessions import REQUIRED_SETTINGS
+from osrdyne_worker.pipelines.views.caching import cache_now, drop_cached
 from osrdyne_worker.spark.java.heap import HeapUse, LiveHeap
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 from osrdyne_worker.spark.session import SparkSessions
@@ -176,6 +178,31 @@ def test_cached_data_of_equal_plans_stays_until_its_last_key_is_released(
     assert cached(spark) == before + 1
     assert b.run(lambda session: session.catalog.isCached("shared"))
     b.close()
+    assert cached(spark) == before
+
+
+def test_cached_view_of_two_keys_stays_in_memory_when_one_of_them_drops_it(
+    keys: tuple[OneKey, OneKey], spark: Any, tmp_path: Path
+) -> None:
+    """A key that loads its data again drops the former data. Data with another filter is other data."""
+    a, b = keys
+    path = str(tmp_path / "trains.parquet")
+    spark.range(10).write.parquet(path)
+    before = cached(spark)
+
+    def fill(session: Any) -> None:
+        trains = session.read.parquet(path)
+        cache_now(session, "trains", trains, "signature")
+        number = session.conf.get(PARTITIONS)  # of each key another one
+        cache_now(session, "own", trains.where(f"id < {number}"), "signature")
+
+    for key in keys:
+        key.run(fill)
+    assert cached(spark) == before + 3
+    a.run(lambda session: drop_cached(session, ["trains", "own"]))
+    assert cached(spark) == before + 2
+    assert b.run(lambda session: [session.catalog.isCached(view) for view in ("trains", "own")]) == [True, True]
+    b.run(lambda session: drop_cached(session, ["trains", "own"]))
     assert cached(spark) == before
 
 

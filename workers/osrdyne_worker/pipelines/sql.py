@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
@@ -371,7 +372,10 @@ def unload_data(context: Context) -> None:
 @app.on_stop
 def stop_caching(context: Context) -> None:
     data: SqlData = context.state
-    data.caching.close()
+    # Not left to the end of the session: data that another key of the process has cached first belongs to that key, and
+    # would stay until it ends.
+    with suppress(Exception):  # the JVM may have ended
+        data.unload()
 
 
 def _coalesces(call: Call) -> bool | None:

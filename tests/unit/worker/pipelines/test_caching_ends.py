@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,38 +10,64 @@ from typing import Any
 
 import pytest
 
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context
+from osrdyne_worker.pipelines.sql import SqlData, stop_caching
 from osrdyne_worker.pipelines.views import caching, loading
-from osrdyne_worker.pipelines.views.caching import BackgroundCaching
+from osrdyne_worker.pipelines.views.caching import BackgroundCaching, cache_now, drop_cached
 from osrdyne_worker.pipelines.views.datasets import ResolvedTable, SqlConfig, parse_config
-from osrdyne_worker.pipelines.views.loading import DataProblemError, dataset_of
+from osrdyne_worker.pipelines.views.loading import DataProblemError, View, dataset_of
 
 
 class FakeSession:
-    """A session whose catalog knows what is in memory. `counting` is called by each job that puts data there."""
+    """A session whose catalog knows what is in memory: the plans in `memory`, which several sessions may share.
+    `counting` is called by each job that puts data there."""
 
-    def __init__(self, counting: Callable[[], None] = lambda: None) -> None:
-        self.views: set[str] = set()
-        self.cached: set[str] = set()
+    def __init__(self, counting: Callable[[], None] = lambda: None, *, memory: set[int] | None = None) -> None:
+        self.views: dict[str, int] = {}
+        self.memory: set[int] = set() if memory is None else memory
         self.counting = counting
         self.catalog = SimpleNamespace(
-            cacheTable=self.cached.add,
-            uncacheTable=self.cached.discard,
+            cacheTable=lambda name: self.memory.add(self.views[name]),
+            uncacheTable=lambda name: self.memory.discard(self.views[name]),
             tableExists=self.views.__contains__,
-            isCached=self.cached.__contains__,
+            isCached=lambda name: self.views[name] in self.memory,
         )
+
+    @property
+    def cached(self) -> set[str]:
+        return {name for name, plan in self.views.items() if name.startswith("osrdyne_") and plan in self.memory}
 
     def table(self, name: str) -> Any:
         return SimpleNamespace(count=self.counting)
 
-    def frame(self) -> Any:
-        frame = SimpleNamespace(createOrReplaceTempView=self.views.add, schema=SimpleNamespace(fields=[]))
-        frame.where = lambda condition: frame
-        return frame
+    def frame(self, *plan: object) -> Any:
+        def create(name: str) -> None:
+            self.views[name] = hash(plan)
+
+        return SimpleNamespace(
+            createOrReplaceTempView=create,
+            schema=SimpleNamespace(fields=[]),
+            where=lambda condition: self.frame(*plan, condition),
+            semanticHash=lambda: hash(plan),
+        )
+
+
+class Literal(str):
+    """A literal in a condition; the condition names it."""
+
+    def __eq__(self, other: object) -> Any:
+        return f"{self} = {other}"
+
+    def __hash__(self) -> int:
+        return super().__hash__()
 
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "F", SimpleNamespace(lit=lambda value: value))
+    monkeypatch.setattr(caching, "F", SimpleNamespace(lit=lambda value: Literal(value)))
+    # Sessions of other tests, which have equal plans, may still exist.
+    monkeypatch.setattr(caching, "_plans", caching._CachedPlans())
 
 
 def config() -> SqlConfig:
@@ -69,7 +96,7 @@ def test_failed_reload_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch,
             assert first_is_cached.wait(120)
             if fails == "opening":
                 raise DataProblemError("The path is gone.", code=404, error_code="dataset_not_found")
-        return given.frame()
+        return given.frame(table.spec.view)
 
     monkeypatch.setattr(loading, "_read", read)
     monkeypatch.setattr(loading, "_filtered", lambda frame, table, session: frame)
@@ -95,6 +122,56 @@ def test_data_that_is_cached_after_the_unload_is_removed() -> None:
     unloaded.set()
     assert background.wait(120)
     assert session.cached == set()
+
+
+def two_keys() -> tuple[FakeSession, FakeSession]:
+    """The sessions of two keys of a pooled process."""
+    memory: set[int] = set()
+    return FakeSession(memory=memory), FakeSession(memory=memory)
+
+
+def test_data_that_another_key_reads_stays_until_both_have_dropped_it() -> None:
+    """A key that loads its data again drops the former data."""
+    first, second = two_keys()
+    for session in (first, second):
+        cache_now(session, "trains", session.frame("files"), "signature")
+    assert len(first.memory) == 1
+    drop_cached(first, ["trains"])
+    assert second.cached == {"osrdyne_cached_trains"}
+    drop_cached(second, ["trains"])
+    assert first.memory == set()
+
+
+@pytest.mark.parametrize(("filter_", "mark"), [("tenant = b", "signature"), ("tenant = a", "other")])
+def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_: str, mark: str) -> None:
+    first, second = two_keys()
+    cache_now(first, "trains", first.frame("files", "tenant = a"), "signature")
+    cache_now(second, "trains", second.frame("files", filter_), mark)
+    drop_cached(first, ["trains"])
+    assert (first.cached, second.cached) == (set(), {"osrdyne_cached_trains"})
+
+
+def test_key_that_is_gone_keeps_no_data() -> None:
+    """It was cut off, so `on_stop` has not run."""
+    first, second = two_keys()
+    for session in (first, second):
+        cache_now(session, "trains", session.frame("files"), "signature")
+    del session, second
+    gc.collect()
+    drop_cached(first, ["trains"])
+    assert first.memory == set()
+
+
+def test_key_that_stops_drops_data_that_another_key_has_cached_first() -> None:
+    """Spark counts it as that of the first key, which has loaded other data since."""
+    first, second = two_keys()
+    for session in (first, second):
+        cache_now(session, "trains", session.frame("files"), "signature")
+    drop_cached(first, ["trains"])
+    data = SqlData(second, config(), "k")
+    data._views = (View("trains", "parquet", (), cached=True),)
+    stop_caching(Context(Key("k"), session=second, state=data))
+    assert first.memory == set()
 
 
 @pytest.mark.parametrize("second", ["a", "b"], ids=["same files", "other files"])

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import functions as F
 
@@ -26,6 +27,39 @@ _PREFIX = "osrdyne_cached_"
 """Queries may name the views of the key only, so no query can use a view with this name."""
 
 
+class _CachedPlans:
+    """The plans that the sessions of this process have cached, by view. Thread-safe.
+
+    In a pooled process Spark stores the data of equal plans once, and one call removes it for all sessions that read
+    it. So it is removed only with the last view that has its plan.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Weak: the session of a key that was cut off does not count once it is gone.
+        self._plans: WeakKeyDictionary[Any, dict[str, int]] = WeakKeyDictionary()
+
+    def cache(self, session: Any, name: str, plan: int) -> None:
+        """Cache the view of this name, which has this plan."""
+        # With the lock: another session must not remove the data between these two lines.
+        with self._lock:
+            self._plans.setdefault(session, {})[name] = plan
+            session.catalog.cacheTable(name)
+
+    def uncache(self, session: Any, name: str) -> None:
+        """Remove the data of a view from memory, unless a view of another session reads it."""
+        with self._lock:
+            plan = self._plans.get(session, {}).pop(name, None)
+            if plan is not None and any(plan in other.values() for other in self._plans.values()):
+                return
+            if session.catalog.tableExists(name) and session.catalog.isCached(name):
+                session.catalog.uncacheTable(name)
+
+
+_plans = _CachedPlans()
+"""Of the process, as Spark's cache."""
+
+
 def cache_now(
     session: Any, view: str, frame: Any, mark: str = "", *, on_begin: Callable[[str], None] = lambda view: None
 ) -> None:
@@ -38,7 +72,7 @@ def cache_now(
     marked = frame.where(F.lit(mark) == F.lit(mark) if mark else F.lit(True))
     marked.createOrReplaceTempView(f"{_PREFIX}{view}")
     on_begin(view)
-    session.catalog.cacheTable(f"{_PREFIX}{view}")
+    _plans.cache(session, f"{_PREFIX}{view}", marked.semanticHash())
     # Spark caches at the first use: this reads all rows now, and no request has to.
     session.table(f"{_PREFIX}{view}").count()
     # Last: until the data is in memory, queries read the files.
@@ -46,11 +80,9 @@ def cache_now(
 
 
 def drop_cached(session: Any, views: Iterable[str]) -> None:
-    """Remove the views of a session that `cache_now` has put into memory."""
+    """Remove the views of a session that `cache_now` has put into memory. Data that another session reads stays."""
     for view in views:
-        name = f"{_PREFIX}{view}"
-        if session.catalog.tableExists(name) and session.catalog.isCached(name):
-            session.catalog.uncacheTable(name)
+        _plans.uncache(session, f"{_PREFIX}{view}")
 
 
 def cached_name(view: str) -> str:
