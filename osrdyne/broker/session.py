@@ -277,7 +277,7 @@ class LeaderSession:
 
     async def _wait_lost(self) -> BrokerUnavailableError:
         """Wait until a connection or the publishing channel is closed; return the error that names it."""
-        parts = {
+        parts: dict[str, Connection | LeaderPublisher] = {
             "leader connection": self.control,
             "publisher connection": self.publishing,
             "consumer connection": self.consuming,
