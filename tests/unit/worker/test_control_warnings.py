@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from structlog.testing import capture_logs
@@ -41,6 +42,9 @@ def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors,
 
 class Connection:
     is_closed = False
+
+    async def channel(self) -> AsyncMock:
+        return AsyncMock()
 
 
 class Pause:
@@ -84,7 +88,7 @@ async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypat
     assert credit.available is available
 
 
-class TwoOutages:
+class TwoOutages(Connection):
     """Every attempt fails, every third one after it has listened; the connection ends with the sixth."""
 
     def __init__(self) -> None:
@@ -92,7 +96,7 @@ class TwoOutages:
         self.attempts = 0
         self.delays: list[float] = []
 
-    async def listen_once(self, connection, environment, routing_keys, handle, on_listening, *more):
+    async def listen_once(self, channel, connection, environment, routing_keys, handle, on_listening, *more):
         self.attempts += 1
         if self.attempts % 3 == 0:
             on_listening()
