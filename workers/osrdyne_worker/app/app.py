@@ -265,14 +265,14 @@ class App:
         """
         if self._start is not None:
             raise ConfigurationError("This App already has an on_start function; call one from the other.")
-        self._start = function
+        self._start = _checked_hook("on_start", function)
         return function
 
     def on_stop(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once, after the last request and before the session is closed."""
         if self._stop is not None:
             raise ConfigurationError("This App already has an on_stop function; call one from the other.")
-        self._stop = function
+        self._stop = _checked_hook("on_stop", function)
         return function
 
     def on_reload(self, function: FunctionT) -> FunctionT:
@@ -285,14 +285,14 @@ class App:
         """
         if self._reload is not None:
             raise ConfigurationError("This App already has an on_reload function; call one from the other.")
-        self._reload = function
+        self._reload = _checked_hook("on_reload", function)
         return function
 
     def on_unload(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once for each context that a reload has replaced, after its last request."""
         if self._unload is not None:
             raise ConfigurationError("This App already has an on_unload function; call one from the other.")
-        self._unload = function
+        self._unload = _checked_hook("on_unload", function)
         return function
 
     def newest_version(self, function: FunctionT) -> FunctionT:
@@ -305,7 +305,7 @@ class App:
         """
         if self._newest_version is not None:
             raise ConfigurationError("This App already has a newest_version function; call one from the other.")
-        self._newest_version = function
+        self._newest_version = _checked_hook("newest_version", function)
         return function
 
     def handler(
@@ -329,6 +329,7 @@ class App:
         With None, requests share a call if their route has `coalesce: true`; with False, never. A function of the call
         may return one of the three: it runs on the event loop for each request, and must be fast.
         """
+        _check_path("handler", path)
         return self._register(path, abandonable=abandonable, coalesce=coalesce, row_limit=row_limit)
 
     def batch_handler(
@@ -342,6 +343,7 @@ class App:
         call has its own deadline, cancel and retry. If the function raises, the runtime tries each half of the calls
         separately, until it finds the faulty call: the function must be safe to repeat.
         """
+        _check_path("batch_handler", path)
         if not 1 <= max_size <= MAX_BATCH_SIZE:
             raise ConfigurationError(
                 f"The max_size of the batch handler of {path!r} is {max_size}; use 1 to {MAX_BATCH_SIZE:,}."
@@ -401,6 +403,31 @@ class App:
         return None if self._default is None else _registered("*", self._default)
 
 
+def _check_path(decorator: str, path: object) -> None:
+    """Refuse `@app.handler` without a path, which would register nothing and replace the function by a decorator."""
+    if isinstance(path, str):
+        return
+    name = getattr(path, "__name__", "path")
+    raise ConfigurationError(f"@app.{decorator} needs the path of its requests: write @app.{decorator}('/{name}').")
+
+
+def _checked_hook(hook: str, function: AnyFunction) -> AnyFunction:
+    """A hook that can be called with a `Context`. Raises `ConfigurationError` for other parameters."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # no function, or one of C without a signature: the call will show
+        return function
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise ConfigurationError(f"The {hook} function {_name(function)} must take (context).") from None
+    return function
+
+
+def _name(function: AnyFunction) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
 def _batch_wait(path: str, given: float | str) -> float:
     """`max_wait` in seconds."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", given) if isinstance(given, str) else None
@@ -418,15 +445,14 @@ def is_poolable(sessions: SessionFactory) -> TypeGuard[PoolableSessions]:
 
 
 def _registered(path: str, function: AnyFunction, **options: Any) -> RegisteredHandler:
-    name = getattr(function, "__qualname__", repr(function))
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
     if not parameters or len(required) > 2:
         takes = "(call) or (call, request)" if options.get("batch") is None else "(calls) or (calls, requests)"
-        raise ConfigurationError(f"The handler {name} of {path!r} must take {takes}.")
+        raise ConfigurationError(f"The handler {_name(function)} of {path!r} must take {takes}.")
     takes_request = len(parameters) > 1
-    where = f"{name} of {path!r}"
+    where = f"{_name(function)} of {path!r}"
     request_type = _request_type(function, parameters[1].name, where=where) if takes_request else None
     if takes_request and options.get("batch") is not None:
         request_type = _element_type(request_type, where=where)

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from osrdyne.errors import ConfigurationError
@@ -55,11 +56,21 @@ def decoder_for(handler: RegisteredHandler) -> Decoder | None:
         # Raises for a type with an undefined name, which pydantic otherwise reports at the first request.
         adapter.core_schema["type"]
     except Exception as error:  # of pydantic, or of an annotation of the application
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        name = getattr(handler.function, "__qualname__", repr(handler.function))
         raise ConfigurationError(
-            f"The request type of the handler of {handler.path!r} cannot be validated: {reason}"
+            f"The request type of the handler {name} of {handler.path!r} cannot be validated: {_reason(error)}"
         ) from error
     return lambda body: _decode_json(adapter, body)
+
+
+def _reason(error: Exception) -> str:
+    """Why pydantic cannot validate a type, in one line."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, PydanticSchemaGenerationError):
+        # The rest of the line is about options of pydantic.
+        known = "use a pydantic model, a dataclass, or types such as dict[str, int]"
+        return f"{reason.partition('. Set ')[0]}; {known}"
+    return reason
 
 
 def check_handlers(app: App) -> None:

@@ -38,13 +38,15 @@ def import_app(reference: str) -> App:
         raise ConfigurationError(
             f"The application must be given as module:attribute, not {reference!r}{_hint(module_name, attribute)}."
         )
+    if "/" in module_name or module_name.startswith("."):
+        raise ConfigurationError(f"{module_name!r} is no module but a path{_hint(module_name, attribute)}.")
     here = str(Path.cwd())
     if here not in sys.path:
         # As `python -m` would: an application in the working directory needs no installation.
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
                 f"There is no module {error.name!r}, neither installed nor in the working directory {here}"
@@ -63,10 +65,10 @@ def import_app(reference: str) -> App:
 
 def _hint(module_name: str, attribute: str) -> str:
     """The remedy if the path of a file was given instead of a module; empty otherwise."""
-    if not module_name.endswith(".py"):
+    if not ("/" in module_name or module_name.startswith(".") or module_name.endswith(".py")):
         return ""
-    file = Path(module_name)
-    return f": write {file.stem}:{attribute or 'app'} in the directory of {file.name}"
+    name = Path(module_name).name.removesuffix(".py").lstrip(".") or "my_module"
+    return f": write {name}:{attribute or 'app'} in the directory of {name}.py"
 
 
 def checked_config(app: App, worker_config: Mapping[str, object]) -> dict[str, Any]:
