@@ -9,7 +9,7 @@ from datetime import date
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Request
@@ -41,6 +41,13 @@ def decode(request_type: Any, body: bytes) -> Any:
     return decoder(body)
 
 
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    query: str | None = None
+    begin: int = Field(0, alias="from")
+
+
 @pytest.mark.parametrize(
     ("request_type", "body", "value"),
     [
@@ -69,6 +76,8 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
         (Query, b'{"query": "q", "limit": 0}', "invalid_request", "Field limit is wrong"),
         (Query, b"[]", "invalid_request", "The body is wrong"),
         (Point, b'{"x": "a", "y": "b"}', "invalid_request", "(1 more)"),
+        (Strict, b'{"sql": "q"}', "invalid_request", "Field sql is unknown; the fields are query, from."),
+        (list[Strict], b'[{"sql": "q"}]', "invalid_request", "Field [0].sql is unknown."),
         (str, b"a\xff", "invalid_text", "at byte 1"),
     ],
 )

@@ -60,7 +60,15 @@ def decoder_for(handler: RegisteredHandler) -> Decoder | None:
         raise ConfigurationError(
             f"The request type of the handler {name} of {handler.path!r} cannot be validated: {_reason(error)}"
         ) from error
-    return lambda body: _decode_json(adapter, body)
+    known = _field_names(handler.request_type)
+    return lambda body: _decode_json(adapter, body, known)
+
+
+def _field_names(request_type: Any) -> list[str]:
+    """The names of the fields of a pydantic model, as in JSON; empty for another type."""
+    if not (isinstance(request_type, type) and issubclass(request_type, BaseModel)):
+        return []
+    return [field.alias or name for name, field in request_type.model_fields.items()]
 
 
 def _reason(error: Exception) -> str:
@@ -91,17 +99,18 @@ def _decode_text(body: bytes) -> str:
         raise RequestError(f"The body is not UTF-8 (at byte {error.start}).", error_code="invalid_text") from None
 
 
-def _decode_json(adapter: TypeAdapter[Any], body: bytes) -> Any:
+def _decode_json(adapter: TypeAdapter[Any], body: bytes, known: list[str]) -> Any:
     try:
         return adapter.validate_json(body or b"{}")
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise _refusal(error, known) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.", error_code="invalid_json") from None
 
 
-def _refusal(error: ValidationError) -> RequestError:
-    """The invalid fields of a body. Their values are not repeated: they may be secret."""
+def _refusal(error: ValidationError, known: list[str]) -> RequestError:
+    """The invalid fields of a body. Their values are not repeated: they may be secret. `known`: the fields of the
+    model."""
     invalid = error.errors(include_url=False, include_context=False, include_input=False)
     if invalid[0]["type"] == "json_invalid":
         return RequestError(f"The body is not JSON: {invalid[0]['msg']}.", error_code="invalid_json")
@@ -109,7 +118,11 @@ def _refusal(error: ValidationError) -> RequestError:
     first = fields[0]
     more = f" ({len(invalid) - 1} more)" if len(invalid) > 1 else ""
     where = f"Field {first['field']}" if first["field"] else "The body"
-    fault = "is missing" if invalid[0]["type"] == "missing" else f"is wrong: {first['message']}"
+    fault = {"missing": "is missing", "extra_forbidden": "is unknown"}.get(
+        invalid[0]["type"], f"is wrong: {first['message']}"
+    )
+    if invalid[0]["type"] == "extra_forbidden" and len(invalid[0]["loc"]) == 1 and known:
+        more += f"; the fields are {', '.join(known)}"
     return RequestError(f"{where} {fault}{more}.", error_code="invalid_request", details={"fields": fields})
 
 
