@@ -118,14 +118,17 @@ def api_url(settings: ApiSettings) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def positive_seconds(text: str, *, option: str) -> float:
-    """The seconds of a duration such as `30s`. Raises `BadParameter` for one that is not greater than zero."""
+def positive_seconds(text: str, *, option: str, at_most: float = float("inf")) -> float:
+    """The seconds of a duration such as `30s`. Raises `BadParameter` for one that is not greater than zero, or longer
+    than `at_most`."""
     try:
         duration = parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
     if not isinstance(duration, float) or duration <= 0:
         raise typer.BadParameter("must be greater than zero", param_hint=option)
+    if duration > at_most:
+        raise typer.BadParameter(f"must be at most {at_most / 86_400:g} days", param_hint=option)
     return duration
 
 

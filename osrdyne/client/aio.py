@@ -103,7 +103,9 @@ class AsyncClient:
         reconnect: Backoff | None = Backoff(),  # noqa: B008 — a frozen value
         clock: Clock | None = None,
     ) -> None:
-        if not is_pool_id(pool):
+        if not isinstance(uri, str):
+            raise TypeError(f"the URI must be text such as amqp://user:password@host:5672/, not {type(uri).__name__}")
+        if not isinstance(pool, str) or not is_pool_id(pool):
             raise ConfigurationError(f"{pool!r} is not a valid pool id: use 1 to 32 characters out of a-z, 0-9 and _.")
         self._names = PoolNames(pool)
         self._options = ConnectionOptions(uri, name=name, tls=tls)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from difflib import get_close_matches
+from numbers import Real
 from typing import TypedDict
 
 from osrdyne.amqp import Message
@@ -27,6 +29,8 @@ from osrdyne.protocol.streams import CREDIT_HEADER
 
 MAX_TOKEN = 8_192
 """Characters of a token; a pool refuses longer ones."""
+MAX_TIMEOUT = 49 * 86_400.0
+"""Seconds: RabbitMQ accepts no `expiration` of 2^32 ms or more."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -84,7 +88,7 @@ class Sender:
 class CallTimes:
     """When a request is made (`now`, seconds since the epoch), and the seconds until its deadline. `answer_slack`: how
     much longer the call waits for the answer. Without `has_deadline` the pool decides how long the request may wait.
-    Raises `ValueError` for impossible values."""
+    Raises `ValueError` for impossible values, `TypeError` for what is no number."""
 
     now: float
     timeout: float
@@ -92,8 +96,13 @@ class CallTimes:
     has_deadline: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("timeout", "answer_slack"):
+            if not isinstance(value := getattr(self, name), Real):
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
         if not 0 < self.timeout < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, not {self.timeout!r}")
+        if self.has_deadline and self.timeout > MAX_TIMEOUT:
+            raise ValueError(f"timeout must be at most {MAX_TIMEOUT:.0f} seconds (49 days), not {self.timeout!r}")
         if not 0 <= self.answer_slack < math.inf:
             raise ValueError(f"answer_slack must be a number of seconds, 0 or more, not {self.answer_slack!r}")
 
@@ -123,12 +132,13 @@ def build_request(
     `correlation_id` have them.
 
     Raises `InvalidKeyError` for an invalid key, `InvalidMessageError` for a body that JSON cannot express,
-    `ConfigurationError` for a malformed token.
+    `ConfigurationError` for a malformed token, `TypeError` for a key or path that is not text, or an unknown option.
 
     The three fields of the deadline agree to the millisecond, although `timestamp` has whole seconds only: `expiration`
     counts from there, so that `timestamp` + `expiration` = `x-deadline`.
     """
     options = options or {}
+    _check_types(key, path, options)
     headers: dict[str, object] = dict(options.get("headers") or {})
     token = sender.token if (own := options.get("token")) is None else own
     if token is not None:
@@ -167,6 +177,19 @@ def build_request(
         user_id=sender.user_id,
     )
     return OutgoingRequest(parse_key(key), path, correlation_id, times.timeout, times.answer_slack, message)
+
+
+def _check_types(key: object, path: object, options: RequestOptions) -> None:
+    """Raise `TypeError` for mistakes that a type checker would find. An option whose name is misspelled would otherwise
+    have no effect."""
+    if not isinstance(key, str):
+        raise TypeError(f"the key must be text, not {key!r}")
+    if path is not None and not isinstance(path, str):
+        raise TypeError(f"the path must be text, not {path!r}")
+    if unknown := options.keys() - RequestOptions.__optional_keys__:
+        name = min(unknown)
+        close = get_close_matches(name, RequestOptions.__optional_keys__, n=1)
+        raise TypeError(f"unknown keyword {name!r}{f'; did you mean {close[0]!r}?' if close else ''}")
 
 
 def check_token(token: str) -> str:

@@ -39,7 +39,7 @@ from osrdyne.client import (
 )
 from osrdyne.client.aio import ANSWER_MARGIN
 from osrdyne.client.daemon_api import token_from_environment, token_of_file
-from osrdyne.client.request import RequestOptions
+from osrdyne.client.request import MAX_TIMEOUT, RequestOptions
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import configure_logging
@@ -104,8 +104,9 @@ def call(
     client = AsyncClient(
         broker_uri(broker, settings), settings.pool.id, name=app_id, token=token_for(token_file), answer_slack=slack
     )
+    limit = None if timeout is None else positive_seconds(timeout, option="--timeout", at_most=MAX_TIMEOUT)
     options: RequestOptions = {
-        "timeout": positive_seconds(timeout, option="--timeout") if timeout is not None else settings.requests.ttl,
+        "timeout": min(settings.requests.ttl, MAX_TIMEOUT) if limit is None else limit,
         "headers": dict(parse_header(header) for header in headers or ()),
         "accept": ARROW_TYPE if output is CallOutput.ARROW else None,
         "content_type": JSON_TYPE if data is not None else None,

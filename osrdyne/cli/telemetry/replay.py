@@ -21,6 +21,7 @@ from osrdyne.cli.output import print_json, print_table
 from osrdyne.cli.requests.call import broker_uri, exit_code, run_request, token_for
 from osrdyne.cli.requests.call_output import print_error
 from osrdyne.client import AsyncClient, Reply
+from osrdyne.client.request import MAX_TIMEOUT
 from osrdyne.telemetry.schedule import IngestAnswer
 from osrdyne.telemetry.times import parse_time
 
@@ -58,7 +59,7 @@ def replay(
     settings = load(config, assignments, pool=pool, client=True).settings
     request = {"from": range_end(begin, "--from"), "to": range_end(end, "--to")}
     numbers = sorted(set(partitions)) if partitions else range(settings.telemetry.partitions)
-    limit = positive_seconds(timeout, option="--timeout")
+    limit = positive_seconds(timeout, option="--timeout", at_most=MAX_TIMEOUT)
     answers: list[dict[str, Any]] = []
 
     async def store_all() -> Reply | None:

@@ -21,6 +21,7 @@ from osrdyne.cli.options import ConfigOption, JsonOption, PoolOption, SetOption,
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.cli.requests.call import UNREACHABLE, broker_uri, token_for
 from osrdyne.client import AsyncClient
+from osrdyne.client.request import MAX_TIMEOUT
 from osrdyne.config.types import parse_duration, parse_size
 from osrdyne.errors import BrokerUnavailableError, InvalidKeyError
 from osrdyne.ingress.quotas.question import exact, parse_rate
@@ -143,7 +144,7 @@ def simulate_devices(
         for message in simulate(simulation):
             typer.echo(_line(message))
         return
-    limit = positive_seconds(timeout, option="--timeout")
+    limit = positive_seconds(timeout, option="--timeout", at_most=MAX_TIMEOUT)
     settings = load(config, assignments, pool=pool, client=True).settings
     client = AsyncClient(
         broker_uri(broker, settings), settings.pool.id, name="osrdyne simulate", token=token_for(token_file)

@@ -35,6 +35,11 @@ def build(key: str = "k", body: object = None, **given: Any) -> OutgoingRequest:
     )
 
 
+def build_with(key: Any = "k", path: Any = "/p", options: Any = None) -> OutgoingRequest:
+    times = CallTimes(now=1_700_000_000.25, timeout=10.0)
+    return build_request(key, path, None, correlation_id="id", times=times, sender=Sender("me"), options=options)
+
+
 @given(now=st.floats(1e9, 4e9), timeout=st.floats(0.001, 1e6))
 def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
     message = build(now=now, timeout=timeout).message
@@ -60,7 +65,7 @@ def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
     assert (headers["x-deadline"], headers["x-rpc-path"], headers["mine"]) == (1_700_000_010_250, b"/p", "kept")
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), 49 * 86_400 + 1])
 def test_invalid_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout"):
         build(timeout=timeout)
@@ -70,6 +75,47 @@ def test_invalid_timeout_is_refused(timeout: float) -> None:
 def test_invalid_slack_is_refused(slack: float) -> None:
     with pytest.raises(ValueError, match="answer_slack"):
         build(answer_slack=slack)
+
+
+def test_longest_timeout_fits_into_an_expiration_of_rabbitmq() -> None:
+    expiration = build(timeout=49 * 86_400).message.expiration
+    assert expiration is not None
+    assert int(expiration) < 2**32
+
+
+def test_request_without_a_deadline_has_any_timeout() -> None:
+    assert build(timeout=1e9, has_deadline=False).message.expiration is None
+
+
+@pytest.mark.parametrize("name", ["timeout", "answer_slack"])
+def test_seconds_that_are_no_number_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a number of seconds, not '5s'"):
+        build(**{name: "5s"})
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"time_out": 5}, "unknown keyword 'time_out'; did you mean 'timeout'?"),
+        ({"idempotant": True}, "unknown keyword 'idempotant'"),
+    ],
+)
+def test_unknown_keyword_is_refused(options: Any, error: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        build_with(options=options)
+    assert str(raised.value) == error
+
+
+@pytest.mark.parametrize("key", [b"k", 5, None])
+def test_key_that_is_not_text_is_refused(key: Any) -> None:
+    with pytest.raises(TypeError, match="the key must be text, not "):
+        build_with(key=key)
+
+
+@pytest.mark.parametrize("path", [b"/p", 5])
+def test_path_that_is_not_text_is_refused(path: Any) -> None:
+    with pytest.raises(TypeError, match="the path must be text, not "):
+        build_with(path=path)
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "漢" * 86, "\ud800"], ids=["256 bytes", "258 bytes", "surrogate"])
