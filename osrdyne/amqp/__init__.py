@@ -7,6 +7,8 @@ Importing the package applies the patches of `pamqp_patches`.
 
 from __future__ import annotations
 
+import logging
+
 from osrdyne.amqp import pamqp_patches as pamqp_patches
 from osrdyne.amqp.channel import Channel as Channel
 from osrdyne.amqp.channel import QueueInfo as QueueInfo
@@ -19,3 +21,7 @@ from osrdyne.amqp.message import Delivery as Delivery
 from osrdyne.amqp.message import Message as Message
 
 pamqp_patches.apply()
+
+for _name in LOG_LEVELS:
+    # In a program without a configuration of `logging`, Python prints errors of loggers that have no handler.
+    logging.getLogger(_name).addHandler(logging.NullHandler())

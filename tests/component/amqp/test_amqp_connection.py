@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
@@ -356,3 +358,19 @@ async def test_bytes_of_the_log_in_are_not_kept(broker: ScriptedBroker, connecti
     await settled()
     assert broker._reader is not None
     assert broker._reader.login is None
+
+
+def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging() -> None:
+    program = (
+        "import asyncio, socket\n"
+        "from osrdyne import amqp\n"
+        "from osrdyne.errors import BrokerUnavailableError\n"
+        "with socket.socket() as unused:\n"
+        "    unused.bind(('127.0.0.1', 0))  # nothing listens on it\n"
+        "    try:\n"
+        "        asyncio.run(amqp.connect(amqp.ConnectionOptions(f'amqp://127.0.0.1:{unused.getsockname()[1]}/')))\n"
+        "    except BrokerUnavailableError:\n"
+        "        print('refused')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("refused\n", "")
