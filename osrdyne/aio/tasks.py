@@ -34,7 +34,9 @@ async def endless(name: str, coroutine: Coroutine[Any, Any, None]) -> None:
 
 def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """Start an endless task in `group` under `name`."""
-    return group.create_task(endless(name, coroutine), name=name)
+    task = group.create_task(endless(name, coroutine), name=name)
+    task.add_done_callback(lambda _: coroutine.close())  # for a task that is cancelled before its first step
+    return task
 
 
 async def at_most(seconds: float, coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from osrdyne.config.models import Settings
+from osrdyne.errors import ConfigurationError
 from osrdyne.user_directories import state_directory
 
 _PROCESS = "# process "
@@ -40,9 +41,10 @@ def find_announcement() -> str | None:
 
 @contextmanager
 def announced(settings: Settings, *, api_port: int, api_socket: Path | None = None) -> Iterator[Path]:
-    """Announce a stack while the context is open. The file contains the broker's password, so it is private."""
+    """Announce a stack while the context is open. The file contains the broker's password, so it is private.
+
+    Raises `ConfigurationError` if it cannot be written."""
     file = announcement_file()
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     management = settings.broker.management_uri
     content = {
         "broker": {
@@ -58,9 +60,18 @@ def announced(settings: Settings, *, api_port: int, api_socket: Path | None = No
     }
     text = f"{_PROCESS}{os.getpid()}\n{yaml.safe_dump(content)}"
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
-    unfinished.rename(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(unfinished, flags, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(text)
+        unfinished.rename(file)
+    except OSError as error:
+        variable = "XDG_RUNTIME_DIR" if os.environ.get("XDG_RUNTIME_DIR") else "XDG_STATE_HOME"
+        raise ConfigurationError(
+            f"Cannot write {file}, with which other commands find osrdyne dev: {error.strerror}. "
+            f"Set {variable} to a directory in which you may write."
+        ) from error
     try:
         yield file
     finally:

@@ -39,13 +39,19 @@ def default_directory() -> Path:
 def generate_tpch(directory: Path, scale: str) -> Path:
     """Generate the tables at a scale factor (1 is 1 GB of text) as Parquet, unless they exist.
 
-    Returns the directory of the tables. Raises `ConfigurationError` if the generator is missing, fails or takes too
-    long.
+    Returns the directory of the tables. Raises `ConfigurationError` if the directory cannot be written to, or if the
+    generator is missing, fails or takes too long.
     """
     target = directory / "tpch" / f"sf={scale}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The sample data cannot be written to {target.parent}: {error.strerror}. Set XDG_CACHE_HOME to a "
+            "directory in which you may write."
+        ) from error
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     command = [_generator(), "parquet", "--scale-factor", scale, "--output-dir", str(unfinished)]
     try:

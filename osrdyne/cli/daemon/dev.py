@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from rich.console import Console
 from osrdyne.cli.daemon.app_check import check_app
 from osrdyne.cli.daemon.run import start_logging
 from osrdyne.cli.daemon.spark import start_training
+from osrdyne.cli.main import INTERRUPTED
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
@@ -51,18 +54,47 @@ def dev(
     if (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config):
         with console.status("Generating TPC-H sample data (once)"):
             settings = sample_settings(settings, scales=SAMPLE_SCALES)
-    uvloop.run(_run(settings, console))
+    if not uvloop.run(_run(settings, console)):
+        raise typer.Exit(INTERRUPTED)
 
 
-async def _run(settings: Settings, console: Console) -> None:
+async def _run(settings: Settings, console: Console) -> bool:
+    """Run the stack until a signal; return whether it was up by then. A signal during its start cancels the start."""
+    up, stop = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(_serve(settings, console, up, stop), name="osrdyne dev")
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    def end() -> None:
+        if not (stop.is_set() or up.is_set()):
+            serving.cancel()
+        stop.set()
+
+    def hang_up() -> None:
+        # The terminal is closed: what is written to it from now on would fail.
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in terminals:
+            os.dup2(null, descriptor)
+        os.close(null)
+        end()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+    await asyncio.wait({serving})
+    if not serving.cancelled():
+        serving.result()
+    return up.is_set()
+
+
+async def _serve(settings: Settings, console: Console, up: asyncio.Event, stop: asyncio.Event) -> None:
     from osrdyne.dev.stack import running_stack
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with console.status("Starting RabbitMQ and the daemon"):
         stack = running_stack(settings)
         running = await stack.__aenter__()
+    up.set()
     training: subprocess.Popen[str] | None = None
     try:
         _greet(running, console)
@@ -81,8 +113,9 @@ def _greet(settings: Settings, console: Console) -> None:
     console.print(f"osrdyne dev is up: pool [bold]{settings.pool.id}[/bold], API http://127.0.0.1:{settings.api.port}")
     if settings.worker.config.get("datasets"):
         console.print("Try, in another terminal:")
+        command = "osrdyne" if shutil.which("osrdyne") else sys.argv[0]
         console.print(
-            """  osrdyne call tpch/sf=0.01 /sql -d '{"query": "select count(*) from lineitem"}'""",
+            f"""  {command} call tpch/sf=0.01 /sql -d '{{"query": "select count(*) from lineitem"}}'""",
             soft_wrap=True,
             highlight=False,
         )

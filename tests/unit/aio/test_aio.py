@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import threading
 
 import pytest
@@ -169,6 +170,12 @@ class TestEndlessTasks:
             task.cancel()
         assert task.cancelled()
         assert task.get_name() == "loop"
+
+    async def test_task_that_is_cancelled_before_its_first_step_closes_its_coroutine(self) -> None:
+        coroutine = asyncio.sleep(1_000)
+        async with asyncio.TaskGroup() as group:
+            start_endless(group, "loop", coroutine).cancel()
+        assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 class TestSystemClock:

@@ -12,6 +12,7 @@ from osrdyne.cli.main import execute
 from osrdyne.config.loading import load_settings
 from osrdyne.config.models import BrokerSettings, Settings
 from osrdyne.dev.announcement import announced, announcement_file, find_announcement
+from osrdyne.errors import ConfigurationError
 
 SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
 NO_PROCESS = 2**22 + 1
@@ -45,3 +46,18 @@ def test_second_stack_is_refused_and_takes_nothing_from_the_first(capsys: pytest
         assert execute(["dev", "--set", "api.port=0"], debug=False) == 2
         assert "osrdyne dev is already running" in capsys.readouterr().err
         assert file.read_text() == before
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME"])
+def test_directory_that_cannot_be_written_is_named_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv(variable, str(tmp_path / "file"))
+    with pytest.raises(ConfigurationError) as raised, announced(SETTINGS, api_port=4567):
+        pass
+    assert raised.value.message == (
+        f"Cannot write {tmp_path}/file/osrdyne/dev.yaml, with which other commands find osrdyne dev: Not a directory. "
+        f"Set {variable} to a directory in which you may write."
+    )

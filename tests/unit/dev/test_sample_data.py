@@ -32,3 +32,9 @@ def test_generator_that_fails_is_a_configuration_error(
     with pytest.raises(ConfigurationError, match=message):
         generate_tpch(tmp_path, "100")
     assert list((tmp_path / "tpch").iterdir()) == []
+
+
+def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tpch").touch()
+    with pytest.raises(ConfigurationError, match=r"cannot be written to .*/tpch: File exists\. Set XDG_CACHE_HOME"):
+        generate_tpch(tmp_path, "0.001")
