@@ -6,11 +6,13 @@ shown only with `--debug`.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +28,7 @@ from osrdyne.errors import (
 )
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 _USAGE_ERRORS = (
     ConfigurationError,
@@ -133,6 +136,9 @@ def full_command_line() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point. Exits with the code of the command."""
+    # None: closed by the caller (`>&-`). Another file would get its descriptor.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 — until the process ends
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(execute(arguments, debug=arguments[:1] == ["--debug"]))
 
@@ -144,16 +150,25 @@ def execute(arguments: list[str], *, debug: bool) -> int:
         code = command_line(chosen)(arguments, prog_name="osrdyne", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has closed the pipe; Python would report the error again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
+            _discard_output()
+            _print_error(f"The output cannot be written: {error.strerror}.")
+            return FAILED
         return _report(error, arguments)
     return code if isinstance(code, int) else 0
+
+
+def _discard_output() -> None:
+    """Write to nowhere what is buffered: its reader has closed the pipe, or there is no room. Python would report the
+    error again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
@@ -173,7 +188,8 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     ):
         _print_error(f"The argument {invalid!r} is not valid UTF-8.")
         return USAGE_ERROR
-    _print_error(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
+    place = f" ({error.filename}: {error.strerror})" if isinstance(error, OSError) and error.filename else ""
+    _print_error(f"Unexpected {type(error).__name__}{place}; run `osrdyne --debug …` for the traceback.")
     return FAILED
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import structlog
 from typer.testing import CliRunner
 
 from osrdyne import __version__
+from osrdyne.cli import entry
 from osrdyne.cli.main import execute, full_command_line
 from osrdyne.cli.manifests.commands import own_name
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError, PortTakenError
@@ -488,6 +491,43 @@ def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[st
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "error"),
+    [
+        ("version >/dev/full", 1, "The output cannot be written: No space left on device.\n"),
+        ("check-config >/dev/full", 1, "The output cannot be written: No space left on device.\n"),
+        ("version >&-", 0, ""),
+        ("nothing 2>&-", 2, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(shell: str, code: int, error: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m osrdyne.cli.main {shell}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+def test_unexpected_error_of_a_file_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_with(monkeypatch, PermissionError(errno.EACCES, "Permission denied", "/there"))
+    assert execute(["status"], debug=False) == 1
+    error = "Unexpected PermissionError (/there: Permission denied); run `osrdyne --debug …` for the traceback.\n"
+    assert capsys.readouterr().err == error
+
+
+def test_interrupt_while_the_command_line_is_imported_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(MetaPathFinder):
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            if name == "osrdyne.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "osrdyne.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
 
 
 POLICIES = """
