@@ -31,7 +31,7 @@ from osrdyne.api.endpoints.processes import process_routes
 from osrdyne.api.endpoints.queues import queue_routes
 from osrdyne.api.endpoints.telemetry import telemetry_routes
 from osrdyne.api.keys import path_key, query_key
-from osrdyne.api.problems import problem, problem_of
+from osrdyne.api.problems import NO_SUCH_PATH, problem, problem_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import PoolInspector
@@ -103,13 +103,12 @@ async def _on_invalid_parameter(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, code="invalid-parameter", detail=details)
 
 
-_REMEDIES = {404: "`osrdyne groups list` shows the groups, /openapi.json the paths."}
-
-
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.detail == HTTPStatus.NOT_FOUND.phrase:  # of the router
+        error = NO_SUCH_PATH
     status = HTTPStatus(error.status_code)
     code = status.phrase.lower().replace(" ", "-")
-    answer = problem(status, code=code, detail=error.detail, remedy=_REMEDIES.get(error.status_code))
+    answer = problem(status, code=code, detail=error.detail, remedy=getattr(error, "remedy", None))
     answer.headers.update(error.headers or {})
     return answer

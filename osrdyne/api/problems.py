@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from osrdyne.errors import (
     BrokerError,
@@ -38,7 +39,12 @@ _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
         "tls-required",
         "Use https (api.tls), a proxy of api.trusted_proxies or the Unix socket, or set TransportProtection to None.",
     ),
-    (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
+    (
+        LeadershipLostError,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "not-leading",
+        "`osrdyne status` shows the reason. Try again when a daemon leads.",
+    ),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
     (BrokerError, HTTPStatus.BAD_GATEWAY, "broker-error", "Run `osrdyne doctor` with the daemon's configuration."),
     (
@@ -49,6 +55,24 @@ _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     ),
     (DriverError, HTTPStatus.BAD_GATEWAY, "driver-error", "Run `osrdyne doctor` with the daemon's configuration."),
 )
+
+
+class NotFoundError(HTTPException):
+    """Something that a path names does not exist. `remedy`: a sentence, such as the command that lists what does."""
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(HTTPStatus.NOT_FOUND, detail)
+        self.remedy = remedy
+
+
+NO_SUCH_PATH = NotFoundError("There is no such path.", "/openapi.json lists the paths.")
+
+
+def not_leading(leader: str | None) -> LeadershipLostError:
+    """The error of a standby. `leader`: the address of the daemon that leads, if one is known."""
+    if leader is None:
+        return LeadershipLostError("No daemon is known to lead the pool at the moment.")
+    return LeadershipLostError("This daemon is on standby.", leader=leader)
 
 
 def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None, **more: object) -> JSONResponse:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+STANDBY = "This daemon does not lead its pool: `osrdyne status` names the leader."
 _PIPE_WIDTH = 240
 
 

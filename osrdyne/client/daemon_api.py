@@ -109,8 +109,11 @@ class DaemonApi:
             content = _content(answer, leader)
         if answer.is_success or "components" in content:
             return content
-        detail, remedy = content.get("detail", f"HTTP status {answer.status_code}."), content.get("remedy", "")
-        raise OsrdyneError(f"{detail} {remedy}".strip())
+        if "detail" not in content:
+            raise _other_server(self.answered_by)
+        detail, remedy = str(content["detail"]), content.get("remedy", "")
+        end = "." if remedy and not detail.endswith((".", "!", "?")) else ""
+        raise OsrdyneError(f"{detail}{end} {remedy}".strip())
 
     def _send(
         self,
@@ -182,5 +185,9 @@ def _content(answer: httpx.Response, url: str) -> dict[str, Any]:
             f"The daemon at {mask_uri(url)} has too many connections (api.limit_concurrency). Try again."
         )
     if not isinstance(content, dict):
-        raise OsrdyneError(f"The server at {mask_uri(url)} is not an osrdyne daemon: give its address with --api.")
+        raise _other_server(url)
     return content
+
+
+def _other_server(url: str) -> OsrdyneError:
+    return OsrdyneError(f"The server at {mask_uri(url)} is not an osrdyne daemon: give its address with --api.")

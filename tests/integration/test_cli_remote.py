@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from osrdyne.config.models import ApiSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
-from osrdyne.pool.views import ComponentView, PoisonPage, PoisonQuery, WaitingView
-from osrdyne.protocol.names import Key
+from osrdyne.pool.views import ComponentView, GroupView, PoisonPage, PoisonQuery, ReloadView, WaitingView
+from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -113,6 +114,48 @@ def test_no_groups_is_a_sentence_that_knows_a_standby(run: Run, pool: FakeInspec
     assert "does not lead" in run("groups", "list")[1]
 
 
+@pytest.mark.parametrize("listed", ["groups", "workers"])
+def test_json_of_a_standby_comes_with_a_sentence(run: Run, pool: FakeInspector, listed: str) -> None:
+    assert run(listed, "list", "-o", "json") == (0, "[]\n", "")
+    pool.leading = False
+    sentence = "This daemon does not lead its pool: `osrdyne status` names the leader.\n"
+    assert run(listed, "list", "-o", "json") == (0, "[]\n", sentence)
+
+
+@pytest.mark.parametrize("shown", ["groups", "workers"])
+def test_standby_does_not_say_that_there_is_no_such_group(run: Run, pool: FakeInspector, shown: str) -> None:
+    pool.leading, pool.leader_address = False, None
+    code, out, err = run(shown, "show", "k")
+    assert (code, out) == (1, "")
+    assert err == (
+        "No daemon is known to lead the pool at the moment. `osrdyne status` shows the reason. "
+        "Try again when a daemon leads.\n"
+    )
+
+
+def test_standby_sends_the_question_for_a_group_on_to_the_leader(
+    run: Run, url: str, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.group_views[Key("k")] = group_view(Key("k"))
+    pool.leading, pool.leader_address = False, url
+    found, asked = pool.group, list[Key]()
+
+    def group(key: Key) -> GroupView | None:
+        asked.append(key)
+        pool.leading = len(asked) > 1
+        return found(key)
+
+    monkeypatch.setattr(pool, "group", group)
+    code, out, _ = run("groups", "show", "k")
+    assert (code, len(asked)) == (0, 2)
+    assert out.startswith("key            k\n")
+
+
+def test_change_of_a_group_that_is_due_comes_soon(run: Run, pool: FakeInspector) -> None:
+    pool.group_views[Key("k")] = replace(group_view(Key("k")), next_transition_at=1.0)
+    assert "next           unbound soon\n" in run("groups", "show", "k")[1]
+
+
 def test_group_is_shown_with_its_workers(run: Run, pool: FakeInspector) -> None:
     shown = group_view(Key("k"), worker_view(Key("k"), "worker-one"))
     pool.group_views[Key("k")] = replace(shown, waiting=(WaitingView(0, 3, 12.0), WaitingView(None, 0, None)))
@@ -130,10 +173,50 @@ def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector)
     assert run("groups", "stop", "k") == (0, "The group will stop when its work is done.\n", "")
 
 
+def test_stop_of_a_group_that_does_not_exist_says_so(run: Run) -> None:
+    sentence = "There is no group for this key, so there is nothing to stop. `osrdyne groups list` shows the groups.\n"
+    assert run("groups", "stop", "k") == (0, sentence, "")
+
+
 def test_unknown_group_is_one_sentence(run: Run) -> None:
     code, out, err = run("groups", "show", "absent")
     assert (code, out) == (1, "")
-    assert err.startswith("There is no group for this key.")
+    assert err == "There is no group for this key. `osrdyne groups list` shows the groups.\n"
+    assert run("workers", "show", "absent")[2] == (
+        "There is no such process. `osrdyne workers list` shows the processes.\n"
+    )
+
+
+def test_path_in_the_address_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["groups", "list", "--api", f"{url}/v1"], debug=False) == 1
+    assert capsys.readouterr().err == "There is no such path. /openapi.json lists the paths.\n"
+
+
+def test_another_server_that_answers_json_is_no_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"error": "Object Not Found", "reason": "Not Found"}')
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.handle_request).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert execute(["groups", "list", "--api", url], debug=False) == 1
+    sentence = f"The server at {url} is not an osrdyne daemon: give its address with --api.\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_reload_without_a_reason_shows_none(run: Run, pool: FakeInspector) -> None:
+    pool.group_views[Key("k")] = group_view(Key("k"))
+    pool.reloads = [ReloadView(WorkerId("w1"), "reloaded", None)]
+    assert run("groups", "reload", "k")[1].splitlines()[-2].split() == ["w1", "reloaded", "-"]
+
+
+def test_key_that_is_too_long_is_refused_before_it_is_sent(run: Run) -> None:
+    assert run("explain", "x" * 256, "/sql") == (2, "", "The key has 256 bytes; at most 255 are allowed.\n")
 
 
 def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from osrdyne.api.access.checks import Author
+from osrdyne.api.problems import NotFoundError
 from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.views import CircuitInspector
@@ -79,7 +80,10 @@ def circuit_routes(inspector: CircuitInspector) -> APIRouter:
         for view in await inspector.circuits():
             if view.hash == hash:
                 return view
-        raise HTTPException(HTTPStatus.NOT_FOUND, "There is no circuit with this hash, or it has counted no request.")
+        raise NotFoundError(
+            "There is no circuit with this hash, or it has counted no request.",
+            "`osrdyne circuits list` shows the circuits.",
+        )
 
     @router.get("", summary="The hashes of the circuits")
     async def hashes() -> CircuitHashes:

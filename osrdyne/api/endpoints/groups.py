@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from osrdyne.api import models
 from osrdyne.api.access.checks import principal_of, protected
 from osrdyne.api.keys import KeyPlace, key_schema, query_keys, status_keys
+from osrdyne.api.problems import NotFoundError, not_leading
 from osrdyne.auth.grants import Grant
 from osrdyne.pool.views import PoolInspector, WorkerView
 from osrdyne.protocol.names import Key
+
+_NO_GROUP, _LISTED = "There is no group for this key.", "`osrdyne groups list` shows the groups."
 
 
 def group_list_routes(inspector: PoolInspector) -> APIRouter:
@@ -91,7 +93,7 @@ def group_routes(
     @router.post("/reload", summary="Load the data of the group's workers again", openapi_extra=extra)
     async def reload(key: Key = requested, timeout: float = Query(60.0, gt=0, le=3600)) -> models.Reload:
         if inspector.leadership().leading and inspector.group(key) is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no group for this key.")
+            raise NotFoundError(_NO_GROUP, _LISTED)
         found = await inspector.reload_group(key, timeout=timeout)
         return models.Reload(
             key=key,
@@ -103,8 +105,10 @@ def group_routes(
     @router.get("", summary="One group", openapi_extra=extra)
     async def group(key: Key = requested) -> models.Group:
         view = inspector.group(key)
+        if view is None and not inspector.leadership().leading:
+            raise not_leading(await inspector.leader())
         if view is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no group for this key.")
+            raise NotFoundError(_NO_GROUP, _LISTED)
         return models.Group.of(view)
 
     return router

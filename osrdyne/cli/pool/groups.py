@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,17 @@ from osrdyne.cli.options import (
     load,
     remote,
 )
-from osrdyne.cli.output import ago, ahead, core_time, log_line, print_json, print_table, printable, start_parts
+from osrdyne.cli.output import (
+    STANDBY,
+    ago,
+    ahead,
+    core_time,
+    log_line,
+    print_json,
+    print_table,
+    printable,
+    start_parts,
+)
 from osrdyne.config.profiles import profile_of
 from osrdyne.config.types import duration_text, size_text
 from osrdyne.protocol.names import PoolNames, parse_key
@@ -32,13 +43,11 @@ def list_groups(api: ApiOption = None, config: ConfigOption = None, output: Outp
     """List all worker groups."""
     answer = remote(api, config).get("/v1/groups")
     if output is Output.JSON:
+        if not answer["leading"]:
+            typer.echo(STANDBY, err=True)
         print_json(answer["groups"])
         return
-    empty = (
-        "There are no groups."
-        if answer["leading"]
-        else "This daemon does not lead its pool: `osrdyne status` names the leader."
-    )
+    empty = "There are no groups." if answer["leading"] else STANDBY
     columns = ("key", "state", "workers", "last activity", "next", "reason")
     print_table(columns, [_row(group) for group in answer["groups"]], empty=empty)
 
@@ -113,7 +122,12 @@ def start(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) 
 @app.command()
 def stop(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Stop a group when its work is done; no queued request is lost."""
-    _ask(key, "stop", "The group will stop when its work is done.", api, config)
+    found = remote(api, config).get("/v1/groups", key=[parse_key(key)])
+    if found["leading"] and not found["groups"]:
+        done = "There is no group for this key, so there is nothing to stop. `osrdyne groups list` shows the groups."
+    else:
+        done = "The group will stop when its work is done."
+    _ask(key, "stop", done, api, config)
 
 
 @app.command()
@@ -146,7 +160,7 @@ def reload_data(
         print_json(workers)
     else:
         rows = [
-            (one["worker_id"], one["outcome"], printable(one["reason"]) if one["reason"] else "") for one in workers
+            (one["worker_id"], one["outcome"], printable(one["reason"]) if one["reason"] else "-") for one in workers
         ]
         print_table(("worker", "outcome", "reason"), rows, empty="No worker runs; the next one loads the data.")
     if any(one["outcome"] in {"failed", "unknown"} for one in workers):
@@ -218,4 +232,7 @@ def _row(group: dict[str, Any]) -> tuple[str, ...]:
 
 def _next(group: dict[str, Any]) -> str:
     following = group["next_transition"]
-    return "-" if following is None else f"{following['state']} {ahead(following['at'])}".strip()
+    if following is None:
+        return "-"
+    when = "soon" if following["at"] is not None and following["at"] <= time.time() else ahead(following["at"])
+    return f"{following['state']} {when}".strip()

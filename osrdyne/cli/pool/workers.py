@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import ago, core_time, log_line, print_json, print_table, printable, start_parts
+from osrdyne.cli.output import STANDBY, ago, core_time, log_line, print_json, print_table, printable, start_parts
 
 app = typer.Typer(help="Show the processes that pooled workers share.", no_args_is_help=True)
 
@@ -23,12 +23,14 @@ def list_workers(api: ApiOption = None, config: ConfigOption = None, output: Out
     """List the processes of pooled workers: keys, requests, memory, age."""
     answer = remote(api, config).get("/v1/processes")
     if output is Output.JSON:
+        if not answer["leading"]:
+            typer.echo(STANDBY, err=True)
         print_json(answer["processes"])
         return
     empty = (
         "There are no processes that keys share: worker.placement is dedicated, or none has started yet."
         if answer["leading"]
-        else "This daemon does not lead its pool: `osrdyne status` names the leader."
+        else STANDBY
     )
     columns = ("process", "state", "keys", "in flight", "heap", "memory", "served", "started", "external id")
     print_table(columns, [_row(process) for process in answer["processes"]], empty=empty)

@@ -40,7 +40,7 @@ from osrdyne.ingress.requests import sample_arrival
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.ingress.telemetry import Log
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import PoolNames, parse_key
 
 
 def explain(
@@ -82,7 +82,7 @@ def explain(
     limit = None if timeout is None else positive_seconds(timeout, option="--timeout")
     if routes is None and splitter is None and policies is None:
         sample = {
-            "key": key,
+            "key": parse_key(key),
             "path": path,
             "headers": given,
             "app_id": app_id,
