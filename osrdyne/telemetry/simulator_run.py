@@ -96,6 +96,11 @@ class RunSummary:
     def unanswered(self) -> Counter[str]:
         return sum((one.unanswered for one in self.kinds.values()), Counter[str]())
 
+    @property
+    def waiting(self) -> int:
+        """The number of messages in flight."""
+        return self.sent - self.confirmed - self.refused.total() - self.unanswered.total()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sent": self.sent,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_responder import Responder
+from client_responder import Responder, silence
 from test_telemetry import ROUTES, telemetry_settings
 from test_term import daemon_of
 
@@ -46,13 +46,16 @@ OPTIONS = [
 ]
 
 
-async def start(broker: BrokerSettings, pool: str, *options: str, directory: Path) -> asyncio.subprocess.Process:
+async def start(
+    broker: BrokerSettings, pool: str, *options: str, directory: Path, stderr: int | None = None
+) -> asyncio.subprocess.Process:
     uri = broker.uri.get_secret_value()
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "osrdyne.cli.main", "telemetry", "simulate", "--json", *options),
         env={**os.environ, "OSRDYNE__BROKER__URI": uri, "OSRDYNE__POOL__ID": pool},
         cwd=directory,
         stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
     )
 
 
@@ -95,6 +98,23 @@ async def test_ctrl_c_prints_the_summary(broker_settings: BrokerSettings, pool_i
     assert (code, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 2, 2)
     requests = [one.to_request(now_ms=0) for one in (first, second)]
     assert [(one.path, one.headers.get("level")) for one in requests] == [("/telemetry", None), ("/alarm", "alarm")]
+
+
+async def test_ctrl_c_says_what_it_waits_for_and_a_second_one_does_not_wait(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
+) -> None:
+    async with Responder(broker_settings.uri.get_secret_value(), pool_id, ["plant"], silence) as responder:
+        endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--timeout", "9h")
+        process = await start(broker_settings, pool_id, *endless, directory=tmp_path, stderr=asyncio.subprocess.PIPE)
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            await responder.requests.get()
+            process.send_signal(signal.SIGINT)
+            said = await process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+        code, summary = await finish(process)
+    assert said == b"Waiting for the answers to 1 message; a second Ctrl-C does not wait for them.\n"
+    assert (code, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,9 @@ async def _run(run: SimulatorRun, client: AsyncClient, simulation: Simulation) -
 
 def _stop(loop: asyncio.AbstractEventLoop, run: SimulatorRun) -> None:
     run.stop()
+    if (waiting := run.summary.waiting) > 0:
+        messages = "1 message" if waiting == 1 else f"{waiting} messages"
+        typer.echo(f"Waiting for the answers to {messages}; a second Ctrl-C does not wait for them.", err=True)
     _default_signals(loop)
 
 
