@@ -37,12 +37,14 @@ def commands(group: Any, above: str) -> Iterator[str]:
             yield f"{above} {name}"
 
 
-def endpoints() -> Iterator[str]:
+@pytest.fixture(scope="module")
+def endpoints() -> list[str]:
     paths = create_app(FakeInspector(), Metrics(), version="1").openapi()["paths"]
-    for path, methods in paths.items():
-        for method in methods:
-            query = "?key=" if path.startswith("/v1/group/") or path == "/v1/group" else ""
-            yield f"`{method.upper()} {path}{query}`"
+    return [
+        f"`{method.upper()} {path}{'?key=' if path.startswith('/v1/group/') or path == '/v1/group' else ''}`"
+        for path, methods in paths.items()
+        for method in methods
+    ]
 
 
 def metrics() -> Iterator[str]:
@@ -69,15 +71,14 @@ def test_every_command_is_documented() -> None:
     assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
 
 
-def test_every_endpoint_is_documented() -> None:
-    found = list(endpoints())
-    assert len(found) > 15
-    assert [endpoint for endpoint in found if endpoint not in page("http-api/index.md")] == []
+def test_every_endpoint_is_documented(endpoints: list[str]) -> None:
+    assert len(endpoints) > 15
+    assert [endpoint for endpoint in endpoints if endpoint not in page("http-api/index.md")] == []
 
 
-def test_every_endpoint_needs_the_grant_of_its_own_row() -> None:
+def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints: list[str]) -> None:
     """A new endpoint gets a row in `osrdyne.auth.endpoints.ENDPOINTS`; without one it needs `admin` for all keys."""
-    for endpoint in endpoints():
+    for endpoint in endpoints:
         method, path = endpoint.strip("`").removesuffix("?key=").split(" ")
         found, _ = find_endpoint(method, re.sub(r"\{.*?\}", "e1", path))
         assert (found.method, found.path.replace(":path", "")) == (method, path)
