@@ -17,7 +17,7 @@ from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.statuses import Status
 
 ODD_KEYS = ("x" * 255, "/ % # * . : + _Pri0 %41 é漢🚄", "a\r\n\"'`\0b")
@@ -261,24 +261,22 @@ async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_p
     assert await until_ready_requests(pool, 1)
 
 
-async def test_highest_priority_runs_next(pool: Stage) -> None:
-    """Both arrive while the first one runs."""
+async def test_highest_priority_runs_next(pool: Stage, tmp_path: Path) -> None:
+    """Both reach the worker while the first one runs."""
+    gate = tmp_path / "gate"
     queues = tuple(pool.names.request_queue(Key("k"), priority) for priority in (0, 5))
     for queue in queues:
         await pool.declare_request_queue(queue)
-    worker = await pool.start(queues=queues)
-    first = await pool.caller.send("/sleep", {"seconds": 4}, queue=queues[1])
+    worker = await pool.start(app=GATED, queues=queues)
+    first = await pool.caller.send("/hold", bytes(gate), queue=queues[1])
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
-    low = await pool.caller.send("/info", queue=queues[1])
-    high = await pool.caller.send("/info", queue=queues[0])
-    order: list[str] = []
-
-    async def answered(asked: str) -> None:
+    low = await pool.caller.send("/echo", queue=queues[1])
+    high = await pool.caller.send("/echo", queue=queues[0])
+    assert await until_ready_requests(pool, 0, queues[0])
+    gate.touch()
+    for asked in (low, high, first):
         await pool.caller.answer(asked)
-        order.append(asked)
-
-    await asyncio.gather(*map(answered, (low, high, first)))
-    assert order == [first, high, low]
+    assert pool.caller.order == [first, high, low]
 
 
 async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
@@ -305,9 +303,9 @@ async def test_request_of_a_caller_that_is_gone_is_not_run(pool: Stage) -> None:
     assert report.headers["x-status"] == b"abandoned"
 
 
-async def until_ready_requests(pool: Stage, number: int) -> bool:
+async def until_ready_requests(pool: Stage, number: int, queue: QueueName | None = None) -> bool:
     async with asyncio.timeout(PATIENCE):
-        while await pool.ready_requests() != number:
+        while await pool.ready_requests(queue) != number:
             await asyncio.sleep(0.05)
     return True
 

@@ -202,8 +202,8 @@ class Stage:
                 except PublishRefusedError:  # the worker has not bound its control queue yet
                     await asyncio.sleep(0.05)
 
-    async def ready_requests(self) -> int:
-        return (await self._request_queue()).ready
+    async def ready_requests(self, queue: QueueName | None = None) -> int:
+        return (await self._request_queue(queue)).ready
 
     async def until_returned(self, *, requests: int) -> None:
         """Wait until the queue has no consumer and this many requests are ready in it."""
@@ -214,9 +214,9 @@ class Stage:
                     return
                 await asyncio.sleep(0.02)
 
-    async def _request_queue(self) -> amqp.QueueInfo:
+    async def _request_queue(self, queue: QueueName | None = None) -> amqp.QueueInfo:
         channel = await self.connection.channel()
-        info = await channel.declare_queue(self.names.request_queue(self.key), passive=True)
+        info = await channel.declare_queue(queue or self.names.request_queue(self.key), passive=True)
         await channel.close()
         return info
 
@@ -228,13 +228,17 @@ class Caller:
         self._stage = stage
         self._channel = channel
         self._answers: dict[str, asyncio.Queue[Response]] = {}
+        self.order: list[str] = []
+        """The correlation ids of the replies, as they arrived."""
 
     async def listen(self) -> None:
         async for delivery in await self._channel.consume("amq.rabbitmq.reply-to", no_ack=True):
             response = Response.from_wire(
                 headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
             )
-            self._answers[delivery.properties.correlation_id or ""].put_nowait(response)
+            correlation_id = delivery.properties.correlation_id or ""
+            self.order.append(correlation_id)
+            self._answers[correlation_id].put_nowait(response)
 
     async def send(
         self,
