@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 import structlog
@@ -114,12 +115,23 @@ def _name_component(_: Any, __: str, event: Any) -> Any:
     return {"component": record.name, **event}
 
 
+class LineLogger(structlog.PrintLogger):
+    """Writes each event as a line. A line that cannot be written is dropped, as in Python's `logging`: the program goes
+    on if its disk is full, or its terminal or pipe is closed."""
+
+    def msg(self, message: str) -> None:
+        with suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = error = critical = fatal = exception = failure = err = msg
+
+
 def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
     """Set up structlog, and no other logging. `stream=None`: standard error at the time of each event."""
     structlog.configure(
         processors=[*_COMMON, *_rendering(as_json=as_json, stream=stream)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
+        logger_factory=lambda *_: LineLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
 

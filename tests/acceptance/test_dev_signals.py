@@ -41,7 +41,14 @@ def started(home: dict[str, str], tmp_path: Path) -> Iterator[tuple[subprocess.P
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     process = subprocess.Popen(
-        COMMAND, cwd=ROOT, env=home, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        COMMAND,
+        cwd=ROOT,
+        env=home,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # ignored if the tests run with `nohup`
     )
     os.close(theirs)
     terminal = Terminal(ours)
@@ -78,13 +85,25 @@ async def test_terminal_that_is_closed_ends_the_workers_too(
 ) -> None:
     process, terminal = started
     await until(lambda: "Ctrl-C stops everything" in terminal.read() or process.poll() is not None, "it is up")
-    call = [OSRDYNE, "call", "k", "/echo", "-d", "{}"]
-    answer = await asyncio.to_thread(
-        subprocess.run, call, cwd=tmp_path, env=home, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
+
+    async def call(key: str) -> None:
+        command = [OSRDYNE, "call", key, "/echo", "-d", "{}"]
+        answer = await asyncio.to_thread(
+            subprocess.run,
+            command,
+            cwd=tmp_path,
+            env=home,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr
+
+    await call("k")
     assert any("osrdyne-worker" in " ".join(one.cmdline()) for one in processes_of(home))
     os.close(terminal.descriptor)
+    await call("after the terminal")  # The log line of its worker cannot be written.
     process.send_signal(signal.SIGHUP)  # as the kernel does for the terminal of a session
     await asyncio.to_thread(process.wait, PATIENCE)
     assert process.returncode == 0

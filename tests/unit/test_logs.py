@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -51,6 +52,17 @@ def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
         log.exception("broker lost", nested={"uris": [uri]}, error=error, raw=uri.encode())
     assert "broker lost" in stream.getvalue()
     assert SECRET not in stream.getvalue()
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_line_that_cannot_be_written_is_dropped(as_json: bool) -> None:
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as stream:  # noqa: PTH123 — each write fails
+        configure_logging(json=as_json, stream=stream)
+        log = get_logger("test")
+        log.info("worker started")
+        log.error("broker lost")
+        with suppress(OSError):
+            stream.close()
 
 
 def test_text_of_a_caller_cannot_act_on_a_terminal() -> None:
