@@ -130,8 +130,9 @@ def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: p
     submit = client._submit
 
     def interrupt_first(coroutine: Any) -> Any:
+        is_first = not has_begun.is_set()  # before the submit: the thread of the client may be the faster one
         future = submit(coroutine)
-        if not has_begun.is_set():
+        if is_first:
             has_begun.wait()
             future.result = raise_interrupt  # type: ignore[method-assign]
         return future
