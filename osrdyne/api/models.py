@@ -262,6 +262,12 @@ class Accepted(BaseModel):
     accepted: Literal["start", "stop", "pin", "unpin"]
 
 
+class StopAccepted(Accepted):
+    """`has_group`: whether there is a group for the key, which will stop; without one nothing happens."""
+
+    has_group: bool
+
+
 class WorkerReload(BaseModel):
     """The reload of one worker's data."""
 

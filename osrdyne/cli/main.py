@@ -159,7 +159,7 @@ def execute(arguments: list[str], *, debug: bool) -> int:
             raise
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             _discard_output()
-            _print_error(f"The output cannot be written: {error.strerror}.")
+            _print_error(f"The output, or a file of the command, cannot be written: {error.strerror}.")
             return FAILED
         return _report(error, arguments)
     return code if isinstance(code, int) else 0

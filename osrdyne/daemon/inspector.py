@@ -266,12 +266,15 @@ class DaemonInspector:
         term.state.tracker.require_worker_group(key)
         term.workers.loop.retry(key)
 
-    async def stop_group(self, key: Key) -> None:
+    async def stop_group(self, key: Key) -> bool:
         tracker = (await self._leading()).state.tracker
         if tracker.is_pinned(key):
             raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
-        if tracker.status(key) is not None and not tracker.retire(key):
+        if tracker.status(key) is None:
+            return False
+        if not tracker.retire(key):
             raise PoolConflictError(f"A request for {key!r} is on its way to the queue: try again in a moment.")
+        return True
 
     async def pin(self, key: Key) -> None:
         await self._leading()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -67,6 +67,8 @@ def announced(settings: Settings, *, api_port: int, api_socket: Path | None = No
             stream.write(text)
         unfinished.rename(file)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)  # it contains the password
         variable = "XDG_RUNTIME_DIR" if os.environ.get("XDG_RUNTIME_DIR") else "XDG_STATE_HOME"
         raise ConfigurationError(
             f"Cannot write {file}, with which other commands find osrdyne dev: {error.strerror}. "

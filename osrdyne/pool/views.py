@@ -422,10 +422,10 @@ class PoolInspector(PoisonInspector, ManifestInspector, CircuitInspector, QueueI
         """Require the group, as a request would."""
         ...
 
-    async def stop_group(self, key: Key) -> None:
+    async def stop_group(self, key: Key) -> bool:
         """Begin the orderly end of the group now instead of after `unbind_delay`; no queued request is lost.
 
-        Raises `PoolConflictError` if the key is pinned.
+        Returns False if there is no group. Raises `PoolConflictError` if the key is pinned.
         """
         ...
 

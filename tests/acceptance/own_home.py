@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,4 +26,13 @@ def processes_of(home: Mapping[str, str]) -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
+    return found
+
+
+def commands_of(home: Mapping[str, str]) -> list[list[str]]:
+    """The command lines of these processes, without those that end meanwhile."""
+    found = []
+    for process in processes_of(home):
+        with suppress(psutil.Error):
+            found.append(process.cmdline())
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from daemon_process import OSRDYNE, PATIENCE, ROOT, until
-from own_home import processes_of
+from own_home import commands_of, processes_of
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -34,6 +34,11 @@ class Terminal:
             self.shown += os.read(self.descriptor, 65_536).decode(errors="replace")
         return self.shown
 
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
 
 @pytest.fixture
 def started(home: dict[str, str], tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
@@ -43,7 +48,7 @@ def started(home: dict[str, str], tmp_path: Path) -> Iterator[tuple[subprocess.P
     process = subprocess.Popen(
         COMMAND,
         cwd=ROOT,
-        env=home,
+        env={**home, "TERM": "xterm"},  # Rich shows no progress on a terminal without abilities.
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -57,12 +62,11 @@ def started(home: dict[str, str], tmp_path: Path) -> Iterator[tuple[subprocess.P
         with suppress(psutil.NoSuchProcess):
             left.kill()
     process.wait(PATIENCE)
-    with suppress(OSError):
-        os.close(ours)
+    terminal.close()
 
 
 def assert_nothing_left(home: dict[str, str]) -> None:
-    assert [process.cmdline()[:3] for process in processes_of(home)] == []
+    assert commands_of(home) == []
     assert os.listdir(home["TMPDIR"]) == []  # noqa: PTH208 — names only
     assert not (Path(home["XDG_RUNTIME_DIR"]) / "osrdyne" / "dev.yaml").exists()
 
@@ -101,8 +105,8 @@ async def test_terminal_that_is_closed_ends_the_workers_too(
         assert answer.returncode == 0, answer.stderr
 
     await call("k")
-    assert any("osrdyne-worker" in " ".join(one.cmdline()) for one in processes_of(home))
-    os.close(terminal.descriptor)
+    assert any("osrdyne-worker" in " ".join(command) for command in commands_of(home))
+    terminal.close()
     await call("after the terminal")  # The log line of its worker cannot be written.
     process.send_signal(signal.SIGHUP)  # as the kernel does for the terminal of a session
     await asyncio.to_thread(process.wait, PATIENCE)

@@ -76,9 +76,8 @@ def group_routes(
         return models.Accepted(key=key, accepted="start")
 
     @router.post("/stop", summary="Stop the group when its work is done", status_code=202, openapi_extra=extra)
-    async def stop(key: Key = requested) -> models.Accepted:
-        await inspector.stop_group(key)
-        return models.Accepted(key=key, accepted="stop")
+    async def stop(key: Key = requested) -> models.StopAccepted:
+        return models.StopAccepted(key=key, accepted="stop", has_group=await inspector.stop_group(key))
 
     @router.post("/pin", summary="Keep the group active until it is unpinned", status_code=202, openapi_extra=extra)
     async def pin(key: Key = requested) -> models.Accepted:

@@ -122,12 +122,13 @@ def start(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) 
 @app.command()
 def stop(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Stop a group when its work is done; no queued request is lost."""
-    found = remote(api, config).get("/v1/groups", key=[parse_key(key)])
-    if found["leading"] and not found["groups"]:
-        done = "There is no group for this key, so there is nothing to stop. `osrdyne groups list` shows the groups."
+    answer = remote(api, config).post("/v1/group/stop", key=parse_key(key))
+    if answer.get("has_group", True):  # an earlier version does not say
+        typer.echo("The group will stop when its work is done.")
     else:
-        done = "The group will stop when its work is done."
-    _ask(key, "stop", done, api, config)
+        typer.echo(
+            "There is no group for this key, so there is nothing to stop. `osrdyne groups list` shows the groups."
+        )
 
 
 @app.command()

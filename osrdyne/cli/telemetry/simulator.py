@@ -10,6 +10,7 @@ import asyncio
 import json
 import signal
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Annotated
@@ -183,10 +184,11 @@ async def _run(run: SimulatorRun, client: AsyncClient, simulation: Simulation) -
 
 def _stop(loop: asyncio.AbstractEventLoop, run: SimulatorRun) -> None:
     run.stop()
+    _default_signals(loop)  # before the sentence: who reads it may press Ctrl-C again
     if (waiting := run.summary.waiting) > 0:
         messages = "1 message" if waiting == 1 else f"{waiting} messages"
-        typer.echo(f"Waiting for the answers to {messages}; a second Ctrl-C does not wait for them.", err=True)
-    _default_signals(loop)
+        with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
+            typer.echo(f"Waiting for the answers to {messages}; a second Ctrl-C does not wait for them.", err=True)
 
 
 def _default_signals(loop: asyncio.AbstractEventLoop) -> None:

@@ -58,7 +58,7 @@ class Sample:
         """Parse the body, in a thread. All conditions are to be evaluated again afterwards."""
         self._document = self._parsed(_loads_in_thread)
         self._is_deferred = False
-        self._request_work, self.exceeded = MAX_REQUEST_WORK, 0
+        self._request_work, self._condition_work, self.exceeded = MAX_REQUEST_WORK, MAX_CONDITION_WORK, 0
 
     def begin_condition(self) -> None:
         """Reset the work and the shared parts for the next condition; the work so far counts for the request."""
@@ -165,7 +165,7 @@ def _loads(text: str) -> Any:
 
 def _loads_in_thread(text: str) -> Any:
     """Parse as `_loads` does, and let the event loop run meanwhile: otherwise the parser would hold the GIL until it is
-    done. It gives the GIL up in functions that are written in Python."""
+    done. It gives the GIL up in functions that are written in Python: at each number and object, not at strings."""
     return json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_no_json, object_hook=_unchanged)
 
 

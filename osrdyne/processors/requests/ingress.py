@@ -177,10 +177,11 @@ class IngressRouter:
         except BodyNotParsedError:
             # Not on the event loop: a body of many megabytes would delay the heartbeats of the leader.
             await off_loop(len(body), sample.parse)
-        return self._route(orphan)
+        # A cancel that arrived during the parse is kept for this request.
+        return self._route(orphan, forget_cancel=False)
 
-    def _route(self, orphan: Orphan) -> list[RoutedRequest] | Refusal | LoggedRefusal:
-        """As `route`. Raises `BodyNotParsedError`, and has changed nothing then."""
+    def _route(self, orphan: Orphan, *, forget_cancel: bool = True) -> list[RoutedRequest] | Refusal | LoggedRefusal:
+        """As `route`. Raises `BodyNotParsedError`, and has changed nothing but the kept cancels then."""
         arrival, request, limits = orphan.arrival, orphan.request, self._routes.ttl_limits
         refusal = orphan.refusal or self._refuse(arrival)
         # A request that expired between two leaders is routed first: the earlier one may have answered no-route, and
@@ -194,9 +195,10 @@ class IngressRouter:
                 return CANCELLED
             refusal = refusal or refuse_removed(self._created.get(before.key))
             return refusal or self._refuse_activation(request, before) or [before]
+        if forget_cancel:
+            # A new request of this name: the cancel that is still kept was meant for the one before it.
+            self._cancels.forget(request)
         routed = accept(arrival, self._routes.table, limits=limits)
-        # A new request of this name: the cancel that is still kept was meant for the one before it.
-        self._cancels.forget(request)
         if self._policies.has_any:
             routed = [limit_age(arrival, one, self._policies.of) for one in routed]
         if self._routes.table is not None and arrival.sample.exceeded:

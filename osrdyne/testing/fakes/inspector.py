@@ -153,13 +153,15 @@ class FakeInspector:
         self._fail()
         self.group_views.setdefault(key, group_view(key, pool=self.pool))
 
-    async def stop_group(self, key: Key) -> None:
+    async def stop_group(self, key: Key) -> bool:
         self._fail()
         view = self.group_views.get(key)
         if view is not None and view.pinned:
             raise PoolConflictError("The group is pinned; unpin it first.")
-        if view is not None:
-            self.group_views[key] = replace(view, state=GroupStatus.STOPPING)
+        if view is None:
+            return False
+        self.group_views[key] = replace(view, state=GroupStatus.STOPPING)
+        return True
 
     async def pin(self, key: Key) -> None:
         await self.start_group(key)

@@ -496,8 +496,16 @@ def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[st
 @pytest.mark.parametrize(
     ("shell", "code", "error"),
     [
-        ("version >/dev/full", 1, "The output cannot be written: No space left on device.\n"),
-        ("check-config >/dev/full", 1, "The output cannot be written: No space left on device.\n"),
+        (
+            "version >/dev/full",
+            1,
+            "The output, or a file of the command, cannot be written: No space left on device.\n",
+        ),
+        (
+            "check-config >/dev/full",
+            1,
+            "The output, or a file of the command, cannot be written: No space left on device.\n",
+        ),
         ("version >&-", 0, ""),
         ("nothing 2>&-", 2, ""),
     ],

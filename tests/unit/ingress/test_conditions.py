@@ -127,6 +127,11 @@ def test_work_before_the_body_was_parsed_does_not_count() -> None:
         costly.evaluate(sample)
     sample.parse()
     assert (sample.exceeded, compile_condition("starts_with(text, 'x')").evaluate(sample)) == (0, True)
+    sample.begin_condition()
+    unused = Sample({"text": "x" * 2**20}, json_type, b"")
+    compile_condition("starts_with(text, 'x')").evaluate(unused)
+    unused.begin_condition()
+    assert sample._request_work == unused._request_work
 
 
 def test_work_on_one_request_is_limited_and_counted() -> None:

@@ -65,10 +65,11 @@ def decoder_for(handler: RegisteredHandler) -> Decoder | None:
 
 
 def _field_names(request_type: Any) -> list[str]:
-    """The names of the fields of a pydantic model, as in JSON; empty for another type."""
+    """The names of the fields of a pydantic model, as in JSON; empty for another type, or if a field has several."""
     if not (isinstance(request_type, type) and issubclass(request_type, BaseModel)):
         return []
-    return [field.alias or name for name, field in request_type.model_fields.items()]
+    names = [field.validation_alias or name for name, field in request_type.model_fields.items()]
+    return [name for name in names if isinstance(name, str)] if all(isinstance(name, str) for name in names) else []
 
 
 def _reason(error: Exception) -> str:

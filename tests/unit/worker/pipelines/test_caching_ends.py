@@ -136,7 +136,8 @@ def test_data_that_another_key_reads_stays_until_both_have_dropped_it() -> None:
     for session in (first, second):
         cache_now(session, "trains", session.frame("files"), "signature")
     assert len(first.memory) == 1
-    drop_cached(first, ["trains"])
+    for _ in range(2):  # the thread of the first key drops its data too
+        drop_cached(first, ["trains"])
     assert second.cached == {"osrdyne_cached_trains"}
     drop_cached(second, ["trains"])
     assert first.memory == set()

@@ -50,7 +50,8 @@ class _CachedPlans:
         """Remove the data of a view from memory, unless a view of another session reads it."""
         with self._lock:
             plan = self._plans.get(session, {}).pop(name, None)
-            if plan is not None and any(plan in other.values() for other in self._plans.values()):
+            # None: dropped before, or inherited from the session that this one was cloned from.
+            if plan is None or any(plan in other.values() for other in self._plans.values()):
                 return
             if session.catalog.tableExists(name) and session.catalog.isCached(name):
                 session.catalog.uncacheTable(name)
