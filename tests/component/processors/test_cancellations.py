@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+
 import pytest
 from managed_pool import REST, managing, waiting
 from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Message
+from osrdyne.ingress.conditions import samples
 from osrdyne.processors.requests.cancellations import MAX_KEPT, KeptCancels, RequestName
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
@@ -62,6 +68,37 @@ async def test_later_worker_is_notified_once(clock: VirtualClock, broker: FakeBr
         await report(stack)
         await report(stack)
         assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
+
+
+async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body is parsed in a thread."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def loads(text: str, **options: object) -> object:
+        has_begun.set()
+        may_end.wait(120)
+        return json.loads(text)
+
+    monkeypatch.setattr(samples, "json", SimpleNamespace(loads=loads))
+    by_body = {**PLAIN, "route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"}
+    async with managing(clock, broker, plain=by_body) as stack:
+        body = b'{"level": "alert", "more": "%s"}' % (b"x" * 100_000)
+        json_type = {"content_type": "application/json", "content_encoding": "utf-8"}
+        await stack.publish("a", body, reply_to=REPLIES, correlation_id="c", **json_type)
+        async with asyncio.timeout(120):
+            while not has_begun.is_set():
+                await clock.settle()
+                await asyncio.sleep(0.001)
+            await cancel(stack)
+            may_end.set()
+            while not waiting(stack, None):
+                await clock.settle()
+                await asyncio.sleep(0.001)
+        listen(stack)
+        await report(stack)
+        assert [one["correlation_id"] for one in heard(stack)] == ["c"]
 
 
 async def test_worker_of_another_group_is_not_notified(clock: VirtualClock, broker: FakeBroker) -> None:
