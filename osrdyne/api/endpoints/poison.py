@@ -139,6 +139,11 @@ class Inventory(BaseModel):
         entries = [Entry.model_validate(view) for view in page.entries]
         return cls(pool=pool, total=page.total, entries=entries, next=page.next, complete=page.complete)
 
+    def to_json(self) -> str:
+        """The JSON of the page. Each entry is encoded on its own: pydantic holds the GIL until a call is done."""
+        entries = ",".join(one.model_dump_json() for one in self.entries)
+        return f'{self.model_dump_json(exclude={"entries"})[:-1]},"entries":[{entries}]}}'
+
 
 class Outcome(BaseModel):
     """The outcome for the entries that were named: done, missing, or refused with the reason."""
@@ -181,7 +186,7 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
         page = await inspector.poison(query)
         # Also without bodies, entries hold headers of requests and lines of logs.
         require_protected(request, inspector, [Key(one.key) for one in page.entries if one.key is not None])
-        return await _shown(lambda: Inventory.of(inspector.pool, page))
+        return await _shown(lambda: Inventory.of(inspector.pool, page).to_json())
 
     @router.post("/replay", summary="Send the requests again and remove their entries")
     async def replay(request: Request, entries: _Entries) -> Outcome:
@@ -199,15 +204,14 @@ def poison_routes(inspector: PoolInspector) -> APIRouter:
         for grant in (Grant.VIEW, Grant.BODIES):
             _require_of(request, grant, found)
         require_protected(request, inspector, [] if found.key is None else [Key(found.key)])
-        return await _shown(lambda: Entry.model_validate(found))
+        return await _shown(lambda: Entry.model_validate(found).model_dump_json())
 
     return router
 
 
-async def _shown(model: Callable[[], BaseModel]) -> Response:
+async def _shown(to_json: Callable[[], str]) -> Response:
     """The answer with a model, which is made and encoded in a thread: an entry may have a body of many megabytes."""
-    text = await asyncio.to_thread(lambda: model().model_dump_json())
-    return Response(text, media_type="application/json")
+    return Response(await asyncio.to_thread(to_json), media_type="application/json")
 
 
 async def _require_entries(inspector: PoisonInspector, request: Request, entries: list[str]) -> None:
