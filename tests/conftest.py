@@ -45,7 +45,7 @@ sys.dont_write_bytecode = False
 
 # Property tests are judged by their result, not by the load of the machine. `make test` tries more examples than a run
 # while one works: it takes `--hypothesis-profile=thorough`.
-settings.register_profile("quick", deadline=None, max_examples=10)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile("quick")
 

@@ -22,7 +22,7 @@ from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
-from osrdyne.errors import BrokerError, LeadershipLostError
+from osrdyne.errors import BrokerError, BrokerUnavailableError, LeadershipLostError
 from osrdyne.protocol.uri import with_user
 
 SOON = 120.0
@@ -398,7 +398,7 @@ class TestKeep:
             await other._ensure_token()
             try:
                 _, own = await asyncio.wait_for(acquiring, SOON)
-            except BrokerError:  # RabbitMQ cancelled the consumer, or had no queue yet: the daemon begins anew
+            except BrokerUnavailableError:  # RabbitMQ cancelled the consumer, so that the daemon begins anew
                 return
             assert own.term == 1
 

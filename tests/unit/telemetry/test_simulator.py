@@ -123,7 +123,7 @@ def test_an_event_of_two_and_a_half_kilobytes_counts_as_three() -> None:
 
 @given(st.integers(), st.integers(1, 5))
 def test_values_walk_within_their_bounds(seed: int, devices: int) -> None:
-    simulation = Simulation(devices=devices, messages_a_minute=Fraction(400), seed=seed)
+    simulation = Simulation(devices=devices, messages_a_minute=Fraction(2_000), seed=seed)
     walks = defaultdict(list)
     for message in simulate(simulation):
         for event in events_of(message):

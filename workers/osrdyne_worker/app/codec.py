@@ -69,7 +69,8 @@ def _field_names(request_type: Any) -> list[str]:
     if not (isinstance(request_type, type) and issubclass(request_type, BaseModel)):
         return []
     names = [field.validation_alias or name for name, field in request_type.model_fields.items()]
-    return [name for name in names if isinstance(name, str)] if all(isinstance(name, str) for name in names) else []
+    texts = [name for name in names if isinstance(name, str)]
+    return texts if len(texts) == len(names) else []
 
 
 def _reason(error: Exception) -> str:
