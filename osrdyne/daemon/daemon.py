@@ -157,6 +157,11 @@ class Daemon:
             await self._driver.close()
         self._log.info("daemon stopped")
 
+    @property
+    def term(self) -> Term | None:
+        """The term that this daemon leads; None while another leads."""
+        return self._state.term
+
     async def wait_leading(self) -> None:
         """Wait until this daemon leads its pool for the first time."""
         await self._leading.wait()

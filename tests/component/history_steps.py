@@ -81,7 +81,7 @@ def of_key(key: Key) -> Iterator[Step]:
     queue = NAMES.request_queue(key)
     yield Step(f"worker {key} dies", partial(HistoryWorld.crash, key=key))
     yield Step(f"requests {key} expire", partial(HistoryWorld.expire, queue=queue))
-    yield Step(f"retire {key}", lambda world: world.with_leader(lambda leader: leader.term.state.tracker.retire(key)))
+    yield Step(f"retire {key}", lambda world: world.with_leader(lambda leader: leader.retire(key)))
     yield Step(f"pin {key}", partial(HistoryWorld.pin, key=key))
     yield Step(f"unpin {key}", partial(HistoryWorld.unpin, key=key))
     yield Step(f"queue {key} loses its leader", partial(set_running, queue=queue, running=False))

@@ -310,11 +310,11 @@ class HistoryWorld:
 
     def pin(self, key: Key) -> None:
         self.pinned.add(key)
-        self.with_leader(lambda leader: leader.term.state.tracker.pin(key))
+        self.with_leader(lambda leader: leader.pin(key))
 
     def unpin(self, key: Key) -> None:
         self.pinned.discard(key)
-        self.with_leader(lambda leader: leader.term.state.tracker.unpin(key))
+        self.with_leader(lambda leader: leader.unpin(key))
 
     # --- what is true
 
@@ -358,13 +358,13 @@ class HistoryWorld:
         bound-is-reported-late)."""
         if self.leader is None:
             return []
-        board, busy = self.leader.term.state.queue_status, self.leader.term.queues.loop.busy_keys()
-        known, found = board.keys(), []
+        leader, busy = self.leader, self.leader.term.queues.loop.busy_keys()
+        known, found = leader.known_queues(), []
         for key in known:
             bound = self.broker.route(NAMES.requests_exchange, key) == [NAMES.request_queue(key)]
-            wrongly_unbound = bound and board[key].binding is Binding.UNBOUND and key not in busy
-            if wrongly_unbound or (board[key].is_bound and not bound):
-                found.append(f"{key}: {board[key]}")
+            wrongly_unbound = bound and leader.queue_of(key).binding is Binding.UNBOUND and key not in busy
+            if wrongly_unbound or (leader.queue_of(key).is_bound and not bound):
+                found.append(f"{key}: {leader.queue_of(key)}")
         return found
 
     def _crashes(self) -> list[BaseException]:
@@ -381,12 +381,12 @@ class HistoryWorld:
             "workers": list(self.driver.backend.workers),
         }
         if self.leader is not None:
-            term = self.leader.term
+            leader = self.leader
             found |= {
-                "groups": term.state.tracker.keys(),
-                "places": [*term.state.admission.admitted(), *term.state.admission.waiting()],
-                "facts": [*term.state.queue_status.keys(), *term.state.worker_status.keys()],
-                "holds": [key for key in KEYS if term.state.tracker.is_held(key)],
+                "groups": leader.groups(),
+                "places": leader.places(),
+                "facts": [*leader.known_queues(), *leader.known_workers()],
+                "holds": [key for key in KEYS if leader.is_held(key)],
             }
         return {what: evidence for what, evidence in found.items() if evidence}
 
@@ -436,7 +436,7 @@ class HistoryWorld:
 
 def _unpin_all(leader: Stack) -> None:
     for key in KEYS:
-        leader.term.state.tracker.unpin(key)
+        leader.unpin(key)
 
 
 def _is_foreseen(error: BaseException) -> bool:

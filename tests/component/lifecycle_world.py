@@ -206,7 +206,7 @@ class World:
 
     def retire(self) -> bool:
         """The group is to end as soon as that is safe, as after its idle times."""
-        return self.leader.term.state.tracker.retire(KEY)
+        return self.leader.retire(KEY)
 
     # --- the end
 

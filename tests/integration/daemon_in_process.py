@@ -23,6 +23,7 @@ from osrdyne.config.models import (
 )
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.daemon.term import StopRequest
+from osrdyne.testing.fakes.verbs import LeaderVerbs
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 150.0
@@ -46,6 +47,14 @@ def echo_settings(broker: BrokerSettings, pool: str, directory: Path) -> Setting
         lifecycle=LifecycleSettings(settle_delay=1.0, stop_delay=1.0),
         api=ApiSettings(port=0),
     )
+
+
+class LeaderOf(LeaderVerbs):
+    """The verbs of tests for a daemon that leads."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        assert daemon.term is not None
+        self.term = daemon.term
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ from osrdyne.errors import BrokerNotFoundError
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
+from osrdyne.testing.fakes.verbs import LeaderVerbs
 
 SOON = 120.0
 FULL_FRAME = 130_960
@@ -52,7 +53,7 @@ def settings_of(broker: BrokerSettings, pool: str, lifecycle: LifecycleSettings 
     )
 
 
-class Running:
+class Running(LeaderVerbs):
     """A daemon at work, and a client beside it."""
 
     def __init__(self, daemon: Daemon, task: asyncio.Task[None], stop: StopRequest) -> None:
@@ -61,8 +62,8 @@ class Running:
         self.stop = stop
 
     @property
-    def term(self) -> Term:
-        term = self.daemon._state.term
+    def term(self) -> Term:  # type: ignore[override]  # read-only
+        term = self.daemon.term
         assert term is not None
         return term
 
@@ -70,13 +71,13 @@ class Running:
         """Wait until it leads in a later term; its number. If it does not, the output shows where each task waits."""
         try:
             async with asyncio.timeout(SOON):
-                while self.daemon._state.term is None or self.term.state.tracker.generation.term <= after:
+                while self.daemon.term is None or self.generation.term <= after:
                     assert not self.task.done()
                     await asyncio.sleep(0.02)
         except TimeoutError:
             print(*map(where_it_waits, asyncio.all_tasks()), sep="\n", file=sys.stderr)
             raise
-        return self.term.state.tracker.generation.term
+        return self.generation.term
 
 
 def where_it_waits(task: asyncio.Task[Any]) -> str:
@@ -180,7 +181,7 @@ async def test_two_hundred_new_keys_at_once_are_all_bound(
     keys = [Key(f"k/{number}") for number in range(200)]
     async with daemon_of(settings) as running:
         await asyncio.gather(*(publish(channel, names, key) for key in keys))
-        await eventually(lambda: all(running.term.state.queue_status[key].is_bound for key in keys))
+        await eventually(lambda: all(running.queue_of(key).is_bound for key in keys))
 
 
 async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
@@ -214,7 +215,7 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
     found: set[bytes] = set()
     keys = [Key(f"k{number}") for number in range(min(20, count))]
     await running.leads()
-    await eventually(lambda: all(running.term.state.queue_status[key].is_bound for key in keys))
+    await eventually(lambda: all(running.queue_of(key).is_bound for key in keys))
     reading = await channel._connection.channel()
     async with asyncio.timeout(SOON):
         while len(found) < count:
@@ -266,7 +267,7 @@ async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_g
             assert await take(channel, names.request_queue(key), 1) == [b"1"]
         churn = asyncio.create_task(come_and_go(await channel._connection.channel(), names))
         async with asyncio.timeout(SOON):
-            while running.term.state.tracker.keys() or running.term.state.queue_status.keys():
+            while running.groups() or running.known_queues():
                 await asyncio.sleep(0.1)
         assert not churn.done()
         churn.cancel()
@@ -282,8 +283,8 @@ async def test_idle_queue_with_requests_is_kept(
 ) -> None:
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
         await publish(channel, names, "a")
-        await eventually(lambda: running.term.state.tracker.status(Key("a")) is GroupStatus.UNBOUND)
-        await eventually(lambda: running.term.state.tracker.status(Key("a")) is GroupStatus.ACTIVE)
+        await eventually(lambda: running.status_of(Key("a")) is GroupStatus.UNBOUND)
+        await eventually(lambda: running.status_of(Key("a")) is GroupStatus.ACTIVE)
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
 
 
@@ -292,7 +293,7 @@ async def test_graceful_stop_hands_over_and_leaves_everything_in_place(
 ) -> None:
     async with daemon_of(settings) as first:
         await publish(channel, names, "a")
-        await eventually(lambda: first.term.state.queue_status[Key("a")].is_bound)
+        await eventually(lambda: first.queue_of(Key("a")).is_bound)
         async with daemon_of_standby(settings) as standby:
             first.stop.requested.set()
             await asyncio.wait_for(first.task, SOON)
@@ -332,13 +333,13 @@ async def test_state_of_the_groups_survives_a_restart(
         while [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))] != [1]:
             await asyncio.sleep(0.2)
     async with daemon_of(settings) as running:
-        keys = running.term.state.tracker.keys()
-        assert {key: running.term.state.tracker.status(key) for key in keys} == {
+        keys = running.groups()
+        assert {key: running.status_of(key) for key in keys} == {
             "bound": GroupStatus.ACTIVE,
             "full": GroupStatus.ACTIVE,
             "empty": GroupStatus.UNBOUND,
         }
-        await eventually(lambda: running.term.state.queue_status[Key("full")].is_bound)
+        await eventually(lambda: running.queue_of(Key("full")).is_bound)
 
 
 async def test_foreign_queue_of_the_name_costs_only_its_own_key(
@@ -405,10 +406,10 @@ class TestHostileRequests:
         """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
         async with daemon_of(settings) as running:
             await publish(channel, names, "b")
-            await eventually(lambda: running.term.state.queue_status[Key("b")].is_bound)
+            await eventually(lambda: running.queue_of(Key("b")).is_bound)
             await take(channel, names.request_queue(Key("b")), 1)
-            running.term.state.tracker.retire(Key("b"))
-            await eventually(lambda: not running.term.state.queue_status[Key("b")].is_bound)
+            running.retire(Key("b"))
+            await eventually(lambda: not running.queue_of(Key("b")).is_bound)
             await publish(channel, names, "a", b"1", headers={"CC": [names.poison_queue]})
             assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
             assert (await channel.declare_queue(names.poison_queue, passive=True)).ready == 0

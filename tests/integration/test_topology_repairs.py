@@ -35,7 +35,7 @@ async def test_deleted_request_queue_is_served_again_at_once(
         await channel.unbind_queue(names.request_queue(A), names.requests_exchange, A)
         await publish(channel, names, A, b"after")
         assert await take(channel, names.request_queue(A), 1) == [b"after"]
-        await eventually(lambda: running.term.state.queue_status[A].is_bound)
+        await eventually(lambda: running.queue_of(A).is_bound)
 
 
 OFTEN = LifecycleSettings(topology_interval=1.0, resync_interval=3600.0)
@@ -84,9 +84,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         async with asyncio.timeout(60):
             while not await repaired():
                 await asyncio.sleep(0.1)
-        await eventually(
-            lambda: running.term.state.queue_status[A].is_bound and repairs(running, "request_binding") >= 1
-        )
+        await eventually(lambda: running.queue_of(A).is_bound and repairs(running, "request_binding") >= 1)
         assert (await running.leads(), running.task.done()) == (1, False)
         for kind in ("exchange", "binding", "queue", "policy", "parameter"):
             assert repairs(running, kind) >= 1, kind

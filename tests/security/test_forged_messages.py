@@ -26,7 +26,7 @@ from osrdyne.daemon.daemon import Daemon
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.uri import with_user
-from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from tests.integration.daemon_in_process import PATIENCE, LeaderOf, echo_settings, running_daemon, until
 
 VICTIM, ACCOMPLICE = "victim", "accomplice"
 FORGED_COMMANDS = (
@@ -74,8 +74,7 @@ class Attack:
 
     async def groups(self) -> set[str]:
         """The keys that have a group."""
-        assert self.daemon._state.term is not None
-        return set(map(str, self.daemon._state.term.state.tracker.keys()))
+        return set(map(str, LeaderOf(self.daemon).groups()))
 
 
 @pytest.fixture
@@ -167,8 +166,7 @@ async def test_message_that_did_not_come_through_the_pools_own_exchange_is_count
     for command in FORGED_COMMANDS:
         message = Message(json.dumps(command).encode())
         await channel.publish(message, exchange="", routing_key=names.control_queue(attack.victim))
-    assert daemon._state.term is not None
-    poisoned = await daemon._state.term.processors.poison.page(PoisonQuery(limit=10))
+    poisoned = await LeaderOf(daemon).term.processors.poison.page(PoisonQuery(limit=10))
     for place in places:
         await attack.until_counted(1, "osrdyne_forged_messages", queue=place)
     await attack.until_counted(len(FORGED_COMMANDS), "osrdyne_forged_messages", queue="control")
@@ -212,8 +210,7 @@ async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
     led = []
     for _ in range(2):
         async with running_daemon(settings) as daemon:
-            assert daemon._state.term is not None
-            led.append(daemon._state.term.state.tracker.generation.term)
+            led.append(LeaderOf(daemon).generation.term)
             for message in forged:  # dropped by the daemon that leads
                 await channel.publish(message, exchange="", routing_key=queue)
         for message in forged:  # found by the one that comes next
@@ -227,8 +224,7 @@ async def test_worker_paused_by_a_stranger_serves_again(
     """By a user that may write to the control exchange, with a generation that makes it deaf to the leader."""
     worker = settings.worker.model_copy(update={"silence_timeout": 6.0, "stop_grace": 1.0})
     async with attack_on(settings.model_copy(update={"worker": worker}), management) as attack:
-        assert attack.daemon._state.term is not None
-        term, _ = attack.daemon._state.term.state.tracker.generation
+        term, _ = LeaderOf(attack.daemon).generation
         body = json.dumps({"command": "pause", "generation": [term + 1, 0]}).encode()
         routing_key = attack.names.control_group_routing_key(Key(VICTIM))
         await channel.publish(Message(body), exchange=attack.names.control_exchange, routing_key=routing_key)

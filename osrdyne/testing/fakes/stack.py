@@ -33,6 +33,7 @@ from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection, connect_to
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.management import FakeManagement
+from osrdyne.testing.fakes.verbs import LeaderVerbs
 
 POOL = "pool"
 TIMES = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.0)
@@ -48,7 +49,7 @@ def settings_for(lifecycle: LifecycleSettings = TIMES) -> Settings:
 
 
 @dataclass(slots=True)
-class Stack:
+class Stack(LeaderVerbs):
     """A leader with all parts that a test observes or breaks."""
 
     clock: VirtualClock

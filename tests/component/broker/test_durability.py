@@ -174,7 +174,7 @@ async def test_new_queue_is_bound_only_when_it_is_persisted(failures: int) -> No
 
     broker.hook = refuse
     async with leading(clock, broker=broker) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.advance(10.0)
     done = [target for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
     assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
@@ -190,7 +190,7 @@ async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted() -
 
     broker.hook = delay
     async with leading(clock, broker=broker) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.advance(1.0)
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
@@ -198,7 +198,7 @@ async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted() -
 async def test_deletion_of_a_queue_is_persisted() -> None:
     clock = VirtualClock()
     async with leading(clock) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         while stack.broker.count("delete", "pool-req-a") == 0:
             await clock.advance(60.0)
         await clock.settle()
@@ -210,7 +210,7 @@ async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it
     clock = VirtualClock()
     broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.advance(10.0)
         await stack.kill()
     broker.commands.clear()
@@ -226,7 +226,7 @@ async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_
     clock = VirtualClock()
     broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         while "pool-register-4" not in broker.queues:
             await clock.advance(0.01)
         await stack.kill()

@@ -68,4 +68,4 @@ async def test_queue_that_was_bound_is_never_deleted_and_declared_again(
 async def test_unused_leaderless_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await clock.advance(3600.0)
-        assert (stack.has_queue("a"), stack.term.state.tracker.keys()) == (False, [])
+        assert (stack.has_queue("a"), stack.groups()) == (False, [])

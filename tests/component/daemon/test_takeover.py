@@ -30,7 +30,7 @@ async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(c
     broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
     async with leading(clock, broker=broker, driver=driver) as stack:
         for key in FOUND:
-            stack.term.state.tracker.require_worker_group(key)
+            stack.require(key)
         await clock.advance(1.0)
     under_way = 0
 
@@ -64,7 +64,7 @@ async def test_new_key_is_planned_before_the_last_of_many_groups_that_were_found
     found = [Key(f"found{number:03}") for number in range(300)]
     async with leading(clock, broker=broker, settings=settings) as stack:
         for key in found:
-            stack.term.state.tracker.require_worker_group(key)
+            stack.require(key)
         await clock.advance(1.0)
         await stack.publish("new", b"1")
         await clock.advance(1.0)

@@ -43,7 +43,7 @@ async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClo
         return await start(spec)
 
     stack.driver.start = land_in_spite_of_a_cancellation  # type: ignore[method-assign]
-    stack.term.state.tracker.require_worker_group(Key("b"))
+    stack.require(Key("b"))
     await clock.settle()
     stack.stop.requested.set()
     await asyncio.wait({stack.task})

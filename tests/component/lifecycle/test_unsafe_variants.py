@@ -386,7 +386,7 @@ async def answer_of_bind_lost(world: World) -> None:
     world.retire()
     await world.clock.advance(5)
     world.once(lambda command: command == ("bind", QUEUE, True), cut)
-    world.leader.term.state.tracker.require_worker_group(KEY)
+    world.leader.require(KEY)
     await world.clock.advance(1)
     send_at_deletion(world)
     await world.lead()

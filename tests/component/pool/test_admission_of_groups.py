@@ -52,7 +52,7 @@ async def test_a_group_beyond_the_limit_has_its_queue_and_waits(clock: VirtualCl
         assert stack.is_bound("b")
         assert stack.waiting("b") == [b"b"]
         assert (stack.running("a"), stack.running("b")) == (1, 0)
-        assert stack.term.state.worker_status[Key("b")].waiting_for == "max_groups"
+        assert stack.waits_for(Key("b")) == "max_groups"
 
 
 async def test_a_new_key_without_room_to_wait_is_answered_capacity(clock: VirtualClock) -> None:
@@ -125,7 +125,7 @@ async def test_a_busy_group_makes_no_room(clock: VirtualClock) -> None:
 
 async def test_a_pinned_group_makes_no_room(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
-        stack.term.state.tracker.pin(Key("a"))
+        stack.pin(Key("a"))
         await clock.advance(1)
         await is_idle(stack, "a")
         await ask(stack, "b")

@@ -93,7 +93,7 @@ async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(
     await all_ready(stack)
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()
     await clock.advance(900.0)
-    for entry in stack.term.state.instances.of_key(A):
+    for entry in stack.instances_of(A):
         if entry.draining:
             stack.driver.exit_instance(entry.instance.instance_id, code=0)
     await clock.advance(60.0)
@@ -109,7 +109,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
         for worker in (first, second):
             await busy(stack, worker)
         await clock.advance(5.0)
-    draining = {entry.instance.instance_id for entry in stack.term.state.instances.of_key(A) if entry.draining}
+    draining = {entry.instance.instance_id for entry in stack.instances_of(A) if entry.draining}
     assert len(draining) == 2
     assert not draining & {first.instance.instance_id, second.instance.instance_id}
 
@@ -124,7 +124,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(
     if reports:
         await stack.report("a", Event.READY, worker.spec.worker_id)
     else:
-        stack.term.state.worker_reports.assume_ready(worker.spec.worker_id, A)
+        stack.assume_ready(worker.spec.worker_id, A)
     for number in range(50):
         await stack.publish("a", str(number).encode())
     consumer = await stack.consume("a")
@@ -139,7 +139,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()
     hear(stack)
     for one in stack.driver.workers_of(A):
-        stack.term.state.worker_reports.assume_ready(one.spec.worker_id, A)
+        stack.assume_ready(one.spec.worker_id, A)
     await clock.advance(900.0)
     assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
 
@@ -178,14 +178,14 @@ def commands_sent(stack: Stack) -> list[Command]:
 async def test_groups_that_are_over_are_forgotten(clock: VirtualClock, driver: FakeDriver, most: int) -> None:
     async with leading(clock, driver=driver, settings=settings(max=most)) as stack:
         for number in range(20):
-            stack.term.state.tracker.require_worker_group(Key(str(number)))
+            stack.require(Key(str(number)))
         await clock.advance(1.0)
         for number in range(20):
-            stack.term.state.tracker.retire(Key(str(number)))
+            stack.retire(Key(str(number)))
         await clock.advance(120.0)
         known = (
-            stack.term.state.tracker.keys(),
-            stack.term.state.queue_status.keys(),
-            stack.term.state.worker_status.keys(),
+            stack.groups(),
+            stack.known_queues(),
+            stack.known_workers(),
         )
         assert (known, stack.term.workers.autoscaler._scales) == (([], [], []), {})

@@ -85,7 +85,7 @@ def driver(clock: VirtualClock) -> FakeDriver:
 
 
 async def require(stack: Stack) -> None:
-    stack.term.state.tracker.require_worker_group(A)
+    stack.require(A)
     await stack.clock.settle()
 
 
@@ -142,7 +142,7 @@ async def test_worker_whose_start_was_not_confirmed_keeps_its_user(
         await stack.report("a", Event.READY)
         await clock.advance(2 * START_TIMEOUT)
         assert list(users.passwords) == users_of_workers(driver)
-        assert [entry.instance for entry in stack.term.state.instances.of_key(A)] == [
+        assert [entry.instance for entry in stack.instances_of(A)] == [
             worker.instance for worker in driver.workers_of(A)
         ]
 

@@ -28,7 +28,7 @@ async def limit(stack: Stack, match: str = "a", **elements: object) -> None:
 
 async def start(stack: Stack, *keys: str) -> None:
     for key in keys:
-        stack.term.state.tracker.require_worker_group(Key(key))
+        stack.require(Key(key))
     await stack.clock.advance(1.0)
 
 
@@ -50,7 +50,7 @@ async def test_limit_of_a_key_lives_as_long_as_its_queue(clock: VirtualClock, br
         assert broker._setting(broker.queues["pool-req-a"], "delivery-limit") == 2
         assert broker._setting(broker.queues["pool-req-b"], "delivery-limit") == 5
         await stack.consume("b")
-        stack.term.state.tracker.retire(Key("a"))
+        stack.retire(Key("a"))
         await clock.advance(60.0)
         assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 5})
 
@@ -126,7 +126,7 @@ async def test_change_while_a_policy_is_written_counts(
         if change == "policy":
             await limit(stack, MaxDequeueRetries=7)
         else:
-            stack.term.state.tracker.retire(Key("a"))
+            stack.retire(Key("a"))
             await clock.advance(60.0)
             assert not stack.has_queue("a")
         written.set()

@@ -35,7 +35,7 @@ def settings_of(*profiles: dict[str, object]) -> Settings:
 async def require(stack: Stack, *keys: Key) -> None:
     """Each key has a ready worker."""
     for key in keys:
-        stack.term.state.tracker.require_worker_group(key)
+        stack.require(key)
         await stack.clock.settle()
         await stack.report(key, Event.READY, stack.driver.workers_of(key)[-1].spec.worker_id)
 
@@ -121,7 +121,7 @@ async def test_stored_profiles_replace_those_of_the_configuration_until_they_are
         await clock.advance(1.0)
         assert (concurrencies(driver, BIG), concurrencies(driver, SMALL)) == ([1, 3], [4, 1])
         again = await stack.term.routing.profiles.restore(1, author="me")
-        assert (again.kept.version, stack.term.state.profiles.of(SMALL).settings.worker.concurrency) == (3, 4)
+        assert (again.kept.version, stack.profile_of(SMALL).settings.worker.concurrency) == (3, 4)
 
 
 async def test_change_that_cannot_be_used_changes_nothing(
@@ -131,7 +131,7 @@ async def test_change_that_cannot_be_used_changes_nothing(
         with pytest.raises(InvalidDocumentError, match=r"profiles\.1\.stop_delay: .* raise it"):
             await apply(stack, {"match": "a", "concurrency": 2}, {"match": "b", "stop_delay": "1s"})
         assert await stack.term.routing.profiles.current() is None
-        assert stack.term.state.profiles.groups == ()
+        assert stack.profile_groups() == ()
 
 
 async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
@@ -146,8 +146,8 @@ async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
     with capture_logs() as logs:
         async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
             assert [problem.path for problem in stack.term.routing.profiles.left_out] == ["profiles.0.stop_delay"]
-            assert stack.term.state.profiles.of(BIG).profile is None
-            assert stack.term.state.profiles.of(SMALL).settings.worker.concurrency == 2
+            assert stack.profile_of(BIG).profile is None
+            assert stack.profile_of(SMALL).settings.worker.concurrency == 2
             with pytest.raises(PoolConflictError, match="version 1 cannot be used with the present settings"):
                 await stack.term.routing.profiles.restore(1, author="me")
     assert "stored profile is left out" in [log["event"] for log in logs]
@@ -158,7 +158,7 @@ async def test_group_whose_start_has_failed_starts_again_with_other_settings(
 ) -> None:
     async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
         driver.fail_next_start(StartFailedError("Spark needs more memory."))
-        stack.term.state.tracker.require_worker_group(BIG)
+        stack.require(BIG)
         await clock.advance(1.0)
         assert driver.workers_of(BIG) == []
         await apply(stack, {"match": "big/{n}", "memory": "2GiB"})
@@ -170,7 +170,7 @@ async def test_change_while_a_worker_starts_replaces_it_afterwards(
 ) -> None:
     async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
         driver.hang_starts()
-        stack.term.state.tracker.require_worker_group(BIG)
+        stack.require(BIG)
         await clock.advance(1.0)
         await apply(stack, {"match": "big/{n}", "concurrency": 2})
         driver.release_starts()

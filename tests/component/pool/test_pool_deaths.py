@@ -44,7 +44,7 @@ async def test_worker_that_crashes_leaves_what_it_ran() -> None:
         await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
         stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code=9)
         await clock.advance(1)
-        [found] = stack.term.state.crashes.of_request(A, "f00d")
+        [found] = stack.deaths_of(A, "f00d")
         assert found.ended_with == "exit code 9"
 
 
@@ -55,7 +55,7 @@ async def test_worker_that_was_stopped_is_not_a_death() -> None:
         await clock.advance(1)
         await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
         await (await stack.take("a")).ack()
-        stack.term.state.tracker.retire(A)
+        stack.retire(A)
         await clock.advance(1000)
         assert stack.running("a") == 0
-        assert stack.term.state.crashes.count.value == 0
+        assert stack.deaths_counted() == 0

@@ -185,12 +185,12 @@ async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_p
     processes: Processes, clock: VirtualClock
 ) -> None:
     async with led(processes) as stack:
-        stack.term.state.paused.pause(A)
+        stack.pause(A)
         for key in (A, B):
             await stack.publish(key)
         await clock.advance(30.0)
         assert (processes.running(A), len(processes.running(B)), processes.paused) == ([], 1, [])
-        stack.term.state.paused.set_probing({A})
+        stack.probe({A})
         await clock.advance(5.0)
         assert (processes.running(A), len(processes.living())) == (processes.paused, 1)
         assert len(processes.paused) == 1
@@ -203,7 +203,7 @@ async def test_idle_key_is_released_and_its_queue_deleted_while_the_others_stay(
         await stack.publish(A)
         await clock.advance(5.0)
         await serve(stack, A)
-        stack.term.state.tracker.pin(B)
+        stack.pin(B)
         await clock.advance(300.0)
         assert not stack.has_queue(A)
         assert (processes.running(A), len(processes.running(B))) == ([], 1)
@@ -258,7 +258,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
                 processes.loading.discard(B)
             processes.kill(process)
             await clock.advance(30.0)
-            assert stack.term.state.worker_status[B].failure is None
+            assert stack.failure_of(B) is None
         # Both have loaded at two ends: one of them may be the cause.
         [of_b] = processes.running(B)
         for _ in range(processes.settings.lifecycle.start_attempts):
@@ -267,7 +267,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
             assert own is not processes.process_of(of_b)
             processes.kill(own)
             await clock.advance(5.0)
-        failure = stack.term.state.worker_status[A].failure
+        failure = stack.failure_of(A)
         assert failure is not None
         assert failure.attempts == processes.settings.lifecycle.start_attempts
         assert (processes.running(A), processes.running(B)) == ([], [of_b])
@@ -284,7 +284,7 @@ async def test_next_leader_finds_the_workers_and_starts_none(processes: Processe
         [process] = processes.living()
         assert sorted(one.key for one in process.state.assignments) == [A, B, C]
         assert len(process.assigned) == 3
-        assert len(stack.term.state.instances.entries()) == 3
+        assert len(stack.instances_of()) == 3
 
 
 async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Processes, clock: VirtualClock) -> None:
@@ -312,7 +312,7 @@ async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(cloc
             await stack.publish(key)
         await clock.advance(5.0)
         assert (len(processes.running(A)), len(processes.running(B)), processes.running(C)) == (1, 1, [])
-        assert stack.term.state.worker_status[C].waiting_for == "max_groups"
+        assert stack.waits_for(C) == "max_groups"
         for key in (A, B):
             await serve(stack, key)
         await clock.advance(90.0)
@@ -351,7 +351,7 @@ async def test_key_that_loads_is_not_retired_as_an_idle_one(processes: Processes
         process.set_heap(0.8)
         await clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
-        assert stack.term.state.tracker.status(A) is GroupStatus.ACTIVE
+        assert stack.status_of(A) is GroupStatus.ACTIVE
 
 
 async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full(clock: VirtualClock) -> None:
@@ -361,7 +361,7 @@ async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full
     async with led(processes) as stack:
         await require(stack, A, B)
         await clock.advance(70.0)
-        assert stack.term.state.tracker.status(A) is stack.term.state.tracker.status(B) is GroupStatus.UNBOUND
+        assert stack.status_of(A) is stack.status_of(B) is GroupStatus.UNBOUND
         [process] = processes.living()
         [of_a], [of_b] = processes.running(A), processes.running(B)
         process.use(of_b, in_flight=0, last_used=clock.time() - 20)
@@ -384,7 +384,7 @@ async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: Vi
         process.use(of_a, in_flight=0, last_used=clock.time() - 10)
         process.use(of_b, in_flight=1 if state == "busy" else 0, last_used=clock.time() - 10)
         if state == "pinned":
-            stack.term.state.tracker.pin(B)
+            stack.pin(B)
         await require(stack, C)
         await clock.advance(5 * HEAP_INTERVAL)
         if state == "idle":
@@ -472,7 +472,7 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
 ) -> None:
     """Suspects of two keys may run in a process that ends: only one of them is the cause."""
     async with led(processes) as stack:
-        texts = stack.term.state.poison_texts
+        texts = stack.poison_texts
         for key in (A, B):
             await stack.publish(key)
         await clock.advance(5.0)
@@ -495,7 +495,7 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
 async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(max_requests=100))
     async with led(processes) as stack:
-        stack.term.state.tracker.pin(A)
+        stack.pin(A)
         await clock.advance(5.0)
         [process] = processes.living()
         [before] = processes.running(A)
@@ -588,7 +588,7 @@ def profiled(settings: Settings, *profiles: dict[str, object], placement: str = 
 
 async def require(stack: Stack, *keys: Key) -> None:
     for key in keys:
-        stack.term.state.tracker.require_worker_group(key)
+        stack.require(key)
     await stack.clock.advance(5.0)
 
 
@@ -601,7 +601,7 @@ async def test_some_keys_are_pooled_and_others_have_processes_of_their_own(proce
         assert (len(processes.alone(A)), processes.running(A)) == (1, [])
         assert (processes.alone(B), len(processes.running(B)), len(processes.running(C))) == ([], 1, 1)
         assert len(processes.living()) == 1
-        hashes = {stack.term.state.profiles.of(key).spec_hash for key in (A, B)}
+        hashes = {stack.profile_of(key).spec_hash for key in (A, B)}
         assert len(hashes) == 2
         await stack.clock.advance(30.0)
         assert (len(processes.alone(A)), len(processes.running(B))) == (1, 1)  # none is replaced
@@ -645,7 +645,7 @@ async def test_change_of_the_placement_moves_the_workers_of_a_profile(
         await stack.term.routing.profiles.change_text(text, author="me")
         await stack.clock.advance(5.0)
         # The old worker is asked to drain. It is played, and ends only when it is stopped.
-        [old] = [one for one in stack.term.state.instances.of_key(B) if one.draining]
+        [old] = [one for one in stack.instances_of(B) if one.draining]
         stopped = asyncio.ensure_future(stack.driver.stop(old.instance.instance_id, grace=1.0))
         await stack.clock.advance(5.0)
         await stopped
@@ -666,7 +666,7 @@ async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(p
     async with leading(processes.clock, broker=processes.broker, driver=driver, settings=settings) as stack:
         [problem] = stack.term.routing.profiles.left_out
         assert str(problem).startswith("profiles.0: this daemon was started without pooled workers: write placement")
-        assert stack.term.state.profiles.of(B).profile is None
+        assert stack.profile_of(B).profile is None
         await require(stack, B)
         assert len(driver.workers_of(B)) == 1
         with pytest.raises(InvalidDocumentError, match="started without pooled workers"):
@@ -678,9 +678,9 @@ async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(clo
     processes = Processes(clock, FakeBroker(clock), settings)
     async with led(processes) as stack:
         await require(stack, A)
-        stack.term.state.tracker.pin(A)
+        stack.pin(A)
         await require(stack, B)
-        assert stack.term.state.worker_status[B].waiting_for == "max_groups"
+        assert stack.waits_for(B) == "max_groups"
         text = '{"profiles": [{"match": "b", "placement": "dedicated"}]}'
         change = asyncio.ensure_future(stack.term.routing.profiles.change_text(text, author="me"))
         await clock.advance(5.0)

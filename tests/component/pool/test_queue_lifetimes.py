@@ -64,7 +64,7 @@ def answered(broker: FakeBroker) -> set[tuple[str | None, str | None]]:
 def is_clean(stack: Stack) -> bool:
     """Neither queue, worker nor record is left."""
     left = stack.has_queue("a") or stack.running("a") or stack.broker.parameters.get(QUEUES)
-    return not left and stack.term.state.created_queues.get(A) is None
+    return not left and stack.created_queues.get(A) is None
 
 
 GONE = {(body, "gone") for body in WAITING}
@@ -144,7 +144,7 @@ async def test_new_requests_are_answered_gone_until_the_queue_is_removed(
 async def test_pin_does_not_keep_an_expired_queue(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await create(stack)
-        stack.term.state.tracker.pin(A)
+        stack.pin(A)
         await clock.advance(LIFETIME + 60.0)
         assert is_clean(stack)
 
@@ -156,7 +156,7 @@ async def test_renewal_moves_the_expiration(clock: VirtualClock, broker: FakeBro
         renewed = await lifetimes(stack).renew(A, None, author="me")
         assert (renewed.proposal, renewed.expires_at) == ({"MaxConcurrentReaders": 2}, clock.time() + DAY)
         await clock.advance(DAY - 60.0)
-        assert not stack.term.state.created_queues.is_ending(A)
+        assert not stack.created_queues.is_ending(A)
         await clock.advance(120.0)
         assert is_clean(stack)
 
@@ -194,7 +194,7 @@ async def test_damaged_record_is_left_out_and_ends_no_term(clock: VirtualClock, 
     broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
     async with managing(clock, broker) as stack:
         await create(stack)
-        assert [record.key for record in stack.term.state.created_queues.all()] == [A]
+        assert [record.key for record in stack.created_queues.all()] == [A]
 
 
 # --- the leader is killed at each step
@@ -270,7 +270,7 @@ async def test_page_of_the_registry_examines_a_bounded_number_of_keys(clock: Vir
         )  # fmt: skip
         now = clock.time()
         public = {keys[0], keys[MAX_EXAMINED + 7], keys[-1]}
-        stack.term.state.created_queues.replace(
+        stack.created_queues.replace(
             CreatedQueue(key, {"Discoverability": "Public"} if key in public else {}, "me", now, now, now + DAY)
             for key in keys
         )

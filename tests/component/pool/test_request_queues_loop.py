@@ -54,7 +54,7 @@ def steps(stack: Stack, queue: str = QUEUE) -> list[str]:
 
 async def require(stack: Stack, *keys: str) -> None:
     for key in keys or ("a",):
-        stack.term.state.tracker.require_worker_group(Key(key))
+        stack.require(Key(key))
     await stack.clock.settle()
 
 
@@ -78,10 +78,10 @@ class TestActivation:
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("bind", done=True)
             await require(stack)
-            assert (stack.is_bound("a"), stack.term.state.queue_status[A].is_bound) == (True, False)
+            assert (stack.is_bound("a"), stack.queue_of(A).is_bound) == (True, False)
             released.set()
             await clock.settle()
-            assert stack.term.state.queue_status[A].is_bound
+            assert stack.queue_of(A).is_bound
 
     async def test_bound_is_withdrawn_before_unbind_is_sent(self, clock: VirtualClock) -> None:
         """lifecycle: bound-is-reported-late."""
@@ -89,7 +89,7 @@ class TestActivation:
             await require(stack)
             released, stack.broker.hook = hold("unbind")
             await clock.advance(20.0)
-            assert (stack.is_bound("a"), stack.term.state.queue_status[A].is_bound) == (True, False)
+            assert (stack.is_bound("a"), stack.queue_of(A).is_bound) == (True, False)
             released.set()
 
     async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -106,7 +106,7 @@ class TestActivation:
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("bind")
             await require(stack)
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.settle()
             assert steps(stack) == ["declare"]
             released.set()
@@ -145,12 +145,10 @@ class TestOrder:
             await until(stack, lambda: stack.waiting("new") == [b"1"])
             again = [command for command in broker.commands if command.name == "bind" and "-req-k" in command.target]
             assert len(again) < 100
-            await until(stack, lambda: len(stack.term.state.queue_status.existing()) == 301)
+            await until(stack, lambda: len(stack.existing_queues()) == 301)
             await until(
                 stack,
-                lambda: all(
-                    stack.term.state.queue_status[key].is_bound for key in stack.term.state.queue_status.existing()
-                ),
+                lambda: all(stack.queue_of(key).is_bound for key in stack.existing_queues()),
             )
 
     async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(
@@ -159,7 +157,7 @@ class TestOrder:
         """It is empty and unbound: a listing finds it, and it ends without a worker having been started."""
         async with leading(clock, broker=broker, settings=quick()) as stack:
             broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
-            await until(stack, lambda: stack.term.state.queue_status[A].exists)
+            await until(stack, lambda: stack.queue_of(A).exists)
             await until(stack, lambda: not stack.has_queue("a"), seconds=600)
             assert (stack.driver.most_starts_under_way, steps(stack)) == (0, ["unbind", "delete"])
 
@@ -203,7 +201,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             stack.driver.workers_of(A)[0].stubborn = True
-            stopped = await until(stack, lambda: stack.term.state.tracker.status(A) is None and stack.running("a") == 0)
+            stopped = await until(stack, lambda: stack.status_of(A) is None and stack.running("a") == 0)
             await until(stack, lambda: not stack.driver.workers_of(A))
             deleted = await until(stack, lambda: not stack.has_queue("a"))
             assert deleted >= stopped + TOTALS_MAX_AGE
@@ -218,7 +216,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             stack.broker.hook = count
             await require(stack, *(f"k{number}" for number in range(50)))
-            await until(stack, lambda: not stack.term.state.queue_status.existing())
+            await until(stack, lambda: not stack.existing_queues())
             assert listings <= 4  # before the stops, before the deletions, and at most two of the resync
 
     async def test_publish_under_way_during_unbind_is_served(self, clock: VirtualClock) -> None:
@@ -249,7 +247,7 @@ class TestEnd:
             await until(stack, lambda: not stack.is_bound("a"))
         broker.commands.clear()
         async with leading(clock, broker=broker, settings=quick()) as stack:
-            assert (stack.term.state.tracker.status(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
+            assert (stack.status_of(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
 
     async def test_queue_of_a_worker_that_goes_on_consuming_is_kept(self, clock: VirtualClock) -> None:
         """lifecycle: ready-brings-back: in use; checked again, at growing intervals."""
@@ -268,7 +266,7 @@ class TestEnd:
             await stack.publish("a", b"1")
             await clock.settle()
             delivery = await stack.take("a")
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.advance(120.0)
             assert stack.waiting("a") == [b"1"]
             await delivery.nack()
@@ -281,11 +279,11 @@ class TestEnd:
             await stack.publish("a", b"stuck")
             await clock.settle()
             delivery = await stack.take("a")
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             for _ in range(60):
                 await stack.report("a", Event.BUSY, in_flight=1)
                 await clock.advance(5.0)
-            assert (stack.term.state.tracker.status(A), stack.running("a")) == (GroupStatus.UNBOUND, 1)
+            assert (stack.status_of(A), stack.running("a")) == (GroupStatus.UNBOUND, 1)
             await delivery.ack()
             await delivery.channel.close()
             await until(stack, lambda: not stack.has_queue("a"))
@@ -295,7 +293,7 @@ class TestEnd:
             await stack.publish("a", b"stuck")
             await clock.settle()
             await stack.take("a")
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.advance(5.0)
             await stack.publish("a", b"next")
             await clock.settle()
@@ -306,7 +304,7 @@ class TestEnd:
             stack.driver.fail_next_start(DriverError("The engine is busy."))
             await stack.publish("a", b"1")
             await clock.settle()
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.advance(60.0)
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
@@ -319,7 +317,7 @@ class TestEnd:
             stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
             released.set()
             await clock.settle()
-            assert (stack.term.state.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
+            assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
     async def test_message_that_reached_the_probe_is_published_again_and_the_queue_kept(
         self, clock: VirtualClock
@@ -410,7 +408,7 @@ class TestFaults:
         broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
         async with leading(clock, broker=broker) as stack:
             await require(stack, "a", "b")
-            assert isinstance(stack.term.state.queue_status[A].fault, BrokerConflictError)
+            assert isinstance(stack.fault_of(A), BrokerConflictError)
             assert (stack.is_bound("a"), stack.is_bound("b"), stack.running("a")) == (False, True, 0)
 
     async def test_fault_ends_once_the_foreign_queue_is_gone(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -419,7 +417,7 @@ class TestFaults:
             await require(stack)
             broker.delete_queue(QUEUE)
             await clock.advance(10.0)
-            assert (stack.is_bound("a"), stack.term.state.queue_status[A].fault) == (True, None)
+            assert (stack.is_bound("a"), stack.fault_of(A)) == (True, None)
 
     async def test_http_api_that_fails_holds_up_the_queue_that_has_to_be_compared_only(
         self, clock: VirtualClock, broker: FakeBroker
@@ -444,7 +442,7 @@ class TestFaults:
         async with leading(clock, broker=broker, settings=quick()) as stack:
             await require(stack)
             await clock.advance(200.0)
-            assert (stack.term.state.queue_status.keys(), stack.term.state.tracker.keys()) == ([], [])
+            assert (stack.known_queues(), stack.groups()) == ([], [])
 
     async def test_hanging_declaration_of_one_key_delays_no_other(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
@@ -466,7 +464,7 @@ class TestFaults:
                     await asyncio.Event().wait()
 
             stack.broker.hook = hang
-            await until(stack, lambda: all(stack.term.state.tracker.status(Key(key)) is None for key in dead))
+            await until(stack, lambda: all(stack.status_of(Key(key)) is None for key in dead))
             await clock.advance(30.0)
             await require(stack, "new")
             assert stack.is_bound("new")
@@ -504,7 +502,7 @@ class TestResync:
             stack.broker.bind(QUEUE, stack.names.requests_exchange, "a")
             await stack.publish("a", b"1")
             await clock.advance(61.0)
-            assert (stack.running("a"), stack.term.state.queue_status[A].is_bound) == (1, True)
+            assert (stack.running("a"), stack.queue_of(A).is_bound) == (1, True)
 
     async def test_deleted_queue_comes_back_while_wanted(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
@@ -530,7 +528,7 @@ class TestResync:
             stack.broker.commands.clear()
             released.set()
             await clock.settle()
-            assert (steps(stack), stack.term.state.queue_status[A].is_bound) == ([], True)
+            assert (steps(stack), stack.queue_of(A).is_bound) == ([], True)
 
     async def test_queue_made_and_deleted_during_a_listing_is_not_adopted(self, clock: VirtualClock) -> None:
         """A bind to a queue that is not there would depose the leader."""
@@ -546,7 +544,7 @@ class TestResync:
             released.set()
             await listing
             await clock.settle()
-            assert (stack.task.done(), stack.term.state.tracker.keys()) == (False, [])
+            assert (stack.task.done(), stack.groups()) == (False, [])
 
     async def test_foreign_queues_of_other_kinds_are_passed_over(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """defects: foreign-queues; a queue with other arguments is not ours to use."""
@@ -555,7 +553,7 @@ class TestResync:
         broker.declare_queue("pool-requests", {})
         async with leading(clock, broker=broker) as stack:
             await clock.advance(61.0)
-            assert (stack.term.state.tracker.keys(), sorted(broker.queues)[-3:]) == (
+            assert (stack.groups(), sorted(broker.queues)[-3:]) == (
                 [],
                 ["pool-req-%", "pool-req-x", "pool-requests"],
             )
@@ -568,7 +566,7 @@ class TestSeed:
             Message(body=b"1"), exchange="", routing_key="a"
         )
         async with leading(clock, broker=broker) as stack:
-            assert (stack.term.state.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
+            assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
     async def test_unused_queue_ends_without_a_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """Found unbound, empty and without a worker: no worker is started only to be stopped after `stop_delay`."""
@@ -583,7 +581,7 @@ class TestSeed:
         driver = FakeDriver(clock, pool=POOL)
         async with leading(clock, broker=broker, driver=driver) as stack:
             await require(stack)
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.advance(1.0)
         async with leading(clock, broker=broker, driver=driver) as stack:
             await clock.advance(500.0)

@@ -45,7 +45,7 @@ async def one_worker(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     """What a leader leaves behind: a ready worker for each key."""
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         for key in keys or (A,):
-            stack.term.state.tracker.require_worker_group(key)
+            stack.require(key)
             await clock.settle()
             await ready(stack, *driver.workers_of(key))
     driver.calls.clear()
@@ -144,7 +144,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
     driver.fail_next_start(StartFailedError("No such image."))
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         await ready(stack, driver.workers_of(A)[0])
-        assert stack.term.state.worker_status[A].failure is not None
+        assert stack.failure_of(A) is not None
         await clock.advance(600.0)
         assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
 
@@ -166,7 +166,7 @@ async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_d
     driver = ForgetfulDriver(clock, pool=POOL)
     with capture_logs() as logs:
         async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.settle()
             await ready(stack, *driver.workers_of(A))
             await clock.advance(3600.0)

@@ -76,7 +76,7 @@ async def consume_by_priority(stack: Stack) -> None:
 
 async def require(stack: Stack, *keys: str) -> None:
     for key in keys or ("a",):
-        stack.term.state.tracker.require_worker_group(Key(key))
+        stack.require(Key(key))
     await stack.clock.settle()
 
 
@@ -115,7 +115,7 @@ class TestStart:
         """lifecycle: generations."""
         async with leading(clock) as stack:
             await require(stack)
-            assert stack.driver.workers_of(A)[0].spec.generation == stack.term.state.tracker.generation_of(A)
+            assert stack.driver.workers_of(A)[0].spec.generation == stack.generation_of(A)
 
     async def test_worker_found_at_the_start_of_a_term_is_kept(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
@@ -134,7 +134,7 @@ class TestStart:
             rival = running_worker(driver)
             driver.release_starts()
             await clock.advance(100.0)
-            assert [entry.instance for entry in stack.term.state.instances.of_key(A)] == [rival.instance]
+            assert [entry.instance for entry in stack.instances_of(A)] == [rival.instance]
             assert driver.count("start") == 1
 
     async def test_name_taken_by_something_unlisted_is_tried_again_slowly(
@@ -153,7 +153,7 @@ class TestStart:
             await require(stack)
             await ready(stack)
             await clock.advance(700.0)
-            assert stack.term.state.tracker.status(A) is GroupStatus.UNBOUND
+            assert stack.status_of(A) is GroupStatus.UNBOUND
             driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
             await clock.settle()
             assert stack.running("a") == 1
@@ -188,7 +188,7 @@ class TestEnds:
                     await ready(stack)
                     driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
                 await clock.advance(10.0)
-            assert (stack.term.state.tracker.status(A), stack.has_queue("a")) == (None, False)
+            assert (stack.status_of(A), stack.has_queue("a")) == (None, False)
 
     async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(
         self, clock: VirtualClock, driver: FakeDriver
@@ -209,7 +209,7 @@ class TestEnds:
         async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
             driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 0)
             await clock.settle()
-            assert (stack.running("a"), stack.term.state.worker_status[A].failure) == (1, None)
+            assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
     async def test_last_attempt_that_fails_is_final_until_a_request_comes(
         self, clock: VirtualClock, driver: FakeDriver
@@ -218,7 +218,7 @@ class TestEnds:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             await clock.advance(120.0)
-            failure = stack.term.state.worker_status[A].failure
+            failure = stack.failure_of(A)
             assert driver.count("start") == 2
             assert failure is not None
             assert (failure.reason, failure.log_lines) == ("the worker ended with exit code 3", ("no such table",))
@@ -227,7 +227,7 @@ class TestEnds:
         driver.fail_next_start(StartFailedError("no such image", log_lines=("pull denied",)))
         async with leading(clock, driver=driver) as stack:
             await require(stack)
-            failure = stack.term.state.worker_status[A].failure
+            failure = stack.failure_of(A)
             assert failure is not None
             assert (failure.reason, failure.log_lines, failure.attempts) == ("no such image", ("pull denied",), 1)
 
@@ -236,9 +236,9 @@ class TestEnds:
     ) -> None:
         driver.fail_next_start(StartFailedError("no such image"))
         async with leading(clock, driver=driver) as stack:
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await clock.advance(12.0)
-            assert (stack.running("a"), stack.term.state.worker_status[A].failure) == (1, None)
+            assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
     async def test_worker_that_reports_why_it_failed_is_quoted(self, clock: VirtualClock, driver: FakeDriver) -> None:
         async with leading(clock, driver=driver) as stack:
@@ -247,7 +247,7 @@ class TestEnds:
                 await stack.report("a", Event.FAILED, reason="the bucket is gone")
                 driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
                 await clock.advance(2.0)
-            failure = stack.term.state.worker_status[A].failure
+            failure = stack.failure_of(A)
             assert failure is not None
             assert failure.reason == "the worker ended with exit code 1: the bucket is gone"
 
@@ -267,13 +267,13 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await clock.advance(299.0)
             assert driver.count("stop") == 0
             await clock.advance(3.0)
             assert (driver.count("stop"), driver.count("start")) == (1, 2)
             await clock.advance(302.0)
-            failure = stack.term.state.worker_status[A].failure
+            failure = stack.failure_of(A)
             assert failure is None or failure.reason == "not ready within start_timeout"
 
     async def test_worker_that_consumes_without_reporting_is_left_alone(
@@ -285,14 +285,14 @@ class TestOverdue:
             await stack.consume("a")
             await clock.advance(301.0)
             assert driver.count("stop") == 0
-            assert [worker.state for worker in stack.term.state.worker_reports.of_key(A)] == [WorkerState.READY]
+            assert [worker.state for worker in stack.reports_of(A)] == [WorkerState.READY]
 
     async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await stack.consume("a")
             for body in (b"1", b"2"):
                 await stack.publish("a", body)
@@ -306,7 +306,7 @@ class TestOverdue:
         """Of a host that died: RabbitMQ keeps its connection until heartbeats are missed."""
         async with leading(clock, driver=driver) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             dead = FakeChannel(stack.broker)
             await dead.consume(stack.names.request_queue(A), prefetch=1)
             await clock.advance(301.0)
@@ -324,7 +324,7 @@ class TestOverdue:
         """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await consume_by_priority(stack)
             if consumes:
                 await stack.consume("a")
@@ -336,7 +336,7 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             dead = FakeChannel(stack.broker)
             await dead.consume(stack.names.request_queue(A), prefetch=1)
             await consume_by_priority(stack)
@@ -353,7 +353,7 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await consume_by_priority(stack)
             stack.management.available = False
             await clock.advance(320.0)
@@ -364,7 +364,7 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, broker=broker, driver=driver) as stack:
             await require(stack)
-            stack.term.state.tracker.pin(A)
+            stack.pin(A)
             await stack.consume("a")
             for body in (b"1", b"2"):
                 await stack.publish("a", body)
@@ -444,7 +444,7 @@ class TestStops:
             stop = driver.stop
 
             async def look_and_stop(instance_id: object, *, grace: float) -> None:
-                seen.append(stack.term.state.worker_status[A].stopping)
+                seen.append(stack.workers_of(A).stopping)
                 await stop(instance_id, grace=grace)  # type: ignore[arg-type]
 
             driver.stop = look_and_stop  # type: ignore[method-assign, assignment]
@@ -474,7 +474,7 @@ class TestRoom:
         async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=3)) as stack:
             await require(stack, *keys)
             assert driver.count("start") == 3
-            assert stack.term.state.worker_status[Key("k05")].waiting_for == "max_concurrent_starts"
+            assert stack.waits_for(Key("k05")) == "max_concurrent_starts"
 
     async def test_groups_get_room_in_the_order_they_came(self, clock: VirtualClock, driver: FakeDriver) -> None:
         keys = [f"k{number:02}" for number in range(10)]
@@ -495,7 +495,7 @@ class TestRoom:
             await require(stack, "waits", new)
             stack.term.workers.loop._waiting_for_room.pop(new)
             worker_id = driver.workers_of(A)[0].instance.worker_id
-            stack.term.state.worker_reports.assume_ready(worker_id, A)
+            stack.assume_ready(worker_id, A)
             stack.term.workers.loop.reconcile(new)
             await clock.settle()
             assert [call.key for call in driver.calls] == ["a", "waits"]
@@ -526,7 +526,7 @@ class TestDriverFaults:
             driver.fail_next_start(UNAVAILABLE)
             await require(stack)
             await clock.advance(30.0)
-            assert (stack.running("a"), stack.term.state.worker_status[A].failure) == (1, None)
+            assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
     async def test_failing_start_of_one_key_does_not_delay_another(
         self, clock: VirtualClock, driver: FakeDriver
@@ -562,12 +562,12 @@ class TestDriverFaults:
             driver.hang_lists()
             stack.term.workers.loop.relist()
             await clock.settle()
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             # The loop lists, so no event plans: give it the plan as the events would have.
             await clock.settle()
             driver.release_lists()
             await clock.settle()
-            assert (stack.running("a"), driver.count("start"), stack.term.state.worker_status[A].failure) == (
+            assert (stack.running("a"), driver.count("start"), stack.failure_of(A)) == (
                 1,
                 1,
                 None,
@@ -656,4 +656,4 @@ async def test_facts_of_listed_workers_are_known_at_once(clock: VirtualClock, dr
     async with leading(clock, driver=driver) as stack:
         found = running_worker(driver, Key("b"))
         await stack.term.workers.loop.list_instances()
-        assert stack.term.state.worker_status[Key("b")].instances == (found.instance,)
+        assert stack.workers_of(Key("b")).instances == (found.instance,)

@@ -23,7 +23,7 @@ LONG_ENOUGH = 120.0
 async def stack(clock: VirtualClock) -> AsyncIterator[Stack]:
     """A leader with one worker that has loaded its data."""
     async with leading(clock) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.settle()
         await stack.report("a", Event.STARTED)
         await stack.report("a", Event.READY, in_flight=0)
@@ -73,7 +73,7 @@ async def test_worker_whose_reports_got_lost_answers_and_stays(stack: Stack, clo
 
 
 async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
-    stack.term.state.worker_reports.forget(first_worker(stack))
+    stack.forget(first_worker(stack))
     await stack.report("a", Event.REQUEST_RECEIVED)
     await clock.advance(500.0)
     assert stack.driver.count("stop") == 0
@@ -113,7 +113,7 @@ async def test_paused_worker_is_resumed_and_stays(stack: Stack, clock: VirtualCl
     answering(stack, Event.READY, in_flight=0, paused=False)
     await stack.report("a", Event.READY, in_flight=0, paused=True)
     await clock.advance(LONG_ENOUGH)
-    assert (stack.driver.count("stop"), stack.term.state.worker_reports[first_worker(stack)].paused) == (0, False)  # type: ignore[union-attr]
+    assert (stack.driver.count("stop"), stack.report_of(first_worker(stack)).paused) == (0, False)  # type: ignore[union-attr]
 
 
 async def test_request_held_by_a_connection_that_is_dead_replaces_no_worker(stack: Stack, clock: VirtualClock) -> None:
@@ -161,7 +161,7 @@ async def test_unknown_worker_that_sends_no_reports_is_forgotten(stack: Stack, c
     answering(stack, Event.READY, in_flight=0)
     await stack.report("a", Event.READY, "by-hand", in_flight=0)
     await clock.advance(2 * QUIET_AFTER + LONG_ENOUGH)
-    assert [worker.worker_id for worker in stack.term.state.worker_reports.of_key(A)] == [first_worker(stack)]
+    assert [worker.worker_id for worker in stack.reports_of(A)] == [first_worker(stack)]
 
 
 @pytest.mark.parametrize(("silent", "stops"), [(1, 0), (2, 1)], ids=["one of two", "both"])
@@ -170,7 +170,7 @@ async def test_deployment_is_replaced_when_none_of_its_workers_answers(
 ) -> None:
     """One of several is for the platform to replace; it is forgotten."""
     instance = first_worker(stack)
-    stack.term.state.worker_reports.forget(instance)
+    stack.forget(instance)
     for name in ("x", "y"):
         await stack.report("a", Event.BUSY, f"{instance}.{name}", in_flight=1)
     for _ in range(24):
@@ -178,14 +178,12 @@ async def test_deployment_is_replaced_when_none_of_its_workers_answers(
             await stack.report("a", Event.BUSY, f"{instance}.y", in_flight=1)
         await clock.advance(5.0)
     assert stack.driver.count("stop") == stops
-    assert [worker.worker_id for worker in stack.term.state.worker_reports.of_key(A)] == (
-        [f"{instance}.y"] if silent == 1 else []
-    )
+    assert [worker.worker_id for worker in stack.reports_of(A)] == ([f"{instance}.y"] if silent == 1 else [])
 
 
 async def test_request_that_ran_in_a_hanging_worker_is_distinguished(stack: Stack, clock: VirtualClock) -> None:
     """Should it reach the delivery limit, the evidence names the worker that hung with it."""
     await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
     await clock.advance(LONG_ENOUGH)
-    (death,) = stack.term.state.crashes.of_request(A, "print")
+    (death,) = stack.deaths_of(A, "print")
     assert death.ended_with == "it did not answer"

@@ -111,7 +111,7 @@ async def test_new_worker_starts_with_its_rate(clock: VirtualClock) -> None:
 async def test_rate_of_a_key_is_explained(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leader(clock, broker) as stack:
         await use(stack, {"name": "plant", "keys": "plant/.*", "units": 2, "events_per_minute": 300})
-        rates = stack.term.state.rates
+        rates = stack.rates
         assert rates.describe(Key("k")) is None
         assert rates.describe(Key("plant/1")) == (
             "The workers of 'plant/1' serve 600 events a minute in total; a larger event than 1024 bytes counts as "

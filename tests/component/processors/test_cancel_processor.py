@@ -35,7 +35,7 @@ async def test_cancel_reaches_the_workers_of_its_key_only(clock: VirtualClock) -
         control = control_from_wire(stored.message.body)
         assert control is not None
         assert (control.command, control.details) == (Command.CANCEL, {"correlation_id": "c", "reply_to": "r"})
-        assert control.generation == stack.term.state.tracker.generation
+        assert control.generation == stack.generation
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worke
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack)
         await fail(stack)
-        stack.term.state.tracker.retire(A)
+        stack.retire(A)
         await clock.advance(120.0)
         await cancel(stack)
         await time_out(stack)

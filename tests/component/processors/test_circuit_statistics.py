@@ -31,8 +31,8 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 async def count(stack: Stack, configuration: CircuitConfiguration = COUNTING) -> None:
     await stack.term.routing.circuits.change(configuration, author="me")
-    stack.term.state.tracker.require_worker_group(Key("a"))
-    stack.term.state.tracker.require_worker_group(Key("b"))
+    stack.require(Key("a"))
+    stack.require(Key("b"))
     await stack.clock.settle()
 
 

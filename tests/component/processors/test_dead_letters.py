@@ -76,7 +76,7 @@ async def test_reply_names_the_wait_for_room_in_which_a_request_expired(
 ) -> None:
     async with leading(clock, broker=broker) as stack:
         for key in ("1", "2", "3", "4"):  # as many as start at once
-            stack.term.state.tracker.require_worker_group(Key(key))
+            stack.require(Key(key))
         await clock.settle()
         await stack.publish("a", reply_to=REPLIES)
         await clock.settle()

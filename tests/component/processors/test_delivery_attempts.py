@@ -37,7 +37,7 @@ def without_leader(broker: FakeBroker) -> None:
 def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
     stack.broker.delete_queue("pool-req-a")
     stack.broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-    stack.term.state.queue_status.update(A, exists=False, binding="unknown")
+    stack.set_queue(A, exists=False, binding="unknown")
     stack.term.queues.loop.reconcile(A)
 
 
@@ -99,7 +99,7 @@ async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_
         assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
         broker.set_running("pool-req-a", True)
         await clock.advance(60.0)
-        assert stack.term.state.queue_status[A].bound_at is not None
+        assert stack.queue_of(A).bound_at is not None
 
 
 @pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])

@@ -91,7 +91,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
         await stack.publish("b", b"2")
         await clock.settle()
         assert (answers(broker), stack.orphans(), waiting(stack, None, "b")) == ([("c", "rejected")], [], [b"2"])
-        assert (broker.bodies("pool-poison"), stack.term.state.tracker.is_held(Key("a"))) == ([b"one way"], False)
+        assert (broker.bodies("pool-poison"), stack.is_held(Key("a"))) == ([b"one way"], False)
 
 
 async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(

@@ -68,11 +68,11 @@ class TestClasses:
         wait."""
         bodies = [b"%d" % number for number in range(1000)]
         async with managing(clock, broker) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.settle()
             stack.driver.workers_of(A)[0].stubborn = True
-            stack.term.state.tracker.retire(A)
-            while not stack.term.state.worker_status[A].stopping:
+            stack.retire(A)
+            while not stack.workers_of(A).stopping:
                 await clock.advance(0.5)
             for body in bodies:
                 await stack.publish("a", body)
@@ -243,7 +243,7 @@ class TestAcceptance:
         async with managing(clock, broker, rest=REST, copy=copy) as stack:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.advance(1.0)
-            held = [key for key in ("a", "b") if stack.term.state.tracker.is_held(Key(key))]
+            held = [key for key in ("a", "b") if stack.is_held(Key(key))]
             assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
 
     async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
@@ -254,7 +254,7 @@ class TestAcceptance:
         async with managing(clock, broker, rest=REST, copy=copy) as stack:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.advance(7200.0)
-            places = [*stack.term.state.admission.admitted(), *stack.term.state.admission.waiting()]
+            places = stack.places()
             assert (answers(broker), places) == ([("c", "start-failed")], [])
 
     async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -472,8 +472,8 @@ class TestChange:
             delivery = await stack.take("a")
             await delivery.ack()
             await delivery.channel.close()
-            stack.term.state.tracker.retire(A)
-            while stack.term.state.tracker.status(A) is not None:
+            stack.retire(A)
+            while stack.status_of(A) is not None:
                 await clock.advance(1.0)
             broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
             await change(stack, alerts=ALERTS, rest=REST)
@@ -537,7 +537,7 @@ class TestChange:
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
-            exchanges = stack.term.state.layout.exchanges.exchanges
+            exchanges = stack.priority_exchanges()
             assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
                 "pool-work-xchg",
                 "pool-work-xchg_Pri0",

@@ -90,7 +90,7 @@ async def test_backlog_of_priority_levels_is_known_after_each_listing(clock: Vir
         await publish(stack, "alert", "none", "none", key="b")
         second = clock.monotonic()
         await clock.advance(RESYNC)
-        assert stack.term.state.backlog.waiting() == {0: Waiting(2, first), None: Waiting(2, second)}
+        assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
 
 
 async def test_change_tells_how_many_requests_of_unused_priorities_wait(

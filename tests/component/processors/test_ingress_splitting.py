@@ -75,11 +75,11 @@ async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(
     slow = Key("camera-A")
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)
-        stack.term.state.tracker.require_worker_group(slow)
+        stack.require(slow)
         await clock.settle()
         stack.driver.workers_of(slow)[0].stubborn = True
-        stack.term.state.tracker.retire(slow)
-        while not stack.term.state.worker_status[slow].stopping:
+        stack.retire(slow)
+        while not stack.workers_of(slow).stopping:
             await clock.advance(0.5)
         await publish(stack, "camera", b"1", b"2", b"3", b"4")
         assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])

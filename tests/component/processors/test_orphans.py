@@ -88,11 +88,11 @@ class TestForward:
         """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
         bodies = [b"%d" % number for number in range(2000)]
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.settle()
             stack.driver.workers_of(A)[0].stubborn = True
-            stack.term.state.tracker.retire(A)
-            while not stack.term.state.worker_status[A].stopping:
+            stack.retire(A)
+            while not stack.workers_of(A).stopping:
                 await clock.advance(0.5)
             for body in bodies:
                 await stack.publish("a", body)
@@ -170,7 +170,7 @@ class TestForward:
             await clock.advance(10_000.0)
             allowed.set()
             await clock.settle()
-            assert (stack.waiting("a"), stack.term.state.tracker.is_held(A)) == ([b"1"], False)
+            assert (stack.waiting("a"), stack.is_held(A)) == ([b"1"], False)
 
     async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(self, clock: VirtualClock) -> None:
         """lifecycle: forward-to-exchange [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
@@ -187,7 +187,7 @@ class TestForward:
                 if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
                     stack.broker.hook = None
                     stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
-                    stack.term.state.queue_status.update(A, binding="unknown")
+                    stack.set_queue(A, binding="unknown")
                     stack.term.queues.loop.reconcile(A)
 
             stack.broker.hook = unbind_once
@@ -250,7 +250,7 @@ class TestRefusals:
         async with leading(clock, broker=broker) as stack:
             await stack.publish("\udcff", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.settle()
-            assert (answers(broker), stack.orphans(), stack.term.state.tracker.keys()) == ([("c", "invalid")], [], [])
+            assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", "invalid")], [], [])
 
     async def test_expired_orphan_is_answered_and_starts_no_worker(
         self, clock: VirtualClock, broker: FakeBroker
@@ -258,7 +258,7 @@ class TestRefusals:
         async with leading(clock, broker=broker) as stack:
             await stack.publish("a", reply_to=REPLIES, headers={"x-deadline": NOW_MS - 6_000})
             await clock.settle()
-            assert (answers(broker), stack.term.state.tracker.keys()) == ([(None, "expired")], [])
+            assert (answers(broker), stack.groups()) == ([(None, "expired")], [])
 
     async def test_deadline_passed_within_the_allowed_skew_is_forwarded(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
@@ -276,7 +276,7 @@ class TestRefusals:
 
     async def test_no_activate_is_forwarded_while_the_group_is_on_its_way(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await stack.publish("a", b"1", headers={NO_ACTIVATE_HEADER: True})
             await clock.settle()
             assert stack.waiting("a") == [b"1"]
@@ -492,9 +492,9 @@ async def test_hold_is_released_when_the_leader_is_killed(clock: VirtualClock) -
         stack.broker.hook = hang
         await stack.publish("a", b"1")
         await clock.settle()
-        assert stack.term.state.tracker.is_held(A)
+        assert stack.is_held(A)
         await stack.kill()
-        assert (stack.term.state.tracker.is_held(A), stack.orphans()) == (False, [b"1"])
+        assert (stack.is_held(A), stack.orphans()) == (False, [b"1"])
 
 
 def repairs(stack: Stack, kind: str) -> float:
@@ -506,7 +506,7 @@ class TestReturned:
 
     async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.advance(1.0)
             stack.broker.delete_queue("pool-req-a")
             bodies = [b"%d" % number for number in range(300)]
@@ -518,7 +518,7 @@ class TestReturned:
 
     async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.advance(1.0)
             stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
             await stack.publish("a", b"1")
@@ -528,7 +528,7 @@ class TestReturned:
 
     async def test_binding_that_cannot_be_looked_up_is_bound_again(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.advance(1.0)
             stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
             stack.management.available = False
@@ -540,7 +540,7 @@ class TestReturned:
         self, clock: VirtualClock
     ) -> None:
         async with leading(clock) as stack:
-            stack.term.state.tracker.require_worker_group(A)
+            stack.require(A)
             await clock.advance(1.0)
             looked_up = stack.broker.count("look_up", "pool-req-a")
             channel = FakeChannel(stack.broker)

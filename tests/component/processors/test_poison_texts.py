@@ -102,7 +102,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     async with leading(clock) as stack:
         stack.broker.declare_queue("control", {})
         stack.broker.bind("control", stack.names.control_exchange, stack.names.control_group_routing_key(A))
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.settle()
         for _ in range(deaths):
             assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
@@ -117,16 +117,16 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
 async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its_term(clock: VirtualClock) -> None:
     """A worker knows a suspect by RabbitMQ's count, and reports it to whichever leader there is."""
     async with leading(clock) as former:
-        former.term.state.tracker.require_worker_group(A)
+        former.require(A)
         await clock.settle()
         await worker_dies(former, clock)
     async with leading(clock, broker=former.broker, driver=former.driver) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.advance(5.0)
         await worker_dies(stack, clock, **{ALONE_FIELD: "text"})
         assert list(stack.driver.workers_of(A)[0].spec.environment.poison) == ["text"]
     async with leading(clock, broker=former.broker, driver=former.driver) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.advance(5.0)
         await worker_dies(stack, clock)
         assert stack.driver.workers_of(A)[0].spec.environment.poison == {}, "refused by the leader before"
@@ -134,7 +134,7 @@ async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its
 
 async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock: VirtualClock) -> None:
     async with leading(clock) as stack:
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.settle()
         for text in ("one", "two", None, 7, "x" * 65, "x" * 65):
             await worker_dies(stack, clock, **{STUCK_FIELD: text})

@@ -171,9 +171,9 @@ async def test_worker_that_waits_for_executors_says_so(clock: VirtualClock, brok
         assert await ask(stack, "a") == StartProgress(0, None, "executors")
         await becomes_ready(stack, "a")
         await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=1)
-        assert [worker.waiting_for for worker in stack.term.state.worker_reports.all()] == ["executors"]
+        assert [worker.waiting_for for worker in stack.reports_of()] == ["executors"]
         await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=0)
-        assert [worker.waiting_for for worker in stack.term.state.worker_reports.all()] == [None]
+        assert [worker.waiting_for for worker in stack.reports_of()] == [None]
 
 
 async def test_key_whose_start_failed_is_not_starting(clock: VirtualClock, broker: FakeBroker) -> None:

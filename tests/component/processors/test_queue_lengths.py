@@ -203,7 +203,7 @@ class TestWaiting:
             await clock.advance(30.0)
             await cancel(stack, LIMIT)
             assert statuses(broker) == {"100": "expired", f"{LIMIT}": "cancelled"}
-            assert not stack.term.state.tracker.is_held(Key("a"))
+            assert not stack.is_held(Key("a"))
 
 
 class TestCancel:

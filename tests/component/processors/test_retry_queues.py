@@ -136,7 +136,7 @@ class TestWayBack:
             await clock.settle()
             deadline = headers_of(stack, 3)[DEADLINE_HEADER]
             await fail(stack, priority=3, attempts=2)
-            stack.term.state.tracker.retire(A)
+            stack.retire(A)
             await clock.advance(120.0)
             assert not stack.has_queue("a")
             await time_out(stack)

@@ -108,7 +108,7 @@ async def test_failed_group_ends_like_any_other(clock: VirtualClock, broker: Fak
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         await ask(stack)
         await clock.advance(1_400.0)
-        assert (stack.has_queue("a"), stack.term.state.worker_status.keys(), stack.term.state.tracker.keys()) == (
+        assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (
             False,
             [],
             [],
@@ -133,7 +133,7 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(clock: Virtu
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         broker.hook = hang
         await ask(stack)
-        stack.term.state.tracker.pin(A)  # pinned, it starts again by itself
+        stack.pin(A)  # pinned, it starts again by itself
         await clock.advance(12.0)
         assert stack.running("a") == 1
         allowed.set()
@@ -187,7 +187,7 @@ async def test_group_that_attaches_slowly_takes_its_turn_like_others(
 
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
         broker.hook = delay
-        stack.term.state.tracker.require_worker_group(A)
+        stack.require(A)
         await clock.settle()
         await ask(stack, "b")
         await clock.advance(60.0)
@@ -197,6 +197,6 @@ async def test_group_that_attaches_slowly_takes_its_turn_like_others(
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
         for number in range(1_000):
-            stack.term.state.tracker.require_worker_group(Key(str(number)))
+            stack.require(Key(str(number)))
         await clock.settle()
         assert len([channel for channel in stack.connections[0].channels if not channel.is_closed]) < 600
