@@ -4,28 +4,22 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-# Every test counts, and each failure is printed when it happens. A run in which many tests fail ends early: if each of
+# The tier of a test follows from its fixtures (tests/plugins/tiers.py); each tier has a target and writes a report to
+# build/junit, from which tools/test_times prints what is slow. A run in which many tests fail ends early: if each of
 # them waited for its time limit, the run would take hours.
-PYTEST := PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p failures_at_once -p few_reruns --maxfail=8
+PYTEST := $(BIN)/pytest --maxfail=8
+TIER = $(PYTEST) --tier $(1) --junitxml=build/junit/$(1).xml --durations=10
 
-# The folders that have a target of their own.
-OTHER_TESTS := $(addprefix tests/,acceptance docker kubernetes delta hdfs s3 benchmarks)
-
-# Every test that starts Spark, in whichever folder. Beside it, the tests of the other layers would wait for a processor.
-SPARK_TESTS := $(addprefix tests/,spark spark_starts acceptance/test_demo.py acceptance/test_demo_telemetry.py \
-	acceptance/test_dev_stack.py acceptance/test_failing_tables.py acceptance/test_million_events.py \
-	acceptance/test_scheduled_ingests.py acceptance/test_tutorial_of_telemetry.py contract/test_rabbit_stream_contract.py \
-	integration/test_changing_data.py integration/test_handlers_on_spark.py integration/test_pooled_sql.py \
-	integration/test_telemetry_ingest.py security/test_query_bombs.py security/test_sql_escape.py \
-	security/test_sql_fuzz.py security/test_worker_killers.py)
-
-.PHONY: help setup demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-acceptance test-spark test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
+.PHONY: help setup setup-tests demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-all test-nightly bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install RabbitMQ, PostgreSQL, Java, Chromium and .venv if they are missing
+setup: ## Install RabbitMQ, Java and .venv if they are missing: what osrdyne and its demos need
 	@PYTHON="$(PYTHON)" tools/setup
+
+setup-tests: setup ## Install what only the tests need: PostgreSQL, Chromium and the packages of the extra dev
+	@PYTHON="$(PYTHON)" tools/setup tests
 
 demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real requests; ends by itself
 	@$(BIN)/python tools/demo.py
@@ -45,7 +39,7 @@ demo-telemetry: setup ## Store telemetry of simulated devices in tables, and dra
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
 	@$(BIN)/osrdyne run $(ARGS)
 
-check: setup ## Check formatting, lint, types, import rules, shell scripts, documentation
+check: setup-tests ## Check formatting, lint, types, import rules, shell scripts, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -54,69 +48,77 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
-test: setup ## Run the tests of each layer on real RabbitMQ; a skipped test is a failure
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests $(OTHER_TESTS:%=--ignore=%) $(SPARK_TESTS:%=--ignore=%) $(ARGS)
+test: setup-tests ## Run the tests without processes of their own, on fakes and RabbitMQ: 5 minutes on two cores
+	$(call TIER,test) -n 4 --dist loadfile tests $(ARGS)
 
-test-acceptance: setup ## Run the tests of daemons and workers as processes, with faults; lost requests fail it
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --durations=15 tests/acceptance $(SPARK_TESTS:%=--ignore=%) $(ARGS)
+test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 3 minutes
+	$(call TIER,process) -n 6 --dist loadfile tests $(ARGS)
 
-# The tests of clusters take longest and come first; both of their files wait minutes for a start that must fail. The
-# archive of classes halves the processor time of each start of Java. Tests that start earlier run without it.
-test-spark: setup ## Run the tests on real Spark: handlers, SQL, telemetry, clusters, failures, the demos
-	$(BIN)/osrdyne spark warm-archive >/dev/null & \
-	$(PYTEST) -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --hypothesis-profile=thorough --durations=15 $(SPARK_TESTS) $(ARGS); \
-	status=$$?; wait; exit $$status
+# The archive of classes halves the processor time of each start of Java; the first start on a machine writes it.
+test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 5 minutes
+	$(BIN)/osrdyne spark warm-archive >/dev/null
+	$(call TIER,spark) -n 3 --dist loadgroup tests $(ARGS)
 
 # Ryuk, the clean-up container of testcontainers, needs an image that may be missing. The tests remove what they start.
-test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
-test-docker: setup ## Run the RabbitMQ tests and a short fault run on RabbitMQ 4; test Docker and systemd
-	$(PYTEST) -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 -m 'not soak and not one_rabbitmq' tests/contract tests/integration tests/acceptance $(ARGS)
+test-rabbitmq4 test-docker test-nightly chaos: export TESTCONTAINERS_RYUK_DISABLED := true
+test-rabbitmq4: setup-tests ## Repeat the tests about RabbitMQ, and a short fault run, on RabbitMQ 4: 3 minutes
+	$(call TIER,rabbitmq4) --rabbitmq-image $(RABBITMQ_IMAGE) -n 4 --dist loadfile tests $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
-	$(PYTEST) --no-loadscope-reorder -n 3 --dist loadfile tests/docker $(ARGS)
 
-test-kubernetes: setup ## Test the Kubernetes driver and the Helm chart on the API server of KUBECONFIG
+test-docker: setup-tests ## Test the Docker driver, the images and docker-compose.yml: 3 minutes
+	$(call TIER,docker) -n 3 --dist loadfile tests/docker $(ARGS)
+
+test-kubernetes: setup-tests ## Test the Kubernetes driver and the Helm chart on the API server of KUBECONFIG: 1 minute
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
-	$(PYTEST) -n 3 --dist load tests/kubernetes $(ARGS)
+	$(call TIER,kubernetes) -n 3 --dist load tests/kubernetes $(ARGS)
 
-soak: setup ## Repeat the tests of managed pools at full scale; takes some minutes
+test-nightly: setup-tests ## Run what takes long: demos, tutorials, full scale, systemd, TPC-DS, attacks of long life
+	$(call TIER,nightly) -n 2 --dist loadgroup --hypothesis-profile=thorough tests $(ARGS)
+
+test-all: export HYPOTHESIS_PROFILE := thorough
+test-all: check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-nightly test-delta test-hdfs test-s3 histories model ## Run everything, before a release; takes some hours
+	$(MAKE) chaos SEED=$(or $(SEED),1) MINUTES=10
+	$(MAKE) chaos SEED=$(or $(SEED),1) MINUTES=10 ARGS="--image $(RABBITMQ_IMAGE)"
+
+soak: setup-tests ## Repeat the tests of managed pools at full scale; takes some minutes
 	$(PYTEST) -n 0 -m soak tests/acceptance $(ARGS)
 
-model: setup ## Check the lifecycle model with spin; ARGS=--all adds the slow runs
+model: setup-tests ## Check the lifecycle model with spin; ARGS=--all adds the slow runs
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)
 
-chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MINUTES=30 ARGS=--pooled
+chaos: setup-tests ## Inject faults everywhere and count lost requests, e.g. SEED=1 MINUTES=30 ARGS=--pooled
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
-histories: setup ## Run random histories and hostile messages in memory, e.g. COUNT=10000
+histories: setup-tests ## Run random histories and hostile messages in memory, e.g. COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) OSRDYNE_HOSTILE=$(or $(COUNT),20000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py tests/component/lifecycle/test_hostile_messages.py $(ARGS)
 
-test-pyspark: setup ## Run the attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
+test-pyspark: setup-tests ## Run the attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }
 	$(BIN)/pip install --quiet --upgrade --target build/pyspark-$(PYSPARK) pyspark==$(PYSPARK)
-	PYTHONPATH=build/pyspark-$(PYSPARK):tests/plugins $(BIN)/pytest -p no_skips tests/security/test_sql_escape.py tests/security/test_sql_fuzz.py $(ARGS)
+	PYTHONPATH=build/pyspark-$(PYSPARK) $(BIN)/pytest tests/security/test_sql_escape.py tests/security/test_sql_fuzz.py $(ARGS)
 
 # Delta Lake has no release for the PySpark of the other extras, so its own versions come first on the path.
-test-delta: setup ## Run the SQL pipeline on Delta Lake, with the versions of the extra `delta`
+test-delta: setup-tests ## Run the SQL pipeline on Delta Lake, with the versions of the extra `delta`
 	$(BIN)/pip install --quiet --upgrade --target build/delta $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["delta"][:2])')
-	PYTHONPATH=build/delta:tests/plugins $(BIN)/pytest -p no_skips tests/delta $(ARGS)
+	PYTHONPATH=build/delta $(BIN)/pytest tests/delta $(ARGS)
 
-test-hdfs: setup ## Run the SQL pipeline on a real HDFS, whose servers come from Maven
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/hdfs $(ARGS)
+test-hdfs: setup-tests ## Run the SQL pipeline on a real HDFS, whose servers come from Maven
+	$(BIN)/pytest tests/hdfs $(ARGS)
 
-test-s3: setup ## Run the SQL pipeline on an S3 server; its jars come from Maven (690 MB), the server from PyPI
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/s3 $(ARGS)
+test-s3: setup-tests ## Run the SQL pipeline on an S3 server; its jars come from Maven (690 MB), the server from PyPI
+	$(BIN)/pytest tests/s3 $(ARGS)
 
-fuzz-sql: setup ## Generate statements from sqlglot's and Spark's tests and check them with the plan guard: make fuzz-sql COUNT=100000 SEED=1
+fuzz-sql: setup-tests ## Generate statements from sqlglot's and Spark's tests and check them with the plan guard: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)
 
-sql-corpora: setup ## List the queries of TPC-DS and of Spark's own tests that the SQL pipeline refuses: make sql-corpora ARGS="--seconds 300"
+sql-corpora: setup-tests ## List the queries of TPC-DS and of Spark's own tests that the SQL pipeline refuses: make sql-corpora ARGS="--seconds 300"
 	$(BIN)/python -m tests.fuzz.sql_corpora $(ARGS)
 
-bench: setup ## Run benchmarks against raw-library baselines; prints JSON
+bench: setup-tests ## Run benchmarks against raw-library baselines; prints JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
 
-docs: setup ## Build the documentation site into site/; a broken link is an error
+docs: setup-tests ## Build the documentation site into site/; a broken link is an error
 	$(BIN)/mkdocs build --strict
 
 audit: ## Check the code with bandit, and the versions in the images for known vulnerabilities

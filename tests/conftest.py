@@ -1,4 +1,5 @@
-"""Fixtures for every folder: one real RabbitMQ for the whole run, and a pool of its own for each test.
+"""Fixtures for every folder: one real RabbitMQ for the whole run, a virtual host of its own for each module, and a pool
+of its own for each test.
 
 `OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI` (set both) run the same tests against another RabbitMQ.
 A missing RabbitMQ fails the tests that need it; nothing is skipped.
@@ -15,13 +16,12 @@ import secrets
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import httpx
 import pytest
@@ -36,18 +36,31 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_events
 
-pytest_plugins = ["postgresql_server", "spark_fixtures"]
+# Before anything imports these suites.
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
+
+pytest_plugins = [
+    "plugins.tiers",
+    "plugins.durations",
+    "plugins.reruns",
+    "plugins.no_skips",
+    "plugins.failures_at_once",
+    "plugins.shared_rabbitmq",
+    "plugins.another_rabbitmq",
+    "postgresql_server",
+    "spark_fixtures",
+]
 
 # Write compiled modules even where the environment turns that off: a run starts hundreds of processes
 # that import the same modules, and compiling the tests takes longer than most of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Property tests are judged by their result, not by the load of the machine. `make test` tries more examples than a run
-# while one works: it takes `--hypothesis-profile=thorough`.
+# Property tests are judged by their result, not by the load of the machine. `make test-all` tries more examples than
+# the run of each change: it takes the profile `thorough`.
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None)
-settings.load_profile("quick")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -134,17 +147,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    """A running RabbitMQ, shared by all tests: change nothing outside of your own pool."""
-    amqp_uri, management_uri = (os.environ.get(f"OSRDYNE_TEST_{name}_URI") for name in ("AMQP", "MANAGEMENT"))
-    if amqp_uri and management_uri:
-        yield ExternalBroker(amqp_uri, management_uri)
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """The RabbitMQ of the run."""
+    given = [os.environ.get(f"OSRDYNE_TEST_{name}_URI") for name in ("AMQP", "MANAGEMENT")]
+    plugin = request.config.pluginmanager.get_plugin("plugins.shared_rabbitmq")
+    shared = given if all(given) else plugin.addresses(request.config)
+    if shared is not None:
+        yield ExternalBroker(*map(str, shared))
         return
-    if (plugin := request.config.pluginmanager.get_plugin("shared_rabbitmq")) is not None:
-        shared = plugin.addresses(request.config)
-        if shared is not None:
-            yield ExternalBroker(*shared)
-            return
     embedded = EmbeddedBroker()
     try:
         run_apart(embedded.start)
@@ -153,7 +163,21 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
         run_apart(embedded.close)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def broker(rabbitmq: Broker) -> Iterator[Broker]:
+    """A virtual host of the module's own, with the user of the run. It is deleted with all that tests leave in it."""
+    name = f"tests-{secrets.token_hex(6)}"
+    user = unquote(urlsplit(rabbitmq.management_uri).username or "guest")
+    with httpx.Client(base_url=rabbitmq.management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
+        client.put(f"/api/vhosts/{name}").raise_for_status()
+        everything = {"configure": ".*", "write": ".*", "read": ".*"}
+        client.put(f"/api/permissions/{name}/{quote(user, safe='')}", json=everything).raise_for_status()
+        address = urlsplit(rabbitmq.amqp_uri)._replace(path=f"/{name}")
+        yield ExternalBroker(urlunsplit(address), rabbitmq.management_uri)
+        client.delete(f"/api/vhosts/{name}").raise_for_status()
+
+
+@pytest.fixture(scope="module")
 def broker_settings(broker: Broker) -> BrokerSettings:
     """With limits that no machine is too slow for: a daemon that shares its event loop with a test keeps its lead."""
     return BrokerSettings(
@@ -168,24 +192,13 @@ def broker_settings(broker: Broker) -> BrokerSettings:
 
 @pytest.fixture
 def pool_id(broker: Broker) -> Iterator[str]:
-    """A fresh pool id; what carries it on the broker, or begins with it and `_`, is deleted after the test."""
+    """A fresh pool id. Its global parameters, which belong to no virtual host, are deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
     with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
-        for kind in ("queues", "exchanges", "policies", "global-parameters"):
-            delete_all(client, kind, pool)
-
-
-def delete_all(client: httpx.Client, kind: str, pool: str) -> None:
-    query = "?disable_stats=true" if kind == "queues" else ""
-    end = time.monotonic() + PATIENCE
-    # RabbitMQ answers 500 if something in the list goes while it makes the list.
-    while (answer := client.get(f"/api/{kind}{query}")).is_server_error and time.monotonic() < end:
-        time.sleep(0.1)
-    for item in answer.raise_for_status().json():
-        if item["name"].removeprefix("osrdyne-").startswith((f"{pool}-", f"{pool}_")):
-            path = [kind, *([item["vhost"]] if "vhost" in item else []), item["name"]]
-            client.delete("/api/" + "/".join(quote(part, safe="") for part in path))
+        for parameter in client.get("/api/global-parameters").raise_for_status().json():
+            if parameter["name"].startswith(f"osrdyne-{pool}"):
+                client.delete(f"/api/global-parameters/{quote(parameter['name'], safe='')}")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def sessions() -> SparkSessions:
 
 
 @pytest.fixture(scope="session")
-def spark(sessions: SparkSessions) -> Iterator[Any]:
+def spark(java: None, sessions: SparkSessions) -> Iterator[Any]:
     """The session that all tests share, built as a worker builds its own."""
     session = sessions.build(Context(key=Key("tests"), pool="tests", worker_config={"spark": SMALL_SPARK}))
     yield session

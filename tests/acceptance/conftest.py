@@ -15,6 +15,11 @@ from own_home import own_home
 from osrdyne.config.models import BrokerSettings
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_start_processes(processes: None) -> None:
+    """A daemon, its workers and commands."""
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
     """The environment of a user whose home is empty."""

@@ -11,15 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
-
-from osrdyne.aio.clock import SystemClock  # noqa: E402
-from osrdyne.drivers.base import DriverContext, DriverOptions  # noqa: E402
-from osrdyne.drivers.noop import NoopDriver  # noqa: E402
-from osrdyne.drivers.subprocess import SubprocessDriver  # noqa: E402
-from osrdyne.drivers.subprocess.options import SubprocessOptions  # noqa: E402
-from osrdyne.testing.conformance_worker import Behaviour  # noqa: E402
-from osrdyne.testing.driver_conformance import (  # noqa: E402
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext, DriverOptions
+from osrdyne.drivers.noop import NoopDriver
+from osrdyne.drivers.subprocess import SubprocessDriver
+from osrdyne.drivers.subprocess.options import SubprocessOptions
+from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.driver_conformance import (
     POOL,
     BackendConformance,
     DriverConformance,
@@ -27,7 +25,7 @@ from osrdyne.testing.driver_conformance import (  # noqa: E402
     DriverHarness,
     WorkerConformance,
 )
-from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker  # noqa: E402
+from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -126,5 +124,5 @@ class SubprocessHarness(DriverHarness):
 
 class TestSubprocessDriver(BackendConformance, WorkerConformance):
     @pytest.fixture
-    def harness(self, tmp_path):
+    def harness(self, processes, tmp_path):
         return SubprocessHarness(tmp_path / "state")

@@ -8,19 +8,17 @@ import sys
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
-
-from osrdyne.aio.clock import SystemClock  # noqa: E402
-from osrdyne.drivers.base import DriverContext  # noqa: E402
-from osrdyne.drivers.pooled import placement  # noqa: E402
-from osrdyne.drivers.pooled.process import split_id  # noqa: E402
-from osrdyne.drivers.subprocess import SubprocessDriver  # noqa: E402
-from osrdyne.drivers.subprocess.options import SubprocessOptions  # noqa: E402
-from osrdyne.testing.driver_conformance import POOL, DriverConformance, DriverHarness  # noqa: E402
-from osrdyne.testing.drivers import FakeBackend, FakeDriver  # noqa: E402
-from osrdyne.testing.pooled import Faults, PlayedLink, PlayedNetwork  # noqa: E402
-from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness, RunningDriver  # noqa: E402
-from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.pooled import placement
+from osrdyne.drivers.pooled.process import split_id
+from osrdyne.drivers.subprocess import SubprocessDriver
+from osrdyne.drivers.subprocess.options import SubprocessOptions
+from osrdyne.testing.driver_conformance import POOL, DriverConformance, DriverHarness
+from osrdyne.testing.drivers import FakeBackend, FakeDriver
+from osrdyne.testing.pooled import Faults, PlayedLink, PlayedNetwork
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness, RunningDriver
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -80,7 +78,7 @@ class ProcessHarness(PooledHarness):
 
 class TestPooledDriverWithRealProcesses(PooledConformance):
     @pytest.fixture
-    async def harness(self, tmp_path, monkeypatch):
+    async def harness(self, processes, tmp_path, monkeypatch):
         monkeypatch.setattr(placement, "EMPTY_FOR", 1.0)  # seconds; otherwise a test waits for a minute
         harness = ProcessHarness(tmp_path)
         yield harness

@@ -21,6 +21,8 @@ from osrdyne_sources.rabbit_stream import RabbitStream
 from osrdyne_sources.rabbit_stream.broker import BlockingBroker
 from osrdyne_sources.rabbit_stream.options import parse_options
 
+pytestmark = pytest.mark.usefixtures("java")
+
 
 class Source:
     """The source with its options, and a RabbitMQ to fill."""

@@ -20,6 +20,11 @@ def build_image(dockerfile: str, tag: str) -> str:
     return tag
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_need_docker(docker_engine: None) -> None:
+    """Also those that only build an image."""
+
+
 @pytest.fixture(scope="session")
 def conformance_image() -> str:
     return build_image("tests/docker/conformance.Dockerfile", "osrdyne-test/conformance")

@@ -10,21 +10,19 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
-
-from osrdyne.aio.clock import SystemClock  # noqa: E402
-from osrdyne.drivers.base import DriverContext  # noqa: E402
-from osrdyne.drivers.docker import DockerDriver  # noqa: E402
-from osrdyne.drivers.docker.options import DockerOptions  # noqa: E402
-from osrdyne.testing.driver_conformance import (  # noqa: E402
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.docker import DockerDriver
+from osrdyne.drivers.docker.options import DockerOptions
+from osrdyne.testing.driver_conformance import (
     POOL,
     BackendConformance,
     DriverHarness,
     WorkerConformance,
 )
-from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
-from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
-from tests.chaos.proxy import Proxy  # noqa: E402
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
+from tests.chaos.proxy import Proxy
 
 SOCKET = "/var/run/docker.sock"
 CONTEXT = DriverContext(pool=POOL, stack="broker.example:5672//", clock=SystemClock(), worker_command=())

@@ -14,6 +14,8 @@ from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 RPC_TIMEOUT = 3.0
 """Of the publishing connection, which waits longer than that; it is opened and declares with the ordinary one."""
 PATIENCE = 120.0

@@ -24,6 +24,8 @@ from osrdyne.cli.main import command_line
 from osrdyne.config.models import ApiSettings, AuditSettings, BrokerSettings, DriverSettings, Settings
 from osrdyne.protocol.names import PoolNames
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 KEPT = 100
 
 

@@ -29,6 +29,8 @@ from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 APP = "tests.integration.principal_app:app"
 ISSUER, AUDIENCE = "https://issuer.example", "osrdyne"
 OWN, FOREIGN = RSAKey.generate_key(2048), RSAKey.generate_key(2048)

@@ -13,6 +13,8 @@ from worker_process import Stage, stage
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.statuses import Status
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 @pytest.fixture
 async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:

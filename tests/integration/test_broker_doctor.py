@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.apply import declare_topology
-from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.client import ManagementClient, vhost_of
 from osrdyne.broker.queues.retry_queues import retry_queues
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
@@ -35,9 +35,8 @@ async def limited_user(broker_settings: BrokerSettings) -> AsyncIterator[BrokerS
     amqp_uri, http_uri = broker_settings.uri.get_secret_value(), broker_settings.effective_management_uri()
     async with httpx.AsyncClient(base_url=http_uri, trust_env=False, verify=False, timeout=120.0) as client:
         await client.put(f"/api/users/{user}", json={"password": password, "tags": "management"})
-        await client.put(
-            f"/api/permissions/%2F/{user}", json={"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
-        )
+        little = {"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
+        await client.put(f"/api/permissions/{vhost_of(amqp_uri)}/{user}", json=little)
         uris = [
             urlsplit(uri)._replace(netloc=f"{user}:{password}@{uri.rpartition('@')[2].partition('/')[0]}").geturl()
             for uri in (amqp_uri, http_uri)

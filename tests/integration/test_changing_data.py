@@ -19,7 +19,7 @@ from worker_process import PATIENCE
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import Response
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
 
 SPARK = {
     "master": "local[2]",

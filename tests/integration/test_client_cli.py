@@ -21,7 +21,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, PATH_HEADER, Request, Response
 from osrdyne.protocol.names import PoolNames
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""

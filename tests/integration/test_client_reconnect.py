@@ -21,6 +21,8 @@ from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
 from tests.conftest import run_apart
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 FAST = Backoff(initial=0.05, maximum=0.2)

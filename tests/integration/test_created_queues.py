@@ -18,6 +18,8 @@ from osrdyne.ingress.policies import policy
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 WAITING = 50
 KEY = Key("batch/42")
 

@@ -16,6 +16,8 @@ from osrdyne.protocol.activity import reloads_of
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Response
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 APP = "tests.integration.changing_app:app"
 
 

@@ -20,6 +20,8 @@ from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 REQUESTS = 500
 
 

@@ -12,7 +12,7 @@ from osrdyne.client import AsyncClient, RequestError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
 
 KEY = "2"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from raw_amqp import raw_publisher
 from test_term import SOON, daemon_of, publish, settings_of, take
 from worker_process import stage
@@ -14,6 +15,8 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.hostile import HostileMessage, hostile_message
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 COUNT = 200
 LARGEST = 128 * 2**20

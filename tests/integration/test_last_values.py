@@ -36,6 +36,8 @@ from osrdyne.telemetry.last_values.reader import run_reader
 from osrdyne.telemetry.last_values.values import Counts
 from osrdyne.telemetry.positions import PositionStore
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
 START = 1_795_341_600_000
 SERIES = 5

@@ -22,6 +22,8 @@ from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 NAMES = PoolNames("p")
 KEYS = [Key(f"k{number}") for number in range(5)]
 

@@ -27,9 +27,8 @@ from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
-from tests.conftest import delete_all
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("processes")]
 
 KIB = 2**10
 CAPACITY = 256 * KIB
@@ -181,9 +180,6 @@ async def pool(
         assert answer.status_code == 200, answer.text
         yield made
     await connection.close()
-    with httpx.Client(base_url=broker.management_uri, **http) as client:
-        for kind in ("queues", "exchanges", "policies", "global-parameters"):
-            await asyncio.to_thread(delete_all, client, kind, id)
 
 
 async def test_values_beyond_the_bounds_are_moved_to_the_nearest_one(pool: Pool) -> None:

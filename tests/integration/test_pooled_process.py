@@ -24,7 +24,7 @@ from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, Drain, Forg
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 KEYS = 50
 REQUESTS = 3000

@@ -24,7 +24,7 @@ from osrdyne.protocol.pooled import ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
 
 KEYS = ["a", "b", "c", "d", "e"]
 SLOW = "select count(*) from range(0, 100000000000, 1, 1) where id % 7 = 8"

@@ -14,7 +14,7 @@ from osrdyne.config.models import BrokerSettings, Settings
 from osrdyne.config.profiles import Profile
 from osrdyne.daemon.daemon import Daemon
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 DOCUMENT = {"profiles": [{"match": "big/{n}", "concurrency": 4, "unbind_delay": 120}]}
 

@@ -25,6 +25,8 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 NAMES = PoolNames("p")
 BOUND, UNBOUND, GOOD = Key("bound"), Key("unbound"), Key("good")
 SILENCE = 8.0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from daemon_in_process import PATIENCE, echo_settings, running_daemon
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, DriverSettings, Settings
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 WORKER = Path(__file__).with_name("reference_worker.py")
 

@@ -26,6 +26,8 @@ from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER
 from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne.testing.keys import ODD_KEYS
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 APP = "tests.integration.flaky_app:app"
 DELAY_MS, LONG_MS = 300, 3_600_000
 URGENT = 3

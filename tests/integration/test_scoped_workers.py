@@ -22,6 +22,8 @@ from osrdyne.client import AsyncClient, RequestCancelledError, StartFailedError
 from osrdyne.config.models import BrokerSettings, Settings
 from osrdyne.protocol.uri import with_user
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 KEY = "infra=42,timetable=24"
 
 

@@ -25,6 +25,8 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.telemetry import KEY_HEADER
 from osrdyne.telemetry.simulator import Simulation, simulate
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 PATIENCE = 300.0
 START = "2026-11-23T08:00:00Z"
 SIMULATION = Simulation(

@@ -16,6 +16,8 @@ from osrdyne.daemon.daemon import Daemon
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 RULES = {"camera": {"postfixFromStatic": ["A", "B", "C"]}, "orders": {"postfixFromRequest": {"header": "customer"}}}
 
 

@@ -32,6 +32,8 @@ from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
 from osrdyne.protocol.uri import with_user
 from osrdyne.testing.fakes.amqp import delete_exchange
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 APP = "tests.integration.streaming_app:app"
 ROWS_OF_A_PART = PART_BYTES // 16 - 1000
 """Two columns of 8 bytes: a batch of these rows is a part of nearly the largest size."""

@@ -40,7 +40,7 @@ from osrdyne.testing.driver_conformance import (
     make_spec,
 )
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 WORKER = (sys.executable, "-m", "osrdyne.testing.conformance_worker")
 NAME = slot_name(KEY, 0)

@@ -14,6 +14,8 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 GATED = "tests.integration.gated_app:app"
 
 

@@ -24,7 +24,7 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.positions import PositionStore
 from osrdyne_worker.pipelines.telemetry.table import Table
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
 
 KEY = "cold/1"
 START = 1_795_341_600_000

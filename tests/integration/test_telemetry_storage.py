@@ -14,6 +14,8 @@ from stored_telemetry import committed, compact, delta_files, events, ingest, li
 from osrdyne_worker.pipelines.telemetry.delta_log import DeltaLog
 from osrdyne_worker.pipelines.telemetry.table import Table
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 def test_worker_killed_at_any_step_stores_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no computer ends here

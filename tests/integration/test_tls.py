@@ -31,6 +31,8 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.uri import TlsFiles, with_tls
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 POOL = "tls"  # the broker is this module's own
 RUNNERS: dict[str, Callable[[Coroutine[Any, Any, Any]], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import quote
 
 import httpx
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
@@ -67,8 +66,8 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         assert await take(channel, names.request_queue(A), 1) == [b"before"]
         assert await findings_of(settings, "topology") == [True]
         for exchange in (names.orphan_exchange, names.work_exchange(), names.retried_exchange, names.control_exchange):
-            await api.delete(f"/api/exchanges/%2F/{quote(exchange)}")
-        await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
+            await management.delete_exchange(exchange)
+        await management.delete_policy(names.policy)
         await api.delete(f"/api/global-parameters/osrdyne-{pool_id}-leader")
         await channel.delete_queue(names.poison_queue)
         await channel.unbind_queue(names.dead_letter_queue, names.dead_letter_exchange)
@@ -104,18 +103,13 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
         httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
     ):
         above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
-        await api.put(f"/api/policies/%2F/{pool_id}-other", json=above)
+        await api.put(f"/api/policies/{management.vhost}/{pool_id}-other", json=above)
         await eventually(lambda: any(not one.ok and pool_id in one.message for one in _findings(running)))
         assert False in await findings_of(settings, "topology")
-        await api.delete(f"/api/policies/%2F/{pool_id}-other")
+        await management.delete_policy(f"{pool_id}-other")
         await eventually(lambda: all(one.ok for one in _findings(running)))
-    await api_delete_policy(broker.management_uri, names)
+    await management.delete_policy(names.policy)
     assert False in await findings_of(settings, "topology")
-
-
-async def api_delete_policy(uri: str, names: PoolNames) -> None:
-    async with httpx.AsyncClient(base_url=uri, trust_env=False, verify=False, timeout=60) as api:
-        await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
 
 
 def _findings(running: Running):

@@ -20,6 +20,8 @@ from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.statuses import Status
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 ODD_KEYS = ("x" * 255, "/ % # * . : + _Pri0 %41 é漢🚄", "a\r\n\"'`\0b")
 """The fakes and `test_scoped_credentials` try more; each of these is a worker process."""
 

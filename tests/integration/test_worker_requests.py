@@ -7,7 +7,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 import pytest_asyncio
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
@@ -17,7 +16,8 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.statuses import Status
-from tests.conftest import delete_all
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 @pytest.fixture
@@ -37,9 +37,6 @@ async def shared(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
     async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}") as result:
         await result.start(runtime={"concurrency": 4})
         yield result
-    with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
-        for kind in ("queues", "exchanges"):
-            delete_all(client, kind, result.names.pool)
 
 
 one_loop = pytest.mark.asyncio(loop_scope="module")

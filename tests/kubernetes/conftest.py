@@ -19,6 +19,11 @@ from lightkube.resources.core_v1 import Namespace
 from played_kubelet import PlayedKubelet
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_need_kubernetes(kubernetes_api: None) -> None:
+    """The templates of the chart are checked here too, because the other tests install them."""
+
+
 @pytest.fixture(scope="session")
 def cluster() -> SingleConfig:
     path = os.environ.get("KUBECONFIG")

@@ -8,17 +8,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from harness import harness_for
 
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
-
-from harness import harness_for  # noqa: E402
-
-from osrdyne.drivers.base import Driver  # noqa: E402
-from osrdyne.protocol.names import started_as  # noqa: E402
-from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance  # noqa: E402
-from osrdyne.testing.driver_harness import AMQP_URI, is_ready, make_spec  # noqa: E402
-from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
-from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
+from osrdyne.drivers.base import Driver
+from osrdyne.protocol.names import started_as
+from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance
+from osrdyne.testing.driver_harness import AMQP_URI, is_ready, make_spec
+from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness
+from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 
 
 class TestKubernetesDriver(BackendConformance, WorkerConformance):

@@ -1,6 +1,6 @@
 """A pytest plugin: print each failure as soon as it is known, with its duration, also if the test runs once more.
 
-A run that is stopped by a time limit never reaches the summary of pytest. Loaded by the test targets of the Makefile.
+A run that is stopped by a time limit never reaches the summary of pytest.
 """
 
 from __future__ import annotations

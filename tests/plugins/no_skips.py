@@ -1,6 +1,6 @@
 """A pytest plugin: a run in which a test was skipped or expected to fail is a failed run.
 
-Loaded by `make test`. A missing service must fail, not hide.
+A missing service must fail, not hide.
 """
 
 from __future__ import annotations

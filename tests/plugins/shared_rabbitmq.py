@@ -1,6 +1,7 @@
 """A pytest plugin: one private RabbitMQ for all processes of a run, instead of one for each.
 
-Loaded by `make test`. Nothing is started where `OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI` name another.
+Only in runs of a tier that uses it. Nothing is started where `OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI`
+name another.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import pytest
 URIS = ("OSRDYNE_TEST_AMQP_URI", "OSRDYNE_TEST_MANAGEMENT_URI")
 
 
+TIERS = ("test", "process", "spark", "docker", "kubernetes", "nightly")
 SHARED = pytest.StashKey[tuple[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start it in the process that starts those of pytest-xdist."""
-    if hasattr(config, "workerinput") or all(uri in os.environ for uri in URIS):
+    needed = config.getoption("tier") in TIERS and not config.option.collectonly
+    if not needed or hasattr(config, "workerinput") or all(uri in os.environ for uri in URIS):
         return
     from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker  # for this process only
 

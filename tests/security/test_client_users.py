@@ -22,6 +22,8 @@ from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.protocol.progress import not_starting
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 KEY = Key("infra=42")
 
 

@@ -28,6 +28,8 @@ from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, LeaderOf, echo_settings, running_daemon, until
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 VICTIM, ACCOMPLICE = "victim", "accomplice"
 FORGED_COMMANDS = (
     {"command": "pause", "generation": [10**12, 1]},

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,12 +25,11 @@ from osrdyne.protocol.activity import REQUESTS_FIELD, Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
-from tests.conftest import delete_all
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
 from tests.security.query_bombs import CONSTANTS, PLANS, WORK, Bomb
 from tests.spark_fixtures import SHORT_LIVED
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900), pytest.mark.usefixtures("java")]
 
 SPARK = {
     "master": "local[2]",
@@ -95,9 +93,6 @@ async def serving(broker: Any, directory: Path, **runtime: float) -> AsyncIterat
             config=config,
         )
         yield Key(pool, worker)
-    with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=120) as client:
-        for kind in ("queues", "exchanges"):
-            delete_all(client, kind, pool.names.pool)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

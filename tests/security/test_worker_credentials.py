@@ -25,6 +25,8 @@ from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until
 from tests.integration.worker_process import stage
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 KEY = "infra=42"
 
 

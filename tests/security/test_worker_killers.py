@@ -13,6 +13,8 @@ from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.spark_fixtures import SHORT_LIVED
 
+pytestmark = pytest.mark.usefixtures("java")
+
 LONG = 400.0
 """Seconds for the starts of three workers with Spark on a machine under load."""
 DEADLY = {"text": "the same"}

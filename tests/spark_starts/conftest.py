@@ -26,6 +26,11 @@ SMALL = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def all_start_spark(java: None) -> None:
+    """In processes of their own."""
+
+
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[StandaloneCluster]:
     directory = tmp_path / "cluster"
