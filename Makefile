@@ -10,7 +10,7 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 PYTEST := $(BIN)/pytest --maxfail=8
 TIER = $(PYTEST) --tier $(1) --junitxml=build/junit/$(1).xml --durations=10
 
-.PHONY: help setup setup-tests demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-all test-nightly bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
+.PHONY: help setup setup-tests demo demo-priorities demo-protection demo-cluster demo-telemetry run check test test-process test-spark test-rabbitmq4 test-docker test-kubernetes test-all test-nightly bench docs model chaos histories mutants fuzz-sql sql-corpora test-pyspark test-delta test-hdfs test-s3 audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,9 +80,6 @@ test-all: check test test-process test-spark test-rabbitmq4 test-docker test-kub
 	$(MAKE) chaos SEED=$(or $(SEED),1) MINUTES=10
 	$(MAKE) chaos SEED=$(or $(SEED),1) MINUTES=10 ARGS="--image $(RABBITMQ_IMAGE)"
 
-soak: setup-tests ## Repeat the tests of managed pools at full scale; takes some minutes
-	$(PYTEST) -n 0 -m soak tests/acceptance $(ARGS)
-
 model: setup-tests ## Check the lifecycle model with spin; ARGS=--all adds the slow runs
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)
@@ -92,6 +89,9 @@ chaos: setup-tests ## Inject faults everywhere and count lost requests, e.g. SEE
 
 histories: setup-tests ## Run random histories and hostile messages in memory, e.g. COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) OSRDYNE_HOSTILE=$(or $(COUNT),20000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py tests/component/lifecycle/test_hostile_messages.py $(ARGS)
+
+mutants: setup-tests ## Plant faults in the kernel, and check that the tests find each: make mutants ARGS="token settle"
+	$(BIN)/python -m tests.mutants.run $(ARGS)
 
 test-pyspark: setup-tests ## Run the attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }

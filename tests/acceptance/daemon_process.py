@@ -23,6 +23,7 @@ from osrdyne.client import AsyncClient
 from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.drivers.subprocess.environment import Marks
 from osrdyne.drivers.subprocess.processes import environment_of, session_leaders
+from tests.fork_server import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
@@ -118,7 +119,7 @@ class DaemonProcess:
         self._entries: list[dict[str, Any]] = []
         self._marks: dict[tuple[int, int], Marks | None] = {}
         self._faults = directory / "faults.json"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._launcher = launcher
         worker = [sys.executable, str(LAUNCHER), str(self._faults)]
         base = {
@@ -164,11 +165,16 @@ class DaemonProcess:
     def launch(self, *arguments: str) -> None:
         """Start it, and wait for nothing."""
         assert not self.is_running
+        command = ["run", "-c", str(self.config), *arguments]
+        environment = own_environment(**self.variables)
+        if not self._launcher:
+            self._process = ForkedProcess(command, cwd=self.directory, env=environment, log=self.log_file)
+            return
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._launcher, OSRDYNE, "run", "-c", str(self.config), *arguments],
+                [*self._launcher, OSRDYNE, *command],
                 cwd=self.directory,
-                env=own_environment(**self.variables),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -22,5 +22,7 @@ while "until" in fault and not Path(fault["until"]).exists():
 config = json.loads(os.environ["WORKER_CONFIG"])
 config["app"].update(fault.get("config", {}))
 os.environ["WORKER_CONFIG"] = json.dumps(config)
-worker = Path(sys.executable).with_name("osrdyne-worker")
-os.execv(worker, [str(worker), "tests.acceptance.gated_echo:app"])
+sys.argv = ["osrdyne-worker", "tests.acceptance.gated_echo:app"]
+from osrdyne_worker.main import main  # noqa: E402  # after the faults, which need no import
+
+main()

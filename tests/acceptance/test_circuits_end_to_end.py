@@ -116,6 +116,7 @@ async def until_state(daemon: DaemonProcess, state: str) -> None:
     await until(reached, f"the circuit is {state}", timeout=LONG)
 
 
+@pytest.mark.nightly
 async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
     make_daemon: MakeDaemon, answers: Answers, backend: Backend, tmp_path: Path
 ) -> None:

@@ -44,13 +44,14 @@ def assert_sentence(done: subprocess.CompletedProcess[str], code: int, sentence:
     assert "hidden" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "check-config", "doctor", "status"])
+@pytest.mark.parametrize("command", ["run", "status"])
 def test_unknown_key_in_the_file_names_the_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "osrdyne.yaml").write_text("pool:\n  idd: x\n")
     sentence = "pool.idd (file osrdyne.yaml:2): unknown setting; did you mean pool.id?"
     assert_sentence(osrdyne(tmp_path, command), 2, sentence)
 
 
+@pytest.mark.nightly
 def test_unknown_variable_is_named(tmp_path: Path) -> None:
     done = osrdyne(tmp_path, "run", OSRDYNE__POOL__IDD="x")
     assert_sentence(done, 2, "pool.idd (environment OSRDYNE__POOL__IDD): unknown setting; did you mean pool.id?")
@@ -61,11 +62,13 @@ def test_wrong_uri_is_refused_without_being_shown(tmp_path: Path) -> None:
     assert_sentence(done, 2, "broker.uri (environment OSRDYNE__BROKER__URI): must look like amqp://")
 
 
+@pytest.mark.nightly
 def test_missing_secret_file_is_named(tmp_path: Path) -> None:
     done = osrdyne(tmp_path, "run", "--set", "broker.management_uri_file=nowhere")
     assert_sentence(done, 2, "broker.management_uri_file (flag --set): cannot read nowhere: No such file or directory")
 
 
+@pytest.mark.nightly
 def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "unknown driver 'nope'; known drivers: ")
 
@@ -77,6 +80,7 @@ def test_application_that_does_not_exist_is_found_before_anything_starts(tmp_pat
     assert_sentence(done, 2, "worker.app: The module 'mine' has no 'app'.")
 
 
+@pytest.mark.nightly
 def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "osrdyne.yaml").write_text("broker: {uri_file: uri, tls: {ca_file: /nowhere.pem}}")
     (tmp_path / "uri").write_text("amqps://u:hidden@127.0.0.1:1")
@@ -94,7 +98,7 @@ def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
     assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
 
 
-@pytest.mark.parametrize("command", ["run", "dev", "check-config"])
+@pytest.mark.parametrize("command", ["run", "check-config"])
 def test_wrong_configuration_of_the_application_is_found_before_anything_starts(tmp_path: Path, command: str) -> None:
     table = "{view: lineitem, path: /data/lineitem.parquet, cash: true}"
     (tmp_path / "osrdyne.yaml").write_text(
@@ -104,6 +108,7 @@ def test_wrong_configuration_of_the_application_is_found_before_anything_starts(
     assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: unknown setting (did you mean cache?)")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["check-config", "doctor"])
 def test_delta_table_without_a_jar_for_the_installed_spark_is_named_with_the_remedy(
     tmp_path: Path, command: str
@@ -117,6 +122,7 @@ def test_delta_table_without_a_jar_for_the_installed_spark_is_named_with_the_rem
     assert "install osrdyne[delta]" in said, said
 
 
+@pytest.mark.nightly
 def test_application_validates_its_configuration_with_its_own_model(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from pydantic import BaseModel\nfrom osrdyne_worker import App\n"
@@ -137,7 +143,7 @@ def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:
     assert_sentence(done, 2, f"Port {port} on 127.0.0.1 is in use by another process")
 
 
-@pytest.mark.parametrize("command", [["status"], ["groups", "list"], ["groups", "show", "k"], ["poison", "list"]])
+@pytest.mark.parametrize("command", [["status"], ["groups", "show", "k"]])
 def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     done = osrdyne(tmp_path, *command, "--api", "http://127.0.0.1:1")
     assert_sentence(
@@ -145,12 +151,14 @@ def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_configuration_file_as_an_argument_is_refused_with_its_option(tmp_path: Path) -> None:
     assert_sentence(
         osrdyne(tmp_path, "check-config", "osrdyne.yaml"), 2, "The configuration file is given with --config"
     )
 
 
+@pytest.mark.nightly
 def test_something_else_on_the_port_is_not_a_daemon(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -170,6 +178,7 @@ def test_something_else_on_the_port_is_not_a_daemon(tmp_path: Path) -> None:
     assert "is not an osrdyne daemon" in stderr
 
 
+@pytest.mark.nightly
 def test_wrong_usage_points_to_the_help(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--nope"), 2, "No such option: --nope. Try `osrdyne run --help`.")
 

@@ -47,13 +47,13 @@ async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> No
 @pytest.mark.parametrize(
     "moment",
     [
-        while_orphans_are_queued,
+        pytest.param(while_orphans_are_queued, marks=pytest.mark.nightly),
         right_after_a_burst,
-        when_the_first_queue_is_bound,
-        while_workers_load,
+        pytest.param(when_the_first_queue_is_bound, marks=pytest.mark.nightly),
+        pytest.param(while_workers_load, marks=pytest.mark.nightly),
         while_requests_run,
     ],
-    ids=lambda moment: moment.__name__,
+    ids=lambda moment: getattr(moment, "__name__", None),
 )
 async def test_daemon_killed_under_load_loses_nothing(
     make_daemon: MakeDaemon, caller: DurableCaller, moment: Moment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from daemon_process import MakeDaemon
 from durable_caller import DurableCaller
 
@@ -22,6 +23,7 @@ async def test_request_that_expires_behind_a_long_one_is_answered(
     assert (await caller.answer(long)).status == "ok"
 
 
+@pytest.mark.nightly
 async def test_request_that_must_not_start_a_worker_is_refused_until_one_runs(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:

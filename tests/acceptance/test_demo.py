@@ -11,7 +11,7 @@ import pytest
 from daemon_process import ROOT
 from own_home import processes_of
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 
 def output_of(name: str, *options: str, home: dict[str, str], directory: Path) -> str:

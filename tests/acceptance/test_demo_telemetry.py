@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_demo import output_of
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
 
 
 def test_demo_of_telemetry_shows_the_examples_and_draws_a_graph(home: dict[str, str], tmp_path: Path) -> None:

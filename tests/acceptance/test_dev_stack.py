@@ -15,7 +15,7 @@ from daemon_process import OSRDYNE, PATIENCE, until
 from own_home import processes_of
 from spark_fixtures import SHORT_LIVED
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 START_LIMIT = 400.0

@@ -18,7 +18,7 @@ from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne_worker.pipelines.telemetry.table import Table
 
-pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq, pytest.mark.timeout(1800)]
 
 KEY = "plant/1"
 ROUTES = {

@@ -23,6 +23,7 @@ def run(daemon: DaemonProcess, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 async def test_group_is_started_shown_and_stopped_by_command(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon()
     await daemon.start()
@@ -77,6 +78,7 @@ async def test_reload_by_hand_is_answered_with_the_outcome(
         assert (await client.call(KEY, "/data", timeout=120)).body == b"1"
 
 
+@pytest.mark.nightly
 async def test_pinned_group_outlives_idleness_and_the_daemon(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(lifecycle={"unbind_delay": "1s", "extra_lifetime": "100ms", "stop_delay": "60s"})
     await daemon.start()

@@ -46,11 +46,13 @@ async def test_wrong_password_is_reported_and_not_shown(
     assert "hidden" not in daemon.log()
 
 
+@pytest.mark.nightly
 async def test_broker_that_is_not_there_is_named(make_daemon: MakeDaemon) -> None:
     port = free_port()
     assert f"127.0.0.1:{port}" in await until_it_retries(make_daemon(amqp_uri=f"amqp://guest:hidden@127.0.0.1:{port}/"))
 
 
+@pytest.mark.nightly
 async def test_broker_without_management_plugin_is_reported_with_the_remedy(make_daemon: MakeDaemon) -> None:
     sentence = await until_it_retries(make_daemon(management_uri=f"http://guest:hidden@127.0.0.1:{free_port()}"))
     assert "management" in sentence
@@ -69,6 +71,7 @@ async def test_foreign_controller_queue_is_named_and_the_daemon_recovers(
     await caller.info("k")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("found", ["while it runs", "at its start"])
 async def test_foreign_request_queue_concerns_its_key_only(
     make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, caller: DurableCaller, found: str
@@ -94,6 +97,7 @@ SPARK: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 async def test_missing_java_is_reported_to_the_caller(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Any
 ) -> None:

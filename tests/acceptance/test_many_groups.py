@@ -10,7 +10,7 @@ import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq]
 
 IDLE_SECONDS = 5.0
 IDLE_LIMIT = 0.05

@@ -1,8 +1,8 @@
 """One million events, and 20 kills: each confirmed event is in the table once, and each last value is the newest.
 
-`make soak` runs it. Two pools on a RabbitMQ of their own: `plant` has the log and the last values, `ingest` stores the
-log with Spark. A client publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either
-pool, a worker of the ingest, the reader of the last values or RabbitMQ is killed, at points that a seed chooses:
+Two pools on a RabbitMQ of their own: `plant` has the log and the last values, `ingest` stores the log with Spark. A
+client publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either pool, a worker of
+the ingest, the reader of the last values or RabbitMQ is killed, at points that a seed chooses:
 `OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
 """
 
@@ -35,7 +35,7 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne_worker.pipelines.telemetry.table import Table
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 EVENTS = int(os.environ.get("OSRDYNE_EVENTS", "1000000"))
 SEED = int(os.environ.get("OSRDYNE_SEED", "1"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from daemon_process import MakeDaemon, until
 from durable_caller import DurableCaller
 
 
+@pytest.mark.nightly
 async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(worker={"scaling": {"max": 3, "target_lag": "1s", "cooldown": "1s"}})
     await daemon.start()

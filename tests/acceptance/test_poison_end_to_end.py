@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
@@ -49,6 +50,7 @@ async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_
     assert poison(daemon) == []
 
 
+@pytest.mark.nightly
 async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(requests={"delivery_limit": 3})
     await daemon.start()
@@ -79,6 +81,7 @@ async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: 
     assert poison(standby) == poison(leader)
 
 
+@pytest.mark.nightly
 async def test_requests_that_kill_workers_delay_others_by_a_restart_each(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -97,6 +100,7 @@ async def test_requests_that_kill_workers_delay_others_by_a_restart_each(
     assert len(poison(daemon)) == len(deadly)
 
 
+@pytest.mark.nightly
 async def test_without_poison_time_the_delivery_limit_decides(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(requests={"delivery_limit": 3, "poison_time": 0})
     await daemon.start()

@@ -64,6 +64,7 @@ async def test_twenty_keys_share_one_process(make_daemon: MakeDaemon, caller: Du
     assert KEYS[0] in shown.stdout, shown.stderr
 
 
+@pytest.mark.nightly
 async def test_spare_process_is_up_before_the_first_request(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = pooled(make_daemon, spares=1)
     await daemon.start()
@@ -77,6 +78,7 @@ async def test_spare_process_is_up_before_the_first_request(make_daemon: MakeDae
     await until(lambda: len(process_pids(daemon)) == 2, "another spare is started")
 
 
+@pytest.mark.nightly
 async def test_idle_key_is_released_and_the_others_stay(
     make_daemon: MakeDaemon, caller: DurableCaller, management: ManagementClient
 ) -> None:
@@ -109,6 +111,7 @@ async def test_process_killed_under_load_loses_nothing(make_daemon: MakeDaemon, 
     assert (await daemon.get("/v1/poison"))["total"] == 0
 
 
+@pytest.mark.nightly
 async def test_processes_are_recycled_under_load_without_a_gap(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     """Each key has its successor in another process before its process ends, and no request is interrupted."""
     daemon = pooled(make_daemon, worker={"pooled": {"max_requests": 40}})
@@ -153,6 +156,7 @@ async def test_leader_killed_between_two_deaths_blames_no_innocent_key(
     await asyncio.gather(*map(caller.info, innocent))
 
 
+@pytest.mark.nightly
 async def test_process_with_a_hundred_keys_is_killed_and_none_is_blamed(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:
@@ -172,6 +176,7 @@ async def test_process_with_a_hundred_keys_is_killed_and_none_is_blamed(
     assert process_pids(daemon) != [before]
 
 
+@pytest.mark.nightly
 async def test_stopped_process_is_killed_and_its_keys_answer(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = pooled(make_daemon, worker={"pooled": {"process_timeout": "6s"}})
     await daemon.start()
@@ -224,6 +229,7 @@ async def test_daemons_killed_at_each_step_of_assign_and_release_lose_nothing(
             group.create_task(kill_at(daemon, event, fields))
 
 
+@pytest.mark.nightly
 async def test_change_of_placement_replaces_workers(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(driver={"options": {"command": WORKER}})
     await daemon.start()
@@ -240,6 +246,7 @@ async def test_change_of_placement_replaces_workers(make_daemon: MakeDaemon, cal
     assert (await caller.info("k"))["pid"] == daemon.pids("k")[0]
 
 
+@pytest.mark.nightly
 async def test_stop_with_workers_ends_the_processes(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = pooled(make_daemon, spares=1)
     await daemon.start("--stop-workers")
@@ -268,6 +275,7 @@ async def test_placement_that_cannot_work_is_refused(
     assert expected in checked.stderr
 
 
+@pytest.mark.nightly
 async def test_application_that_is_not_poolable_is_refused(make_daemon: MakeDaemon) -> None:
     daemon = pooled(make_daemon, worker={"app": "tests.integration.flaky_app:app"})
     daemon.settings = {**daemon.settings, "driver": {"name": "subprocess", "options": {}}}

@@ -7,6 +7,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from daemon_process import OSRDYNE, PATIENCE, MakeDaemon, own_environment, until
 
 from osrdyne.client import AsyncClient, Client, StartProgress
@@ -57,6 +58,7 @@ async def test_callers_learn_their_position_and_go_on_with_the_next_leader(
         assert silent == []
 
 
+@pytest.mark.nightly
 async def test_command_line_and_blocking_client_show_the_start(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     daemon, gate = make_daemon(), tmp_path / "gate"
     daemon.set_faults({"k": {"until": str(gate)}, "other": {"until": str(gate)}})

@@ -1,4 +1,4 @@
-"""Managed pools at full scale, with thousands of requests: `make soak`."""
+"""Managed pools at full scale, with thousands of requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from managed_callers import (
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 EVERY = 10
 """Of so many requests of the middle class one expires before there is a worker."""
 

@@ -105,6 +105,7 @@ async def test_killed_daemon_loses_no_request_and_keeps_the_order_of_a_class(
     assert {status for _, status in answers.served} == {"ok"}
 
 
+@pytest.mark.nightly
 async def test_history_rollback_and_explanation_of_a_running_pool(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     daemon = managed(make_daemon)
     await daemon.start()

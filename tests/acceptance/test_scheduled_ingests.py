@@ -22,7 +22,7 @@ from osrdyne.protocol.messages import AUTHORIZATION_HEADER, PATH_HEADER
 from osrdyne.protocol.names import PoolNames
 from osrdyne_worker.pipelines.telemetry.table import Table
 
-pytestmark = pytest.mark.one_rabbitmq
+pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq]
 
 ROUTE = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
 SPARK_PATIENCE = 600.0

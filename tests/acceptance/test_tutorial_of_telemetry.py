@@ -17,7 +17,7 @@ import pytest
 from daemon_process import PATIENCE, ROOT, free_port, until
 from own_home import processes_of
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
 
 PAGE = ROOT / "docs" / "tutorials" / "device-to-query.md"
 _BLOCK = re.compile(r"(?:Save this as `(?P<file>[^`]+)`(?:[^\n]*\n)+?\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.DOTALL)

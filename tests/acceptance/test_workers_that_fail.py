@@ -73,6 +73,7 @@ async def test_group_that_cannot_start_answers_and_recovers(make_daemon: MakeDae
     assert len(daemon.events("worker started", key="broken")) == 2
 
 
+@pytest.mark.nightly
 async def test_error_of_the_application_at_start_reaches_the_caller(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:
@@ -84,6 +85,7 @@ async def test_error_of_the_application_at_start_reaches_the_caller(
     assert "the table lineitem is missing" in str(answer.detail)
 
 
+@pytest.mark.nightly
 async def test_command_that_does_not_exist_is_named(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(driver={"options": {"command": ["/nowhere/worker"]}})
     await daemon.start()
@@ -100,6 +102,7 @@ async def poison(daemon: DaemonProcess) -> list[dict[str, object]]:
     return messages
 
 
+@pytest.mark.nightly
 async def test_request_that_crashes_every_worker_becomes_poison(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(requests={"delivery_limit": 3, "poison_time": 0})  # 0: its text is not refused before
     await daemon.start()

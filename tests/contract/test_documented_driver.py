@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
+pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes"), pytest.mark.nightly]
 
 GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
 

@@ -58,6 +58,7 @@ async def publish_until_blocked(connection: Connection, channel: Channel) -> tup
         taken += 1
 
 
+@pytest.mark.nightly
 async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
     blockable: EmbeddedBroker, publisher: tuple[Connection, Channel]
 ) -> None:

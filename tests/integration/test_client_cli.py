@@ -43,6 +43,7 @@ def call(uri: str, pool: str, *arguments: str, directory: Path) -> tuple[int, st
         return process.returncode, out, errors
 
 
+@pytest.mark.nightly
 def test_rows_are_printed_as_a_table(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     with responder_in_a_thread(broker.amqp_uri, pool_id):
         code, out, errors = call(broker.amqp_uri, pool_id, "k", "/sql", "-d", json.dumps(ROWS), directory=tmp_path)
@@ -94,6 +95,7 @@ def test_error_answer_and_progress_go_to_standard_error(broker: EmbeddedBroker, 
     ]
 
 
+@pytest.mark.nightly
 def test_no_answer_in_time_is_exit_code_3(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     no_skew = ("--set", "requests.max_clock_skew=0s")
     with responder_in_a_thread(broker.amqp_uri, pool_id, silence):
@@ -139,6 +141,7 @@ def test_ctrl_c_cancels_the_request_and_reports_it(broker: EmbeddedBroker, pool_
     assert cancel.routing_key == "k"
 
 
+@pytest.mark.nightly
 def test_header_and_no_activate_reach_the_request(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     seen: list[Request] = []
 
@@ -190,6 +193,7 @@ def test_replay_requests_each_partition_until_its_end(broker: EmbeddedBroker, po
     assert "partition 1: 50 of 70" in errors
 
 
+@pytest.mark.nightly
 def test_replay_names_the_pool_whose_workers_are_not_those_of_the_ingest(
     broker: EmbeddedBroker, pool_id: str, tmp_path: Path
 ) -> None:

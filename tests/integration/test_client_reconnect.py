@@ -124,6 +124,7 @@ def own_broker() -> Iterator[EmbeddedBroker]:
         run_apart(broker.close)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_client_lives_through_a_restart_of_the_broker(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(

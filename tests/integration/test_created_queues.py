@@ -43,6 +43,7 @@ async def api(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.mark.nightly
 async def test_queue_expires_while_requests_wait(
     daemon: Daemon, api: httpx.AsyncClient, connection: amqp.Connection, channel: Channel, pool_id: str
 ) -> None:

@@ -127,6 +127,7 @@ async def test_each_key_of_a_pooled_process_has_its_own_version(
         assert (await pooled.stage.caller.answer(held)).body == b"1 of b"
 
 
+@pytest.mark.nightly
 async def test_client_names_the_version(pool: Stage, directory: Directory) -> None:
     await pool.start(app=APP, config={"directory": str(directory.path)})
     directory.publish("1")
@@ -165,6 +166,7 @@ async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool:
     assert [response.status for response in responses] == ["ok"] * 5
 
 
+@pytest.mark.nightly
 async def test_repeated_command_reloads_once_and_reports_again(pool: Stage, directory: Directory) -> None:
     worker = await pool.start(app=APP, config={"directory": str(directory.path)})
 

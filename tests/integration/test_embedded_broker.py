@@ -71,6 +71,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "node"
 
 
+@pytest.mark.nightly
 async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(directory: Path) -> None:
     broker = EmbeddedBroker(directory, consumer_timeout=7200)
     await broker.start()

@@ -149,7 +149,7 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
             assert none.output == "There is no last value of this key.\n"
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 async def test_reader_that_is_killed_again_and_again_loses_no_value(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, store: str, request: pytest.FixtureRequest
 ) -> None:

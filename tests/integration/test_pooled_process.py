@@ -96,6 +96,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     assert 0 < state.memory.limit.share <= 1
 
 
+@pytest.mark.nightly
 async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: PooledStage) -> None:
     process = await pooled.start()
     await pooled.assign(process, "sound")
@@ -172,6 +173,7 @@ async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledS
         assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
+@pytest.mark.nightly
 async def test_drained_process_ends_after_its_last_worker(pooled: PooledStage) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
@@ -200,6 +202,7 @@ async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage,
     assert document(await pooled.call("k", "/get"))["values"] == {"name": 1}
 
 
+@pytest.mark.nightly
 async def test_application_that_is_not_poolable_is_refused(pooled: PooledStage) -> None:
     process = await pooled.start(app="tests.integration.stray_app:app", ready=False)
     assert await process.wait() == ExitCode.INVALID_CONFIGURATION

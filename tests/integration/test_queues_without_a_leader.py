@@ -106,6 +106,7 @@ async def has_leader(broker: EmbeddedBroker, key: Key, *, within: float) -> bool
         return True
 
 
+@pytest.mark.nightly
 async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) -> None:
     """What is sent to it holds up its channel for 65 s."""
     async with connected(node) as connection:
@@ -123,6 +124,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) ->
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
+@pytest.mark.nightly
 async def test_queue_that_was_not_persisted_is_declared_again_before_it_is_bound(
     node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, man
         assert second["pid"] != first["pid"]
 
 
+@pytest.mark.nightly
 async def test_idle_group_leaves_no_user(settings: Settings, management: ManagementClient) -> None:
     async with running_daemon(settings) as daemon, client_of(settings) as client:
         await client.call(KEY, "/echo", b"x")

@@ -91,6 +91,7 @@ async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, clie
     await until_queue_is_empty(pool)
 
 
+@pytest.mark.nightly
 async def test_small_and_empty_and_limited_results(pool: Stage, client: AsyncClient) -> None:
     await start(pool)
     assert await numbers(client.call_batches("k", "/rows", {"batches": 1, "rows": 3})) == [0, 1, 2]
@@ -123,6 +124,7 @@ async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: 
     assert (caught.value.code, found) == (503, [1000] * 6)
 
 
+@pytest.mark.nightly
 async def test_killed_worker_before_the_first_row_is_not_noticed(
     pool: Stage, client: AsyncClient, tmp_path: Path
 ) -> None:
@@ -199,12 +201,14 @@ async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient
     await until_state(client, open=0)
 
 
+@pytest.mark.nightly
 async def test_pool_without_a_credit_exchange_answers_in_one_message(pool: Stage, client: AsyncClient) -> None:
     await delete_exchange(pool.channel, pool.names.credit_exchange)
     await start(pool)
     assert await numbers(client.call_batches("k", "/table", {"batches": 3})) == list(range(3000))
 
 
+@pytest.mark.nightly
 async def test_user_who_may_not_grant_credit_gets_the_remedy(
     pool: Stage, client: AsyncClient, management: ManagementClient
 ) -> None:
@@ -244,6 +248,7 @@ async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncCl
         assert await numbers(batches) == list(range(1000, 40_000))
 
 
+@pytest.mark.nightly
 def test_blocking_client_reads_a_stream(broker: EmbeddedBroker, pool_id: str) -> None:
     body = {"batches": 12}
 

@@ -25,7 +25,7 @@ LEAST = 0.05
 CURRENT = pytest.StashKey[pytest.Item]()
 
 
-def calculation(rounds: int = 400_000) -> float:
+def calculation(rounds: int = 200_000) -> float:
     """Seconds of a fixed calculation."""
     began = time.perf_counter()
     table: dict[int, int] = {}
@@ -37,7 +37,7 @@ def calculation(rounds: int = 400_000) -> float:
 def floor() -> float:
     """Seconds of the calculation on two cores at once, the best of five."""
     with ProcessPoolExecutor(2) as executor:
-        return min(max(executor.map(calculation, [400_000] * 2)) for _ in range(5))
+        return min(max(executor.map(calculation, [200_000] * 2)) for _ in range(5))
 
 
 class Budget:

@@ -94,7 +94,10 @@ def is_about_rabbitmq(item: pytest.Item) -> bool:
     return real and OWN_RABBITMQ not in fixtures
 
 
-def is_chosen(item: pytest.Item, tier: str) -> bool:
+def is_chosen(item: pytest.Item, tier: str | None) -> bool:
+    """`tier`: None for a run without `--tier`, which leaves out only what takes long."""
+    if tier is None:
+        return tier_of(item) != "nightly"
     return is_about_rabbitmq(item) if tier == "rabbitmq4" else tier_of(item) == tier
 
 
@@ -108,10 +111,6 @@ def time_limit(item: pytest.Item) -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, help="run the tests of this tier only; see tests/plugins/tiers.py")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: takes long, or repeats at full scale; `make test-all` runs it")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -132,14 +131,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(time_limit(item)))
     tier = config.getoption("tier")
-    if tier is None:
-        return
-    remember_tiers(config, items)
+    if tier is not None:
+        remember_tiers(config, items)
     chosen = [item for item in items if is_chosen(item, tier)]
     config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item, tier)])
-    seconds = durations(config.rootpath)
-    chosen.sort(key=lambda item: -seconds.get(file_of(item), 0.0))
     items[:] = chosen
+    if tier is None:
+        return
+    seconds = durations(config.rootpath)
+    items.sort(key=lambda item: -seconds.get(file_of(item), 0.0))
     if config.getoption("dist", "no") == "loadgroup":
         for item in items:
             shared = "spark" in getattr(item, "fixturenames", ())

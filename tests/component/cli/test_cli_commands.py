@@ -493,6 +493,7 @@ def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[st
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("shell", "code", "error"),
     [

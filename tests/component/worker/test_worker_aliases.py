@@ -27,6 +27,7 @@ def test_former_import_path_works_with_a_warning(alias: str, name: str, value: o
     assert getattr(module, name) is value
 
 
+@pytest.mark.usefixtures("processes")
 def test_former_command_works_with_a_warning() -> None:
     command = [sys.executable, "-m", "osrdyne_worker.runtime.main", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -175,6 +175,7 @@ def test_outside_of_a_starting_worker_nothing_starts(starts: Starts) -> None:
     assert starts.running == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_jvm_that_exits_leaves_its_message_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
