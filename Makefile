@@ -51,8 +51,8 @@ check: setup-tests ## Check formatting, lint, types, import rules, shell scripts
 test: setup-tests ## Run the tests without processes of their own, on fakes and RabbitMQ: 5 minutes on two cores
 	$(call TIER,test) -n 4 --dist loadfile tests $(ARGS)
 
-test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 3 minutes
-	$(call TIER,process) -n 6 --dist loadfile tests $(ARGS)
+test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 4 minutes
+	$(call TIER,process) -n 8 --dist loadfile tests $(ARGS)
 
 # The archive of classes halves the processor time of each start of Java; the first start on a machine writes it.
 test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 5 minutes

@@ -73,6 +73,7 @@ def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "unknown driver 'nope'; known drivers: ")
 
 
+@pytest.mark.nightly
 def test_application_that_does_not_exist_is_found_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("application = 1\n")
     places = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
@@ -98,6 +99,7 @@ def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
     assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["run", "check-config"])
 def test_wrong_configuration_of_the_application_is_found_before_anything_starts(tmp_path: Path, command: str) -> None:
     table = "{view: lineitem, path: /data/lineitem.parquet, cash: true}"
@@ -183,6 +185,7 @@ def test_wrong_usage_points_to_the_help(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--nope"), 2, "No such option: --nope. Try `osrdyne run --help`.")
 
 
+@pytest.mark.nightly
 def test_doctor_without_a_broker_names_the_remedy_and_fails(tmp_path: Path) -> None:
     done = osrdyne(tmp_path, "doctor", "--driver", "noop")
     assert done.returncode == 1

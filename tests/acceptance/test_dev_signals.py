@@ -84,6 +84,7 @@ async def test_interrupt_during_the_start_ends_it_at_once(
     assert_nothing_left(home)
 
 
+@pytest.mark.nightly
 async def test_terminal_that_is_closed_ends_the_workers_too(
     started: tuple[subprocess.Popen[bytes], Terminal], home: dict[str, str], tmp_path: Path
 ) -> None:

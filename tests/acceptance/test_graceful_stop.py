@@ -11,6 +11,7 @@ from daemon_process import MakeDaemon, until
 from durable_caller import DurableCaller
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)], ids=str)
 async def test_stopped_daemon_leaves_its_workers_to_the_next_one(
     make_daemon: MakeDaemon, caller: DurableCaller, number: signal.Signals

@@ -63,6 +63,7 @@ async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: Durab
     assert poison(daemon) == []
 
 
+@pytest.mark.nightly
 async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     leader = make_daemon(requests={"delivery_limit": 3})
     await leader.start()

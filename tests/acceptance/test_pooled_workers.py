@@ -43,6 +43,7 @@ async def processes(daemon: DaemonProcess) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.nightly
 async def test_twenty_keys_share_one_process(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = pooled(make_daemon)
     await daemon.start()
@@ -133,6 +134,7 @@ async def test_processes_are_recycled_under_load_without_a_gap(make_daemon: Make
     assert daemon.events("worker ended", component="worker_actions") == []
 
 
+@pytest.mark.nightly
 async def test_leader_killed_between_two_deaths_blames_no_innocent_key(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:

@@ -76,6 +76,7 @@ class ProcessHarness(PooledHarness):
         os.kill(int(process.external_id), signal.SIGKILL)
 
 
+@pytest.mark.nightly
 class TestPooledDriverWithRealProcesses(PooledConformance):
     @pytest.fixture
     async def harness(self, processes, tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage)
     assert await pool.ready_requests() == 0
 
 
+@pytest.mark.nightly
 async def test_worker_that_dies_in_a_batch_loses_none_of_its_requests(pool: Stage, tmp_path: Path) -> None:
     mark = tmp_path / "survive"
     body = {"unless": str(mark)}

@@ -162,6 +162,7 @@ async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
     assert await process.wait() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer

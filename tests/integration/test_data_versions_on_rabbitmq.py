@@ -150,6 +150,7 @@ async def test_identical_requests_of_the_queue_share_a_run(pool: Stage, director
     assert (await pool.caller.call("/shared", b"same")).body == b"2"
 
 
+@pytest.mark.nightly
 async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):

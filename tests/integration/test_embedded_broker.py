@@ -22,7 +22,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.rabbitmq.node_files import NodeIdentity, is_free
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
 
-pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
+pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""

@@ -119,6 +119,7 @@ async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits
     assert all(one.headers[DUPLICATE_HEADER] is True and not one.redelivered for one in kept)
 
 
+@pytest.mark.nightly
 async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(
     daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
 ) -> None:

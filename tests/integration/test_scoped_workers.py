@@ -86,6 +86,7 @@ async def test_dead_worker_takes_its_user_along(settings: Settings, management: 
         await until(only_second, "the user of the dead worker is gone")
 
 
+@pytest.mark.nightly
 async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, management: ManagementClient) -> None:
     worker = settings.worker.model_copy(update={"queue_missing_timeout": 1.0})
     async with running_daemon(settings.model_copy(update={"worker": worker})), client_of(settings) as client:
@@ -167,6 +168,7 @@ async def test_controller_that_may_not_make_users_tells_callers(policymaker: Set
             await client.call(KEY, "/echo", b"x", timeout=PATIENCE)
 
 
+@pytest.mark.nightly
 async def test_doctor_reports_that_the_user_may_not_make_users(policymaker: Settings) -> None:
     findings = {finding.subject: finding for finding in await run_broker_checks(policymaker)}
     assert not findings["user tags"].ok

@@ -67,6 +67,7 @@ async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, dict[
     return process.returncode, json.loads(out)
 
 
+@pytest.mark.nightly
 async def test_messages_are_in_the_log_to_the_byte(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ async def test_messages_are_in_the_log_to_the_byte(
     assert sorted(found) == sorted((one.key, one.message_id, one.body) for one in messages)
 
 
+@pytest.mark.nightly
 async def test_ctrl_c_prints_the_summary(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> None:
     async with Responder(broker_settings.uri.get_secret_value(), pool_id, ["plant"]) as responder:
         endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--alarms", "1/h")

@@ -220,6 +220,7 @@ def call_by_command(settings: Settings) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 async def test_daemon_goes_on_trying_until_the_files_are_right(
     settings: Settings, tls_broker: EmbeddedBroker, foreign: TlsFiles, tmp_path: Path
 ) -> None:

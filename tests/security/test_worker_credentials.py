@@ -89,6 +89,7 @@ async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(
         assert (await client.call(pool.key, "/seek", pool.uri.encode(), timeout=PATIENCE)).json() == []
 
 
+@pytest.mark.nightly
 async def test_administrator_in_workers_is_reported_by_log_status_and_doctor(
     settings: Settings, broker_settings: BrokerSettings, capfd: pytest.CaptureFixture[str]
 ) -> None:
