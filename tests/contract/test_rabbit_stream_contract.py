@@ -83,6 +83,7 @@ def test_a_batch_reads_ranges_in_splits(source: Source) -> None:
     assert sorted(int(row.body) for row in rows if row.stream == second) == list(range(40))
 
 
+@pytest.mark.nightly
 def test_a_query_continues_where_its_checkpoint_ends(source: Source, tmp_path: Path) -> None:
     """Every message once: with a limit for each batch, two streams, and a restart."""
     first = source.fill("a", numbered(120))
@@ -97,6 +98,7 @@ def test_a_query_continues_where_its_checkpoint_ends(source: Source, tmp_path: P
     assert source.stored(tmp_path) == sorted(expected)
 
 
+@pytest.mark.nightly
 def test_a_query_whose_messages_are_gone_fails_or_goes_on(source: Source, tmp_path: Path) -> None:
     stream = source.fill("log", padded(2), arguments=SMALL_SEGMENTS)
     assert source.run(tmp_path, stream=stream) == [2]
@@ -106,6 +108,7 @@ def test_a_query_whose_messages_are_gone_fails_or_goes_on(source: Source, tmp_pa
     assert 0 < sum(source.run(tmp_path, stream=stream, failOnDataLoss="false")) < 200
 
 
+@pytest.mark.nightly
 def test_the_program_of_the_documentation_runs(source: Source, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-rabbitmq-streams.md").read_text(encoding="utf-8")
     found = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -17,6 +17,7 @@ from osrdyne_worker.pipelines.telemetry.table import Table
 pytestmark = pytest.mark.usefixtures("processes")
 
 
+@pytest.mark.nightly
 def test_worker_killed_at_any_step_stores_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no computer ends here
     script = Path(__file__).with_name("killed_ingest.py")

@@ -169,6 +169,7 @@ async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(sho
     await key.answers_others()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "query",
     [

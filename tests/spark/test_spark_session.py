@@ -62,6 +62,7 @@ def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thre
     wait_for(lambda: not active_jobs(spark))
 
 
+@pytest.mark.nightly
 def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
@@ -212,12 +213,14 @@ def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(c
     assert child.jvm_ended()
 
 
+@pytest.mark.nightly
 def test_killed_worker_leaves_no_jvm(child: ChildWithSpark) -> None:
     os.kill(child.process.pid, signal.SIGKILL)
     child.process.wait(120)
     wait_for(child.jvm_ended)
 
 
+@pytest.mark.nightly
 def test_dead_jvm_is_noticed(child: ChildWithSpark) -> None:
     for jvm in child.jvms:
         jvm.kill()

@@ -153,6 +153,7 @@ def alone(call: Call, body: dict[str, Any]) -> Any:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(bodies(), min_size=1, max_size=12))
+@pytest.mark.nightly
 def test_batch_is_answered_as_its_requests_one_by_one(call: Call, asked: list[dict[str, Any]]) -> None:
     for body, answer in zip(asked, ask(call, *asked), strict=True):
         one = alone(call, body)

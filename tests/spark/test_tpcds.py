@@ -10,7 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from fuzz.sql_corpora import refusals, write_tpcds
+
+pytestmark = pytest.mark.nightly
 
 if TYPE_CHECKING:
     from spark_fixtures import MakeCall

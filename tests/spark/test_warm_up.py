@@ -13,6 +13,8 @@ from osrdyne_worker.pipelines.warm_up import KEY, ROUNDS, WarmUp
 from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
 from osrdyne_worker.spark.session import SparkSessions
 
+pytestmark = pytest.mark.nightly
+
 PATIENCE = 240.0
 
 

@@ -12,6 +12,8 @@ from osrdyne.client import StartFailedError
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.spark_starts.standalone_cluster import PATIENCE, StandaloneCluster, pid_of_task, use_master
 
+pytestmark = pytest.mark.nightly
+
 
 def holding(directory: Path, *, seconds: float) -> dict[str, object]:
     directory.mkdir()

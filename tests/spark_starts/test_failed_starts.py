@@ -15,6 +15,8 @@ from osrdyne.client import StartFailedError
 from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess
 
+pytestmark = pytest.mark.nightly
+
 START = """
 import json, sys
 from osrdyne.errors import StartFailedError

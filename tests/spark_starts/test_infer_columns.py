@@ -14,6 +14,8 @@ import yaml
 
 from osrdyne_worker.pipelines import sql as pipeline
 
+pytestmark = pytest.mark.nightly
+
 
 def inferred(directory: Path, worker: dict[str, Any], key: str) -> subprocess.CompletedProcess[str]:
     (directory / "osrdyne.yaml").write_text(json.dumps({"worker": worker}), encoding="utf-8")

@@ -8,6 +8,8 @@ from osrdyne.client import StartFailedError
 from tests.acceptance.daemon_process import DaemonProcess
 from tests.spark_starts.standalone_cluster import StandaloneCluster, use_master
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.timeout(1500)
 async def test_master_that_goes_away_and_comes_back(cluster: StandaloneCluster, daemon: DaemonProcess) -> None:

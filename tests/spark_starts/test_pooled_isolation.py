@@ -25,6 +25,8 @@ from tests.integration.pooled_stage import PooledStage, pooled_stage
 from tests.integration.worker_process import PATIENCE, WorkerProcess
 from tests.spark_fixtures import SHORT_LIVED
 
+pytestmark = pytest.mark.nightly
+
 APP = "tests.spark_starts.isolation_app:app"
 SEED = int(os.environ.get("OSRDYNE_SEED", "50"))
 KEYS = [f"key {number} é" for number in range(50)]
