@@ -192,9 +192,19 @@ class Loader:
                 # A copy: requests that still run must not see one view of the new data beside one of the former.
                 new = replace(new, session=await self._in_thread(self._app.sessions.request_session, former.session))
             group = f"{new.worker_id}-reload-{self._reloads}"
+            # Before the hook, or its frames would find the data that the former load has cached of the same paths.
+            # Requests with the former data read their files meanwhile.
+            await self._begin_load(new.session, group)
             new = replace(new, state=await self._call_in_group(hook, new, group))
+            await self._begin_load(new.session, group)
         self.context = new
         return new
+
+    async def _begin_load(self, session: Any, load: str) -> None:
+        # Optional: the factory of an application may have only the methods of `SessionFactory`.
+        begin = getattr(self._app.sessions, "begin_load", None)
+        if begin is not None:
+            await self._in_thread(lambda given: begin(given, load), session)
 
     async def unload(self, context: Context) -> None:
         """Run `on_unload` for a context that no request uses any more; a failure is logged."""

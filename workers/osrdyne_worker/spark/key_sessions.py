@@ -8,12 +8,13 @@ pool.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.app import Context
+from osrdyne_worker.spark.cached_data import OWNER, CachedData, cached_data
 from osrdyne_worker.spark.jobs import POOL
 from osrdyne_worker.spark.session import ResultT, SparkSessions, setting_text
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-OWNER = "spark.osrdyne.worker"
-"""Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
 FAIR_SCHEDULER = {"spark.scheduler.mode": "FAIR"}
 """Required setting if several keys share Spark: it gives executor slots to the jobs of each key's pool in turn."""
 WARM_UP = (
@@ -88,6 +87,10 @@ class KeySparkSessions(SparkSessions):
         self._use_pool()
         return super()._run_in_group(session, group_id, function, loads=loads)
 
+    @property
+    def _cache_owner(self) -> str | None:
+        return self._owner
+
     def executor_seconds(self, session: Any) -> float | None:
         return None if self._pool_times is None else self._time_of_pool() - self._time_before
 
@@ -130,43 +133,24 @@ class LivingKeys:
             self._sessions.pop(owner, None)
 
     def uncache_unused(self) -> None:
-        """Remove cached data of released keys, unless another key still reads it: data of equal plans is cached once.
-
-        Spark has no public list of cached data: with a version of Spark that lacks these methods, the data stays.
-        """
+        """Remove cached data of released keys, unless another key reads it too: data of equal plans is cached once."""
         with self._lock:
             living = dict(self._sessions)
-            for manager, cached, owner in _cached_data(self._shared):
-                if owner and owner not in living and not _is_read(manager, cached, living):
-                    manager.uncacheQuery(self._shared._jsparkSession, cached.plan(), False, False)
+            for cached in cached_data(self._shared):
+                if cached.owner and cached.owner not in living and not _is_read(cached, living):
+                    cached.remove(self._shared)
 
 
-def _cached_data(session: Any) -> Iterator[tuple[Any, Any, str]]:
-    """Spark's cache manager, each of its entries, and the worker id of its owner; empty if unknown."""
-    manager = session._jsparkSession.sharedState().cacheManager()
-    try:
-        field = manager.getClass().getDeclaredField("cachedData")
-        field.setAccessible(True)
-        entries = field.get(manager).iterator()
-        while entries.hasNext():
-            cached = entries.next()
-            plan = cached.cachedRepresentation().cacheBuilder().cachedPlan()
-            yield manager, cached, str(plan.session().conf().get(OWNER, ""))
-    except Exception as error:  # py4j raises several types for a method that is missing
-        log.warning("owners of cached data unknown", reason=type(error).__name__)
-
-
-def _is_read(manager: Any, cached: Any, living: Mapping[str, Any]) -> bool:
+def _is_read(cached: CachedData, living: Mapping[str, Any]) -> bool:
     """Whether a view of another key uses this data. Compares only views of the same name, so that few are compared."""
-    name = cached.cachedRepresentation().cacheBuilder().tableName()
-    return bool(name.isDefined()) and any(_reads(manager, cached, session, name.get()) for session in living.values())
+    return cached.name is not None and any(_reads(cached, session) for session in living.values())
 
 
-def _reads(manager: Any, cached: Any, session: Any, name: str) -> bool:
+def _reads(cached: CachedData, session: Any) -> bool:
     with suppress(Exception):  # the key has no such view, or has just dropped it
-        found = manager.lookupCachedData(session.table(name)._jdf)
+        found = cached.manager.lookupCachedData(session.table(cached.name)._jdf)
         identity = session._jvm.java.lang.System.identityHashCode
-        return bool(found.isDefined()) and identity(found.get()) == identity(cached)
+        return bool(found.isDefined()) and identity(found.get()) == identity(cached.entry)
     return False
 
 

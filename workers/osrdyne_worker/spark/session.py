@@ -26,6 +26,7 @@ from osrdyne.protocol.spark_master import MasterKind, SparkMaster
 from osrdyne_worker.app.app import Context, KeySessions, importing
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
+from osrdyne_worker.spark.cached_data import LOAD, forget_former_loads
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -388,6 +389,24 @@ class SparkSessions:
             return session
         # Not `newSession()`, which has none of the views and functions that `on_start` has created.
         return type(session)(session.sparkContext, session._jsparkSession.cloneSession())
+
+    def begin_load(self, session: Any, load: str) -> None:
+        """Make `session`, a copy, that of another load of the data, which uses nothing that an earlier one has cached.
+
+        `load`: a name that no other load of this worker has. Called again when the load has ended: a request with the
+        former data may have cached a frame meanwhile.
+        """
+        if _is_connect_session(session):
+            return
+        session.conf.set(LOAD, load)
+        # Spark remembers the files of catalog tables; those of a path are listed by each read.
+        session._jsparkSession.sessionState().catalog().invalidateAllCachedTables()
+        forget_former_loads(session, owner=self._cache_owner, load=load)
+
+    @property
+    def _cache_owner(self) -> str | None:
+        """The owner of the cached data of this factory; None: all of it in this Spark."""
+        return None
 
     def refusal(self, error: Exception) -> RequestError | None:
         """The answer to a request whose handler raised an error of Spark: its error class, SQLSTATE and one line."""

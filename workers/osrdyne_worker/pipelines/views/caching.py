@@ -17,14 +17,13 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import functions as F
 
 from osrdyne.logs import get_logger
+from osrdyne_worker.spark.cached_data import VIEW_PREFIX
 from osrdyne_worker.spark.jobs import POOL, job_properties, set_job_properties
 
 log = get_logger(__name__)
 
 START_DELAY = 3.0
 """Seconds that caching waits for the first request, which it would slow down."""
-_PREFIX = "osrdyne_cached_"
-"""Queries may name the views of the key only, so no query can use a view with this name."""
 
 
 class _CachedPlans:
@@ -71,11 +70,11 @@ def cache_now(
     """
     # Another plan than that of the view: queries would otherwise wait for partitions that are just being cached.
     marked = frame.where(F.lit(mark) == F.lit(mark) if mark else F.lit(True))
-    marked.createOrReplaceTempView(f"{_PREFIX}{view}")
+    marked.createOrReplaceTempView(f"{VIEW_PREFIX}{view}")
     on_begin(view)
-    _plans.cache(session, f"{_PREFIX}{view}", marked.semanticHash())
+    _plans.cache(session, f"{VIEW_PREFIX}{view}", marked.semanticHash())
     # Spark caches at the first use: this reads all rows now, and no request has to.
-    session.table(f"{_PREFIX}{view}").count()
+    session.table(f"{VIEW_PREFIX}{view}").count()
     # Last: until the data is in memory, queries read the files.
     marked.createOrReplaceTempView(view)
 
@@ -83,12 +82,12 @@ def cache_now(
 def drop_cached(session: Any, views: Iterable[str]) -> None:
     """Remove the views of a session that `cache_now` has put into memory. Data that another session reads stays."""
     for view in views:
-        _plans.uncache(session, f"{_PREFIX}{view}")
+        _plans.uncache(session, f"{VIEW_PREFIX}{view}")
 
 
 def cached_name(view: str) -> str:
     """The name under which Spark lists the data of a cached view."""
-    return f"In-memory table {_PREFIX}{view}"
+    return f"In-memory table {VIEW_PREFIX}{view}"
 
 
 class BackgroundCaching:

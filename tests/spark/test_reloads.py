@@ -1,0 +1,198 @@
+"""A reload reads the files as they are then, whatever the former load has cached of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from osrdyne.protocol.names import Key
+from osrdyne_worker import App, Context
+from osrdyne_worker.runtime.loading import Loader
+from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
+
+Load = Callable[[Any, str], None]
+
+
+def cache(session: Any, path: str) -> None:
+    session.read.parquet(path).cache().createOrReplaceTempView("t")
+
+
+def cache_table(session: Any, path: str) -> None:
+    session.read.parquet(path).createOrReplaceTempView("t")
+    session.catalog.cacheTable("t")
+
+
+def persist(session: Any, path: str) -> None:
+    session.sql(f"create or replace temporary view files using parquet options (path '{path}')")
+    session.table("files").selectExpr("v").persist().createOrReplaceTempView("t")
+
+
+def cache_in_sql(session: Any, path: str) -> None:
+    session.sql(f"create or replace temporary view t using parquet options (path '{path}')")
+    session.sql("cache table t")
+
+
+def checkpoint(session: Any, path: str) -> None:
+    session.read.parquet(path).cache().localCheckpoint().createOrReplaceTempView("t")
+
+
+LOADS: tuple[Load, ...] = (cache, cache_table, persist, cache_in_sql, checkpoint)
+
+
+class Shared:
+    """The sessions of a dedicated worker, on the Spark that all tests share."""
+
+    def __init__(self, sessions: Any, session: Any) -> None:
+        self._sessions, self._session = sessions, session
+
+    def build(self, context: Context) -> Any:
+        return self._session.newSession()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+
+class Data:
+    """One key, whose data is a number in a Parquet file."""
+
+    def __init__(self, sessions: Any, threads: ThreadPoolExecutor, path: Path, name: str) -> None:
+        self.path, self.how = path, cache
+        app = App(sessions=sessions)
+        app.on_start(self._load)
+        self.loader = Loader(app, Context(key=Key(name), pool="tests", worker_id=name), threads)
+        self._sessions = sessions
+
+    def _load(self, context: Context) -> None:
+        self.how(context.session, str(self.path))
+        context.session.table("t").count()  # in memory now
+
+    def values(self) -> list[int]:
+        """What a request reads."""
+        session = self._sessions.request_session(self.loader.context.session)
+        return sorted(row.v for row in session.table("t").collect())
+
+
+def write(path: Path, *values: int) -> None:
+    path.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"v": list(values)}), path / "part.parquet")
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+@pytest.fixture
+def uncached(spark: Any) -> Iterator[None]:
+    """What a test caches does not stay."""
+    yield
+    spark.catalog.clearCache()
+
+
+@pytest.fixture(params=["dedicated", "pooled"])
+def sessions_of(request: pytest.FixtureRequest, sessions: Any, spark: Any, uncached: None) -> Callable[[], Any]:
+    """Makes the session factory of one more key."""
+    if request.param == "dedicated":
+        return lambda: Shared(sessions, spark)
+    living = LivingKeys(spark)
+    return lambda: KeySparkSessions(sessions, spark, living)
+
+
+@pytest.mark.parametrize("how", LOADS)
+async def test_reload_serves_the_replaced_files(
+    how: Load, sessions_of: Callable[[], Any], threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    write(tmp_path / "d", 1)
+    data = Data(sessions_of(), threads, tmp_path / "d", "one")
+    data.how = how
+    await data.loader.start()
+    write(tmp_path / "d", 2, 3)
+    assert data.values() == [1], "cached"
+    await data.loader.reload(2)
+    assert data.values() == [2, 3]
+
+
+async def test_reload_finds_partitions_that_were_added(
+    sessions_of: Callable[[], Any], threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d" / "day=1", 1)
+    data = Data(sessions_of(), threads, tmp_path / "d", "one")
+    await data.loader.start()
+    write(tmp_path / "d" / "day=2", 2)
+    await data.loader.reload(2)
+    assert data.values() == [1, 2]
+
+
+async def test_frame_that_a_request_caches_is_not_used_by_the_next_load(
+    sessions_of: Callable[[], Any], threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    write(tmp_path / "d", 1)
+    data = Data(sessions_of(), threads, tmp_path / "d", "one")
+    data.how = lambda session, path: session.read.parquet(path).createOrReplaceTempView("t")
+    await data.loader.start()
+    assert data.loader.context.session.table("t").cache().count() == 1
+    write(tmp_path / "d", 2)
+    await data.loader.reload(2)
+    assert data.values() == [2]
+
+
+async def test_data_of_other_keys_stays_in_memory(
+    sessions: Any, spark: Any, uncached: None, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    living = LivingKeys(spark)
+    for name in ("a", "b"):
+        write(tmp_path / name, 1)
+    ours, theirs = (
+        Data(KeySparkSessions(sessions, spark, living), threads, tmp_path / name, name) for name in ("a", "b")
+    )
+    await ours.loader.start()
+    await theirs.loader.start()
+    await ours.loader.reload(2)
+    assert theirs.loader.context.session.catalog.isCached("t")
+    assert ours.loader.context.session.catalog.isCached("t")
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
+)
+async def test_no_answer_is_older_than_its_version(
+    seed: int, sessions: Any, spark: Any, uncached: None, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Four keys of a pooled process, two of which read the same files."""
+    dice, living = random.Random(seed), LivingKeys(spark)
+    versions = dict.fromkeys(("x", "y", "z"), 1)
+    for name in versions:
+        write(tmp_path / name, 1)
+    keys = [
+        Data(KeySparkSessions(sessions, spark, living), threads, tmp_path / name, f"key-{number}")
+        for number, name in enumerate(("x", "x", "y", "z"))
+    ]
+    loaded: dict[Data, int] = {}
+    for data in keys:
+        data.how = dice.choice(LOADS)
+        await data.loader.start()
+        loaded[data] = versions[data.path.name]
+    for _ in range(12):
+        data = dice.choice(keys)
+        match dice.choice(("replace", "replace", "reload", "reload", "query", "cache")):
+            case "replace":
+                versions[data.path.name] += 1
+                write(data.path, versions[data.path.name])
+            case "reload":
+                data.how = dice.choice(LOADS)
+                await data.loader.reload(versions[data.path.name])
+                loaded[data] = versions[data.path.name]
+            case "cache":
+                data.loader.context.session.table("t").cache()
+        for one in keys:
+            [value] = one.values()
+            assert value >= loaded[one], (seed, one.loader.context.key)
