@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from osrdyne.errors import ConfigurationError
 from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import SqlRequest
+from osrdyne_worker.pipelines.views.datasets import parse_config
 
 
 def rows(call: Call, query: str) -> list[list[Any]]:
@@ -76,14 +79,78 @@ def test_filter_shows_the_rows_of_the_key_only(make_call: Any, tenants: str, key
 
 
 def test_filter_is_compared_in_the_type_of_the_column(make_call: Any, tenants: str) -> None:
-    call = make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), "n=01")
+    call = make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), "n=1")
     assert rows(call, "select tenant from t") == [["b"]]
 
 
-def test_value_that_the_column_cannot_hold_is_an_invalid_key(make_call: Any, tenants: str) -> None:
-    error = refusal(make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), "n=many"))
+@pytest.mark.parametrize("text", ["many", "01", "+1", "1.0", " 1"])
+def test_text_that_is_not_that_of_a_value_is_an_invalid_key(make_call: Any, tenants: str, text: str) -> None:
+    """Two keys never see the same rows."""
+    error = refusal(make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), f"n={text}"))
     assert (error.code, error.error_code) == (400, "invalid_key")
-    assert "number='many'" in error.message
+    assert f"number={text!r}" in error.message
+
+
+DIRECTORIES = ("7", "07", "007", "7.0", "8", "2024-01-01", "a b")
+
+
+@pytest.mark.parametrize("how", ["inferred", "declared", "remembered", "only the file's columns are declared"])
+@pytest.mark.parametrize("directories", [DIRECTORIES[:3], DIRECTORIES], ids=["numbers", "texts"])
+def test_filter_on_directories_compares_their_text(
+    make_call: Any, tmp_path: Path, how: str, directories: tuple[str, ...]
+) -> None:
+    for number, name in enumerate(directories):
+        (tmp_path / f"tenant={name}").mkdir()
+        pq.write_table(pa.table({"v": [number]}), tmp_path / f"tenant={name}" / "p.parquet")
+    columns = {"declared": "v bigint, tenant string", "only the file's columns are declared": "v bigint"}.get(how)
+    table = one_table("t/{tenant}", path=str(tmp_path), filters={"tenant": "{tenant}"}, columns=columns)
+    if how == "remembered":
+        make_call(one_table("all", path=str(tmp_path)), "all")
+    for number, name in enumerate(directories):
+        assert rows(make_call(table, f"t/{name}"), "select v from t") == [[number]], name
+    assert rows(make_call(table, "t/0007"), "select v from t") == []
+
+
+@pytest.mark.parametrize("columns", [None, "tenant int, v int"])
+def test_filter_on_numbers_of_csv_files_compares_their_text(
+    make_call: Any, tmp_path: Path, columns: str | None
+) -> None:
+    (tmp_path / "t.csv").write_text("tenant,v\n7,1\n07,2\n", encoding="utf-8")
+    options = {"header": True} | ({} if columns else {"inferSchema": True})
+    table = one_table(
+        "{tenant}", path=str(tmp_path), format="csv", options=options, columns=columns, filters={"tenant": "{tenant}"}
+    )
+    for name, value in (("7", 1), ("07", 2)):
+        assert rows(make_call(table, name), "select v from t") == [[value]]
+
+
+@pytest.mark.parametrize("columns", ["tenant string, buyer string", None])
+def test_csv_file_with_another_order_of_columns_is_refused(make_call: Any, tmp_path: Path, columns: str | None) -> None:
+    """By position, the row of the second file would be one of acme."""
+    (tmp_path / "a.csv").write_text("tenant,buyer\nacme,bolt\nbolt,acme\n", encoding="utf-8")
+    table = one_table(
+        "{tenant}",
+        path=str(tmp_path),
+        format="csv",
+        options={"header": True},
+        columns=columns,
+        filters={"tenant": "{tenant}"},
+    )
+    assert rows(make_call(table, "acme"), "select * from t") == [["acme", "bolt"]]
+    (tmp_path / "b.csv").write_text("buyer,tenant\nacme,bolt\n", encoding="utf-8")
+    call = make_call(table, "acme")
+    for query in ("select * from t", "select buyer from t", "select count(*) from t"):
+        error = refusal(call, query)
+        assert error.code == 500
+        assert error.error_code.startswith("FAILED_READ_FILE")
+        assert "b.csv" in error.message
+        assert "header" in error.message
+
+
+def test_csv_columns_by_position_are_refused_with_filters() -> None:
+    options = {"header": True, "enforceSchema": True}
+    with pytest.raises(ConfigurationError, match="enforceSchema"):
+        parse_config(one_table("{t}", path="/p", format="csv", options=options, filters={"tenant": "{t}"}))
 
 
 def test_filter_on_no_column_fails_the_start(make_call: Any, tenants: str) -> None:

@@ -44,7 +44,7 @@ from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFile
 from osrdyne_worker.pipelines.views.datasets import ResolvedDataset, SqlConfig, parse_config
 from osrdyne_worker.pipelines.views.live_views import LiveViews
 from osrdyne_worker.pipelines.views.loading import DataProblemError, DeferredViews, View, dataset_of, is_lost_file, load
-from osrdyne_worker.pipelines.views.schemas import RememberedSchemas, schema_directory
+from osrdyne_worker.pipelines.views.schemas import remembered_schemas
 from osrdyne_worker.spark.answers.least_size import least_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
 from osrdyne_worker.spark.answers.streams import StreamedFrame, is_streamable
@@ -189,7 +189,7 @@ class SqlData:
         return data_files(dataset.tables, partial(list_files, self.session) if remote else None)
 
     def _first_views(self, dataset: ResolvedDataset, mark: str) -> tuple[View, ...]:
-        known = RememberedSchemas(schema_directory(), spark_version=self.session.version)
+        known = remembered_schemas(self.session)
         schemas = known if self._remembers_schemas else None
         return load(self.session, dataset, mark=mark, files=self.files, schemas=schemas)
 

@@ -61,6 +61,14 @@ def test_schema_of_another_spark_is_not_used(schemas: RememberedSchemas, tmp_pat
     assert other.get(str(table), "parquet", {}) is None
 
 
+def test_schema_that_was_read_with_other_settings_is_not_used(
+    schemas: RememberedSchemas, tmp_path: Path, table: Path
+) -> None:
+    settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
+    other = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0", settings=settings)
+    assert other.get(str(table), "parquet", {}) is None
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}'])
 def test_damaged_file_is_ignored(schemas: RememberedSchemas, tmp_path: Path, table: Path, text: str) -> None:
     (file,) = (tmp_path / "schemas").iterdir()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -134,6 +134,21 @@ class TableSpec(_Model):
         if self.format == "table" and _PLACEHOLDER.search(self.path):
             raise ValueError("a catalog table has a fixed name; use filters for parts of the key")
         return self
+
+    @model_validator(mode="after")
+    def _columns_by_name(self) -> Self:
+        enforced = {name.lower(): str(value).lower() for name, value in self.options.items()}.get("enforceschema")
+        if self.filters and self.format == "csv" and has_header(self.options) and enforced == "true":
+            raise ValueError(
+                "filters need columns by the names of the header: leave the option enforceSchema out, because with it "
+                "Spark reads them by position"
+            )
+        return self
+
+
+def has_header(options: Mapping[str, object]) -> bool:
+    """Whether the options of a CSV reader say that its files have a header."""
+    return any(name.lower() == "header" and str(value).lower() == "true" for name, value in options.items())
 
 
 class DatasetSpec(_Model):

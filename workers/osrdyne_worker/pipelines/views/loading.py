@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     DateType,
     NumericType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -49,9 +50,10 @@ from osrdyne_worker.pipelines.views.datasets import (
     SqlConfig,
     TableSpec,
     UnknownDatasetError,
+    has_header,
     resolve,
 )
-from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, local_path, schema_directory, signature
+from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, local_path, remembered_schemas, signature
 from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
 from osrdyne_worker.spark.files.parquet_schema import parquet_schema
@@ -276,6 +278,9 @@ def _deferred(
     `open_view` does."""
     spec = table.spec
     listed = None if files is None else files.tables.get(spec.view)
+    # The text of directories and CSV files is compared with the key, which needs what Spark lists (`_filtered`).
+    if table.filters and listed is not None and (listed.has_directories or spec.format == "csv"):
+        return None
     # Data that is to be in memory is read in any case.
     if listed is None or not listed.count or spec.cache or spec.format in TRANSACTIONAL:
         return None
@@ -356,7 +361,7 @@ def _key_columns(spec: TableSpec, columns: tuple[tuple[str, str, bool], ...]) ->
 def _read(session: Any, table: ResolvedTable, *, schema: StructType | None = None) -> Any:
     """The table as a DataFrame. `schema`: if it is known."""
     spec = table.spec
-    reader = session.read.options(**spec.options)
+    reader = session.read.options(**_reader_options(spec))
     if spec.format == TELEMETRY:
         return _committed_rows(session, table)
     if spec.format == LAST_VALUES:
@@ -378,13 +383,24 @@ def _read(session: Any, table: ResolvedTable, *, schema: StructType | None = Non
     files = signature(table.path) if spec.format in FORMATS else None
     if files is None:
         return reader.format(spec.format).load(table.path)
-    schemas = RememberedSchemas(schema_directory(), spark_version=session.version)
+    schemas = remembered_schemas(session)
     known = schemas.get(table.path, spec.format, spec.options)
     if known is not None:
         return reader.schema(StructType.fromJson(known)).format(spec.format).load(table.path)
     frame = reader.format(spec.format).load(table.path)
     schemas.put(table.path, spec.format, spec.options, frame.schema.jsonValue(), files=files)
     return frame
+
+
+def _reader_options(spec: TableSpec) -> dict[str, str | bool | int]:
+    """The options of the reader.
+
+    By default, Spark reads the columns of CSV files by position although they have a header: a file with another order
+    would give a tenant the rows of another. With this option, a header with other names is an error.
+    """
+    if spec.format != "csv" or not has_header(spec.options):
+        return spec.options
+    return {"enforceSchema": False, **spec.options}
 
 
 def listing_of(table: ResolvedTable) -> Listing:
@@ -444,9 +460,49 @@ def _has_key(keys: KeyRange) -> Any:
 
 def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
     """The rows whose columns equal the parts of the key."""
-    for condition in _conditions(session, table, frame.schema) if table.filters else ():
+    if not table.filters:
+        return frame
+    schema = frame.schema
+    # Spark takes the values of directories for numbers or dates where it can, and those of CSV files if it is asked to:
+    # `tenant=07` would be the tenant 7 too.
+    filtered = {column.lower() for column, _ in table.filters}
+    texts = filtered & (_partition_columns(frame) | (_numbers(schema) if table.spec.format == "csv" else set()))
+    if texts:
+        kinds = [StringType() if field.name.lower() in texts else field.dataType for field in schema]
+        as_text = [StructField(field.name, kind) for field, kind in zip(schema, kinds, strict=True)]
+        frame = _read(session, table, schema=StructType(as_text))
+    for condition in _conditions(session, table, frame.schema):
         frame = frame.where(condition)
-    return frame
+    if not texts:
+        return frame
+    # After the filter, which has compared the text, the columns have the types that they would have without it.
+    return frame.select([F.col(_quoted(field.name)).cast(field.dataType).alias(field.name) for field in schema])
+
+
+def _partition_columns(frame: Any) -> set[str]:
+    """The columns whose values are in the names of directories, in lower case."""
+    if not hasattr(frame, "_jdf"):
+        return set()  # Spark Connect: the plan is on the server
+    found: set[str] = set()
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.getClass().getSimpleName() != "LogicalRelation":
+            continue
+        relation = leaf.relation()
+        # The index of a catalog, or of Delta Lake, has the values with their types.
+        if hasattr(relation, "location") and relation.location().getClass().getSimpleName() == "InMemoryFileIndex":
+            found |= {name.lower() for name in relation.partitionSchema().fieldNames()}
+    return found
+
+
+def _numbers(schema: StructType) -> set[str]:
+    """The columns that are numbers, in lower case."""
+    return {field.name.lower() for field in schema if isinstance(field.dataType, NumericType)}
+
+
+def _quoted(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
 
 
 def _conditions(session: Any, table: ResolvedTable, schema: StructType) -> tuple[Any, ...]:
@@ -461,18 +517,23 @@ def _conditions(session: Any, table: ResolvedTable, schema: StructType) -> tuple
             )
         # Cast to the type of the column, never the other way: a cast of the column could match other values.
         literal = F.lit(value).try_cast(types[column.lower()])
-        # A value that is not of this type would be null, and the filter would hide every row without an error.
-        if not isinstance(types[column.lower()], StringType) and _is_null(session, literal):
-            kind = types[column.lower()].simpleString()
-            raise InvalidValueError(f"The key contains {column}={value!r}, which is not a valid {kind}.")
+        if not isinstance(types[column.lower()], StringType):
+            _require_canonical(session, literal, column, value, types[column.lower()].simpleString())
         # The key is data: as a literal it cannot become SQL, whatever characters it has.
-        conditions.append(F.col(f"`{column.replace('`', '``')}`") == literal)
+        conditions.append(F.col(_quoted(column)) == literal)
     return tuple(conditions)
 
 
-def _is_null(session: Any, literal: Any) -> bool:
+def _require_canonical(session: Any, literal: Any, column: str, value: str, kind: str) -> None:
+    """Require that the text of the key is the one text of its value. Otherwise the keys `7` and `07` would see the same
+    rows, although they are two keys. Raises `InvalidValueError`."""
     # Spark evaluates it while it plans the query: without a job, which would take most of the time to open a view.
-    return bool(session.sql("values 1").select(literal.isNull()).first()[0])
+    text = session.sql("values 1").select(literal.cast("string")).first()[0]
+    # A value that is not of this type would be null, and the filter would hide every row without an error.
+    if text is None:
+        raise InvalidValueError(f"The key contains {column}={value!r}, which is not a valid {kind}.")
+    if text != value:
+        raise InvalidValueError(f"The key contains {column}={value!r}; as a {kind}, this value is written {text!r}.")
 
 
 class InvalidValueError(DataProblemError):

@@ -33,12 +33,27 @@ def schema_directory() -> Path:
     return cache_directory() / "schemas"
 
 
-class RememberedSchemas:
-    """The schemas in one directory. Never raises for what is in the directory, or for one that cannot be written."""
+def remembered_schemas(session: Any) -> RememberedSchemas:
+    """Those of the user, for the version and the settings of this session."""
+    # Other settings, such as the heap, change no schema. The warehouse is a directory of the worker.
+    settings = {
+        name: value
+        for name, value in session.conf.getAll.items()
+        if name.startswith("spark.sql.") and not name.startswith("spark.sql.warehouse.")
+    }
+    return RememberedSchemas(schema_directory(), spark_version=session.version, settings=settings)
 
-    def __init__(self, directory: Path, *, spark_version: str) -> None:
+
+class RememberedSchemas:
+    """The schemas in one directory. Never raises for what is in the directory, or for one that cannot be written.
+
+    `settings`: those of Spark that may change a schema. Workers with other settings remember their own.
+    """
+
+    def __init__(self, directory: Path, *, spark_version: str, settings: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self._spark_version = spark_version
+        self._settings = sorted((settings or {}).items())
 
     def get(self, path: str, format_name: str, options: Mapping[str, object]) -> dict[str, Any] | None:
         """The schema of a table as Spark's JSON value; None if it is not known or its files have changed."""
@@ -79,7 +94,8 @@ class RememberedSchemas:
                 old.unlink(missing_ok=True)
 
     def _file(self, path: str, format_name: str, options: Mapping[str, object]) -> Path:
-        facts = json.dumps([self._spark_version, path, format_name, sorted((k, str(v)) for k, v in options.items())])
+        given = sorted((name, str(value)) for name, value in options.items())
+        facts = json.dumps([self._spark_version, self._settings, path, format_name, given])
         return self._directory / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
 
 

@@ -22,6 +22,7 @@ from osrdyne_worker.spark.java.jvm import causes
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: (\w{5}).*$")
+_HEADER = re.compile(r"CSV header does not conform to the schema.*?Header: ([^\n]*)\n\s*Schema: ([^\n]*)", re.DOTALL)
 _MAX_LENGTH = 1_000
 _TRACEBACK = "Traceback (most recent call last):"
 _PYTHON_CONDITION = "PYTHON_EXCEPTION"
@@ -84,6 +85,9 @@ def describe(error: BaseException) -> SparkFailure | None:
     condition = condition or (found[1] if found else "SPARK_ERROR")
     sql_state = sql_state or (state[1] if state else None)
     message = _SQL_STATE.sub("", line[found.end() :] if found else line).strip()[:_MAX_LENGTH]
+    if condition.startswith("FAILED_READ_FILE") and (header := _HEADER.search(_all_messages(error))) is not None:
+        # Names of columns only. Other causes may quote values, which a filter may leave out.
+        message = f"{message} The header of the file is {header[1].strip()}, and the columns are {header[2].strip()}."
     remedy = missing_jars.remedy(text[:_MAX_LENGTH])
     return SparkFailure(
         condition=condition,
