@@ -11,6 +11,8 @@ from durable_caller import DurableCaller, durable_caller
 
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 
+pytestmark = pytest.mark.rabbitmq4
+
 KEYS = ("infra=42,timetable=24", "a", "b")
 UNANSWERED = 5
 """So many requests of a key wait for their answers; more would only show how fast the machine is."""

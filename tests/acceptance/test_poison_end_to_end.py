@@ -10,6 +10,8 @@ import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
+pytestmark = pytest.mark.rabbitmq4
+
 
 def poison(daemon: DaemonProcess, *arguments: str) -> list[dict[str, Any]]:
     listed = daemon.osrdyne("poison", "list", "-o", "json", *arguments)

@@ -19,7 +19,7 @@ from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
 TOTAL, LIMIT = 1000, 100
 

@@ -26,7 +26,7 @@ from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER
 from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne.testing.keys import ODD_KEYS
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
 APP = "tests.integration.flaky_app:app"
 DELAY_MS, LONG_MS = 300, 3_600_000

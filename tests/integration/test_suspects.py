@@ -14,7 +14,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
 GATED = "tests.integration.gated_app:app"
 

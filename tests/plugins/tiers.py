@@ -10,7 +10,8 @@
 
 The first three fixtures stand below; another fixture that starts such a thing requests one of them, and a file without
 such a fixture says `pytestmark = pytest.mark.usefixtures("processes")`. A test that starts a process without the
-fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first two tiers once more.
+fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first tier once more, and those of the second that
+have the mark `rabbitmq4`.
 
 The tier gives each test its time limit, and with `--tier` the order of the files, the longest first
 (`tests/durations.json`, written by `tools/test_times --record`). All files that use the session `spark` run in one
@@ -87,6 +88,8 @@ def tier_of(item: pytest.Item) -> str:
 def is_about_rabbitmq(item: pytest.Item) -> bool:
     """Whether the test runs on the RabbitMQ that it is given; some suites run on a fake as well."""
     if tier_of(item) not in {"test", "process"} or item.get_closest_marker("one_rabbitmq") is not None:
+        return False
+    if tier_of(item) == "process" and item.get_closest_marker("rabbitmq4") is None:
         return False
     fixtures = set(getattr(item, "fixturenames", ()))
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()

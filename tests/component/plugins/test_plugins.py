@@ -23,7 +23,9 @@ def run(tmp_path: Path) -> Run:
     (tmp_path / "tests").mkdir()
     records = {"floor": 1000.0, "files": {"tests/test_grown.py": 0.0}}
     (tmp_path / "tests" / "durations.json").write_text(json.dumps(records))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    nightly\n    timeout\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    nightly\n    timeout\n    rabbitmq4\n    one_rabbitmq\n"
+    )
 
     def run(text: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "tests" / "test_grown.py").write_text(text)
