@@ -10,8 +10,8 @@
 
 The first three fixtures stand below; another fixture that starts such a thing requests one of them, and a file without
 such a fixture says `pytestmark = pytest.mark.usefixtures("processes")`. A test that starts a process without the
-fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first tier once more, and those of the second that
-have the mark `rabbitmq4`.
+fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first tier once more, and those of the second
+that have the mark `rabbitmq4`.
 
 The tier gives each test its time limit, and with `--tier` the order of the files, the longest first
 (`tests/durations.json`, written by `tools/test_times --record`). All files that use the session `spark` run in one
