@@ -18,7 +18,8 @@ import pytest
 import yaml
 from systemd_container import SOURCE, SystemdContainer
 
-pytestmark = pytest.mark.timeout(2400)  # the first one builds the image, with Java and Spark in it
+# the first one builds the image, with Java and Spark in it
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2400)]
 CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
 PATIENCE = 400.0
