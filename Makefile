@@ -18,7 +18,7 @@ help: ## Show this help
 setup: ## Install RabbitMQ, Java and .venv if they are missing: what osrdyne and its demos need
 	@PYTHON="$(PYTHON)" tools/setup
 
-setup-tests: setup ## Install what only the tests need: PostgreSQL, Chromium and the packages of the extra dev
+setup-tests: ## Install what the tests need too: PostgreSQL, Chromium and the packages of the extra dev
 	@PYTHON="$(PYTHON)" tools/setup tests
 
 demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real requests; ends by itself

@@ -26,6 +26,7 @@ async def active(daemon: DaemonProcess) -> str | None:
     return None if current is None else current["manifest"]["profiles"][0]["match"]
 
 
+@pytest.mark.proves("api/daemon-killed-middle-change")
 async def test_daemon_killed_in_a_change_leaves_a_record_of_how_far_it_came(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(launcher=[sys.executable, str(LAUNCHER)], audit={"required": True})
     shown: list[Any] = []

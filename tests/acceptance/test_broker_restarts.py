@@ -34,6 +34,7 @@ async def keep_asking(caller: DurableCaller, key: str, stop: asyncio.Event) -> N
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.proves("broker/rabbitmq-stops-killed-restarts", "reference-defects/4-broker-restart-lost")
 async def test_broker_restarted_under_load_costs_no_request_and_no_worker(
     own_broker: EmbeddedBroker, make_daemon: MakeDaemon
 ) -> None:

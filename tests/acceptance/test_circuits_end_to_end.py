@@ -117,6 +117,7 @@ async def until_state(daemon: DaemonProcess, state: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("circuits/leader-dies-probe-under", "circuits/requests-route-fail-circuit")
 async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
     make_daemon: MakeDaemon, answers: Answers, backend: Backend, tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
     assert answers.repeated() == 0
 
 
+@pytest.mark.proves("circuits/group-open-circuit-worker")
 async def test_pooled_worker_for_a_probe_begins_paused(
     make_daemon: MakeDaemon, answers: Answers, backend: Backend, tmp_path: Path
 ) -> None:

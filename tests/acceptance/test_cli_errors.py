@@ -112,6 +112,7 @@ def test_wrong_configuration_of_the_application_is_found_before_anything_starts(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", ["check-config", "doctor"])
+@pytest.mark.proves("spark/dataset-format-delta-installed")
 def test_delta_table_without_a_jar_for_the_installed_spark_is_named_with_the_remedy(
     tmp_path: Path, command: str
 ) -> None:

@@ -55,6 +55,7 @@ async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> No
     ],
     ids=lambda moment: getattr(moment, "__name__", None),
 )
+@pytest.mark.proves("controller/leader-killed")
 async def test_daemon_killed_under_load_loses_nothing(
     make_daemon: MakeDaemon, caller: DurableCaller, moment: Moment
 ) -> None:
@@ -74,6 +75,7 @@ async def test_daemon_killed_under_load_loses_nothing(
     assert {key: infos[key]["pid"] for key in running} == running
 
 
+@pytest.mark.proves("controller/daemon-runs")
 async def test_workers_answer_while_no_daemon_runs(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon()
     await daemon.start()

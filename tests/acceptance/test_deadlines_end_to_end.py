@@ -9,6 +9,7 @@ from daemon_process import MakeDaemon
 from durable_caller import DurableCaller
 
 
+@pytest.mark.proves("requests/worker-takes-request-time")
 async def test_request_that_expires_behind_a_long_one_is_answered(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -36,6 +37,7 @@ async def test_request_that_must_not_start_a_worker_is_refused_until_one_runs(
     assert (await caller.call("k", no_activate=True)).status == "ok"
 
 
+@pytest.mark.proves("controller/daemon-runs")
 async def test_request_without_a_daemon_expires_when_one_comes(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon()
     await daemon.start()

@@ -55,6 +55,7 @@ async def everything(channel: Channel, queue: str) -> list[Delivery]:
     return found
 
 
+@pytest.mark.proves("managed/leader-dies-sweeps-queue")
 async def test_daemon_killed_while_it_cleans_a_queue_loses_nothing_and_keeps_the_order(
     make_daemon: MakeDaemon, channel: Channel, pool_id: str
 ) -> None:

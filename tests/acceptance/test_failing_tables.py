@@ -40,6 +40,7 @@ def stored(table: Table) -> list[tuple[int, int, int]]:
     return sorted(rows)
 
 
+@pytest.mark.proves("telemetry-tables/disk-table-full-directory")
 async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
     make_daemon: MakeDaemon, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:

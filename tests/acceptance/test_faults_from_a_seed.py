@@ -16,6 +16,7 @@ LENGTH, INTERVAL = 10.5, 1.5
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
+@pytest.mark.proves("controller/wall-clock-jumps")
 async def test_pool_survives_faults_of_all_kinds_in_sequence(tmp_path: Path) -> None:
     faults = make_schedule(SEED, LENGTH, interval=INTERVAL)
     verdict, done = await Run(SEED, faults, tmp_path).execute()

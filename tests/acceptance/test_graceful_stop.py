@@ -13,6 +13,7 @@ from durable_caller import DurableCaller
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)], ids=str)
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
 async def test_stopped_daemon_leaves_its_workers_to_the_next_one(
     make_daemon: MakeDaemon, caller: DurableCaller, number: signal.Signals
 ) -> None:
@@ -47,6 +48,7 @@ async def test_daemon_that_stops_its_workers_leaves_none(
     assert (await caller.answer(long)).status == "ok"
 
 
+@pytest.mark.proves("controller/several-daemons-run-one")
 async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     leader, standby = make_daemon(), make_daemon()
     standby.write_settings(driver=leader.settings["driver"])

@@ -42,6 +42,7 @@ async def test_group_is_started_shown_and_stopped_by_command(make_daemon: MakeDa
     assert json.loads(run(daemon, "groups", "list", "-o", "json")) == []
 
 
+@pytest.mark.proves("workers/worker-report-outcome-reload")
 async def test_reload_by_hand_is_answered_with_the_outcome(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ async def until_it_retries(daemon: DaemonProcess) -> str:
     return str(sentence)
 
 
+@pytest.mark.proves("broker/wrong-password-management-plugin")
 async def test_wrong_password_is_reported_and_not_shown(
     make_daemon: MakeDaemon, broker_settings: BrokerSettings
 ) -> None:
@@ -53,12 +54,14 @@ async def test_broker_that_is_not_there_is_named(make_daemon: MakeDaemon) -> Non
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("broker/wrong-password-management-plugin")
 async def test_broker_without_management_plugin_is_reported_with_the_remedy(make_daemon: MakeDaemon) -> None:
     sentence = await until_it_retries(make_daemon(management_uri=f"http://guest:hidden@127.0.0.1:{free_port()}"))
     assert "management" in sentence
     assert "hidden" not in sentence
 
 
+@pytest.mark.proves("broker/wrong-password-management-plugin")
 async def test_foreign_controller_queue_is_named_and_the_daemon_recovers(
     make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, management: ManagementClient, caller: DurableCaller
 ) -> None:
@@ -73,6 +76,7 @@ async def test_foreign_controller_queue_is_named_and_the_daemon_recovers(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("found", ["while it runs", "at its start"])
+@pytest.mark.proves("reference-defects/6-one-failed-queue")
 async def test_foreign_request_queue_concerns_its_key_only(
     make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, caller: DurableCaller, found: str
 ) -> None:

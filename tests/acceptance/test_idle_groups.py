@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
@@ -44,6 +45,7 @@ async def works_longer_than_all_delays(daemon: DaemonProcess, caller: DurableCal
     assert not daemon.events("worker stopping", key=path)
 
 
+@pytest.mark.proves("reference-defects/8-steady-use-unbound", "workers/job-runs-longer-both")
 async def test_groups_without_work_go_and_groups_at_work_stay(
     make_daemon: MakeDaemon, caller: DurableCaller, management: ManagementClient
 ) -> None:
@@ -61,6 +63,7 @@ def steps(daemon: DaemonProcess, step: str) -> list[object]:
     return [event["timestamp"] for event in daemon.events("request queue changed", key="k", step=step)]
 
 
+@pytest.mark.proves("requests/request-arrives-group-ends")
 async def test_request_for_an_unbound_group_wakes_it(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(lifecycle={**SHORT, "stop_delay": "60s"})
     await daemon.start()

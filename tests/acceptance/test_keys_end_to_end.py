@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from daemon_process import MakeDaemon
 from durable_caller import DurableCaller
 
 from osrdyne.testing.keys import ODD_KEYS
 
 
+@pytest.mark.proves("requests/key-meaning-application")
 async def test_every_odd_key_gets_a_worker_of_its_own(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(lifecycle={"max_concurrent_starts": 3})
     await daemon.start()

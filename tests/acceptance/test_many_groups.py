@@ -35,6 +35,7 @@ async def test_burst_of_new_keys_is_bound_as_a_whole(make_daemon: MakeDaemon) ->
     await require(daemon, [f"key {number}" for number in range(200)])
 
 
+@pytest.mark.proves("reference-defects/3-one-busy-key")
 async def test_key_that_loads_slowly_delays_no_other(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDa
     assert daemon.events("worker ended", component="worker_actions") == []
 
 
+@pytest.mark.proves("workers/settings-change-workers-run")
 async def test_changed_settings_replace_a_busy_worker_when_it_has_finished(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:

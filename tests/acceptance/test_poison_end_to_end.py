@@ -20,6 +20,7 @@ def poison(daemon: DaemonProcess, *arguments: str) -> list[dict[str, Any]]:
     return entries
 
 
+@pytest.mark.proves("workers/one-request-kills-every", "workers/request-kills-worker")
 async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_end(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: 
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("workers/request-kills-worker")
 async def test_requests_that_kill_workers_delay_others_by_a_restart_each(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ async def test_without_poison_time_the_delivery_limit_decides(make_daemon: MakeD
     assert [entry["reason"] for entry in poison(daemon)] == ["delivery_limit"]
 
 
+@pytest.mark.proves("workers/leader-dies-request-killed")
 async def test_suspect_is_answered_although_the_leader_dies_with_the_worker(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:

@@ -135,6 +135,7 @@ async def test_processes_are_recycled_under_load_without_a_gap(make_daemon: Make
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("pooled/request-ends-each-process")
 async def test_leader_killed_between_two_deaths_blames_no_innocent_key(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:

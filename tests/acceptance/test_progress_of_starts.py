@@ -14,6 +14,7 @@ from osrdyne.client import AsyncClient, Client, StartProgress
 from osrdyne.protocol.progress import STARTING
 
 
+@pytest.mark.proves("requests/leader-killed-callers-wait")
 async def test_callers_learn_their_position_and_go_on_with_the_next_leader(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:

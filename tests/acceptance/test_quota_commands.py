@@ -40,6 +40,7 @@ def shown(daemon: DaemonProcess, *arguments: str) -> Any:
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("quotas/clients-send-more-events")
 async def test_commands_set_and_show_what_acts_on_requests(make_daemon: MakeDaemon, answers: Answers) -> None:
     daemon = managed(make_daemon, lifecycle={"resync_interval": "2s"})
     await daemon.start()

@@ -47,6 +47,7 @@ async def saved(uri: str, queue: str) -> int | None:
         await connection.close()
 
 
+@pytest.mark.proves("quotas/leader-killed-counts-what")
 async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(
     make_daemon: MakeDaemon, answers: Answers, broker_settings: BrokerSettings
 ) -> None:

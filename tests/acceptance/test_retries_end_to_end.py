@@ -56,6 +56,7 @@ async def end_wait(channel: Channel, queue: QueueName) -> None:
         await delivery.reject(requeue=False)
 
 
+@pytest.mark.proves("managed/request-fails-route-retries")
 async def test_failed_requests_are_tried_again_as_their_route_says(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     """Also while no daemon runs, and as long as the caller does not forbid it."""
     command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
@@ -87,6 +88,7 @@ async def cancel_what_waits(client: AsyncClient, daemon: DaemonProcess, gate: Pa
         await running
 
 
+@pytest.mark.proves("managed/worker-ends-request-tried")
 async def test_request_cancelled_while_it_waits_is_not_tried_by_the_successor_of_a_killed_worker(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ async def publish(channel: amqp.Channel, names: PoolNames, first: int, stop: int
     await asyncio.gather(*map(one, range(first, stop)))
 
 
+@pytest.mark.proves("telemetry/leader-dies-between-request")
 async def test_leader_killed_before_the_answer_requests_the_ingest_again(
     make_daemon: MakeDaemon, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ async def test_leader_killed_before_the_answer_requests_the_ingest_again(
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.proves("telemetry/leader-dies-between-request")
 async def test_scheduled_ingest_stores_each_event_once_although_its_leader_was_killed(
     make_daemon: MakeDaemon, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from daemon_process import PATIENCE, MakeDaemon, until
 from managed_callers import apply, managed, without_workers
 
@@ -35,6 +36,7 @@ async def read_log(streams: StreamConnection, names: PoolNames) -> list[tuple[in
     return found
 
 
+@pytest.mark.proves("telemetry/leader-dies-log-confirmed")
 async def test_log_has_every_message_although_its_leader_was_killed(
     make_daemon: MakeDaemon, broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from durable_caller import DurableCaller
 from osrdyne.client import StartFailedError
 
 
+@pytest.mark.proves("workers/worker-dies-during-request")
 async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -30,6 +31,7 @@ async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
     assert len(daemon.workers()) == 1
 
 
+@pytest.mark.proves("workers/worker-hangs-disconnected")
 async def test_hanging_worker_is_replaced_and_its_request_answered(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
@@ -48,6 +50,7 @@ async def test_hanging_worker_is_replaced_and_its_request_answered(
 BROKEN = {"exit": 3, "says": "cannot open the data of this key"}
 
 
+@pytest.mark.proves("workers/worker-start")
 async def test_group_that_cannot_start_answers_and_recovers(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon()
     daemon.set_faults({"broken": BROKEN})
@@ -74,6 +77,7 @@ async def test_group_that_cannot_start_answers_and_recovers(make_daemon: MakeDae
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("workers/worker-start")
 async def test_error_of_the_application_at_start_reaches_the_caller(
     make_daemon: MakeDaemon, caller: DurableCaller
 ) -> None:
@@ -103,6 +107,7 @@ async def poison(daemon: DaemonProcess) -> list[dict[str, object]]:
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("workers/one-request-kills-every")
 async def test_request_that_crashes_every_worker_becomes_poison(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(requests={"delivery_limit": 3, "poison_time": 0})  # 0: its text is not refused before
     await daemon.start()

@@ -130,6 +130,7 @@ def test_kubernetes_accepts_the_objects_of_a_process(version, options):
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@pytest.mark.proves("kubernetes/pod-pooled-process-ends")
 def test_process_is_one_pod_that_is_never_started_again_and_has_the_id_of_its_start():
     spec = process_spec()
     document = manifests().process(spec)
@@ -148,6 +149,7 @@ def test_process_carries_the_hash_of_the_settings_that_it_has():
     assert hashes == ["0123456789abcdef", "of a profile"]
 
 
+@pytest.mark.proves("circuits/group-open-circuit-worker")
 def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_settings():
     spec = make_spec()
     paused = replace(spec, environment=replace(spec.environment, paused=True))

@@ -100,6 +100,7 @@ async def test_properties_and_headers_are_kept_by_the_stream(broker, pool_id: st
     assert (found.message_id, found.timestamp) == ("m1", sent.timestamp)
 
 
+@pytest.mark.proves("telemetry/stream-log-deleted")
 async def test_message_for_a_missing_stream_is_returned(pool_id: str, channel: Channel) -> None:
     with pytest.raises(PublishRefusedError):
         await channel.publish(

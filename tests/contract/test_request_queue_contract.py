@@ -142,6 +142,7 @@ class TestDeclareAndBind:
         await leader.queues.unbind(A)
         assert not leader.keeping.done()
 
+    @pytest.mark.proves("reference-defects/9-keys-were-bound")
     async def test_odd_keys_have_queues_of_their_own(self, leader: Leader) -> None:
         for key in ODD_KEYS.values():
             await leader.queues.declare(key)
@@ -228,6 +229,7 @@ class TestDelete:
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
 
     @pytest.mark.parametrize("way", ["consumer", "cancelled consumer", "get"])
+    @pytest.mark.proves("reference-defects/7-queue-deleted-under")
     async def test_unacknowledged_request_of_any_consumer_keeps_the_queue(self, leader: Leader, way: str) -> None:
         """[ev1_ready, ev6_drain] also of a worker that has cancelled its consumer, or never had one."""
         await leader.queues.declare(A)
@@ -338,6 +340,7 @@ class TestPriorityClasses:
         await self.publish(leader, 3, b"1")
         assert await leader.drain(leader.names.request_queue(A, 3)) == [b"1"]
 
+    @pytest.mark.proves("controller/leader-dies-declared-some")
     async def test_queue_that_a_killed_leader_had_not_declared_exists_after_the_next_bind(self, leader: Leader) -> None:
         """It declares the stores first: a group may be listed that has no queue of the default class."""
         before = await self.managed(leader, 3)

@@ -67,6 +67,7 @@ async def lead(request: pytest.FixtureRequest) -> AsyncIterator[Lead]:
         yield lambda: leading(settings, amqp.connect, management)
 
 
+@pytest.mark.proves("controller/leader-dies-saves-snapshot")
 async def test_next_leader_reads_the_latest_snapshot(lead: Lead) -> None:
     async with lead() as first:
         assert await first.snapshots.read() is None
@@ -87,6 +88,7 @@ async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead: Le
         assert await third.snapshots.read() == b"2"
 
 
+@pytest.mark.proves("controller/leader-lost-token-saves")
 async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead: Lead) -> None:
     async with lead() as first:
         await first.snapshots.write(b"1")
@@ -111,6 +113,7 @@ async def test_deleted_snapshot_queue_is_declared_again(lead: Lead) -> None:
         assert await second.snapshots.read() == b"2"
 
 
+@pytest.mark.proves("controller/message-queue-snapshots-leader")
 async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
     async with lead() as first:
         await first.snapshots.write(b"1")
@@ -119,6 +122,7 @@ async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
         assert await second.snapshots.read() is None
 
 
+@pytest.mark.proves("controller/message-queue-snapshots-leader")
 async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_before(lead: Lead) -> None:
     async with lead() as first:
         await first.snapshots.write(b"1")
@@ -131,6 +135,7 @@ async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_be
         assert len(await third.queues()) == 1
 
 
+@pytest.mark.proves("controller/message-queue-snapshots-leader")
 async def test_message_of_another_user_does_not_hide_a_snapshot_behind_it(lead: Lead) -> None:
     async with lead() as first:
         names, term = first.session.names, first.session.token.term
@@ -166,6 +171,7 @@ class Countdown:
                 connection.cut()
 
 
+@pytest.mark.proves("controller/leader-dies-saves-snapshot")
 async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_one() -> None:
     steps = 0
     while True:

@@ -115,6 +115,7 @@ async def test_options_shape_the_container(driver_with, tmp_path):
         assert docker("exec", started.instance_id, "ls", "/mnt") == "data"
 
 
+@pytest.mark.proves("docker/worker-takes-more-memory")
 async def test_worker_that_takes_too_much_memory_is_reported_as_out_of_memory(driver_with):
     async with driver_with(memory="64MiB") as driver:
         started = await driver.start(make_spec(behaviour=Behaviour.GREEDY))
@@ -137,6 +138,7 @@ async def test_worker_that_takes_too_much_memory_is_reported_as_out_of_memory(dr
         pytest.param({"pull": "always"}, r"cannot be pulled", id="always"),
     ],
 )
+@pytest.mark.proves("docker/image-network-mount-user")
 async def test_start_that_the_engine_refuses_leaves_nothing_and_names_the_option(driver_with, options, message):
     async with driver_with(**options) as driver:
         with pytest.raises(StartFailedError, match=message) as raised:
@@ -163,6 +165,7 @@ async def test_broker_on_loopback_is_refused_before_anything_is_made(driver_with
 
 
 @pytest.mark.parametrize("change", [{"pool": "other"}, {"stack": "other"}, {}], ids=["pool", "stack", "copy"])
+@pytest.mark.proves("docker/container-name-labels-stack")
 async def test_containers_of_others_are_neither_seen_nor_touched(driver_with, container, context, change):
     theirs = container(*labels_of(context, **change))
     before = start_time(theirs)
@@ -183,6 +186,7 @@ async def test_container_of_a_person_is_not_touched_by_its_name(driver_with, con
     assert start_time(theirs).startswith("true ")
 
 
+@pytest.mark.proves("docker/container-name-labels-stack")
 async def test_name_that_a_person_has_taken_is_a_taken_slot(driver_with, container, context):
     container("--name", Identity(context.pool, context.stack).container_name(KEY, 0))
     async with driver_with() as driver:
@@ -191,6 +195,7 @@ async def test_name_that_a_person_has_taken_is_a_taken_slot(driver_with, contain
         assert await driver.list_instances() == []
 
 
+@pytest.mark.proves("docker/start-interrupted-halfway")
 async def test_start_that_a_dead_controller_left_unfinished_frees_its_slot_in_the_end(driver_with, container, context):
     container(
         *labels_of(context), "--name", Identity(context.pool, context.stack).container_name(KEY, 0), verb="create"
@@ -226,6 +231,7 @@ async def test_stop_of_an_unfinished_start_removes_it(driver_with, container, co
         pytest.param({"registry_config_file": "/no/file"}, "registry credentials", "Correct", id="credentials"),
     ],
 )
+@pytest.mark.proves("docker/image-network-mount-user")
 async def test_doctor_names_the_fault(driver_with, options, subject, message):
     async with driver_with(**options) as driver:
         [wrong] = [finding for finding in await driver.check() if not finding.ok]

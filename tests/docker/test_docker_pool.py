@@ -81,6 +81,7 @@ async def ask(client: AsyncClient, key: str) -> str:
     return (await client.call(key, "/echo", key.encode(), timeout=CALL_TIMEOUT)).worker_id
 
 
+@pytest.mark.proves("docker/daemon-killed-containers-work")
 async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon: DaemonProcess, stack: str) -> None:
     async with daemon.client() as client:
         answered = await asyncio.gather(*(ask(client, key) for key in GROUPS))
@@ -92,6 +93,7 @@ async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon: Da
     assert again == answered
 
 
+@pytest.mark.proves("docker/container-removed-hand")
 async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
     daemon: DaemonProcess, stack: str
 ) -> None:
@@ -104,6 +106,7 @@ async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
     assert containers(stack)["infra=1"] != killed
 
 
+@pytest.mark.proves("docker/docker-engine-answer")
 async def test_docker_away_for_a_while_costs_no_request_and_no_worker(
     daemon: DaemonProcess, stack: str, engine: Proxy
 ) -> None:

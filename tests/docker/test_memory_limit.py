@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
+
 from tests.docker.conftest import ROOT
 
 LIMIT = 96 << 20
@@ -30,6 +32,7 @@ def read_in_container(image: str) -> tuple[int, int, int, str]:
     return before, after, total, scope
 
 
+@pytest.mark.proves("pooled/host-cgroup-process-short")
 def test_limit_of_a_container_is_that_of_its_cgroup(conformance_image: str) -> None:
     """Its own cgroup, which it shares with no other container."""
     before, after, total, scope = read_in_container(conformance_image)

@@ -158,6 +158,7 @@ def test_changes_of_a_watched_dataset_are_found(
     assert removed > changed
 
 
+@pytest.mark.proves("files/file-system-watched-dataset")
 def test_listing_that_fails_or_takes_too_long_is_an_error_of_one_line(session: Any, hdfs: Hdfs) -> None:
     [port] = free_ports(1)
     with pytest.raises(file_listing.ListingError, match=f":{port} failed on connection exception") as caught:
@@ -171,6 +172,7 @@ def test_listing_that_fails_or_takes_too_long_is_an_error_of_one_line(session: A
         list(file_listing.list_files(session, f"{hdfs.address}/data/nowhere"))
 
 
+@pytest.mark.proves("files/file-system-view-cannot")
 def test_name_node_that_cannot_be_reached_is_named(session: Any, hdfs: Hdfs, make_call: MakeCall) -> None:
     [port] = free_ports(1)
     with pytest.raises(RequestError) as caught:

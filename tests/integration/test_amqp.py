@@ -119,6 +119,7 @@ class TestPublish:
 
 
 class TestEndOfChannel:
+    @pytest.mark.proves("broker/call-cancelled-times-out")
     async def test_cancelled_calls_cost_their_channels_and_not_the_connection(self, connection: Connection) -> None:
         """RabbitMQ closes the connection for one frame after the end of a channel (broker: channel-ends)."""
         chance = random.Random(1)
@@ -157,6 +158,7 @@ class TestConsumer:
             await delivery.ack()
         assert consumer.waiting() == 0
 
+    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
     async def test_prefetch_limits_what_arrives(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1", b"2", b"3")

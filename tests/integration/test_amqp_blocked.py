@@ -59,6 +59,7 @@ async def publish_until_blocked(connection: Connection, channel: Channel) -> tup
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("broker/memory-disk-alarm")
 async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
     blockable: EmbeddedBroker, publisher: tuple[Connection, Channel]
 ) -> None:

@@ -60,6 +60,7 @@ async def api_of(settings: Settings, secret: str) -> AsyncIterator[httpx.AsyncCl
         yield api
 
 
+@pytest.mark.proves("api/client-forges-record-queue")
 async def test_records_outlive_daemons_within_their_bounds(
     settings: Settings,
     secret: str,

@@ -86,6 +86,7 @@ def worker_driver(broker: BrokerSettings, pool_id: str, directory: Path) -> Driv
     return DriverSettings(name="subprocess", options={**options, "command": command, "cwd": str(ROOT)})
 
 
+@pytest.mark.proves("managed/client-sends-token-one")
 async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

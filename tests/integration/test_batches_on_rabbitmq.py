@@ -22,6 +22,7 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         yield result
 
 
+@pytest.mark.proves("spark/one-request-batch-makes")
 async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage) -> None:
     bodies = [b"poison" if number == 17 else f"request {number}".encode() for number in range(200)]
     asking = [asyncio.create_task(pool.caller.call("/echo_batch", body)) for body in bodies]
@@ -35,6 +36,7 @@ async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage)
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("spark/worker-dies-batch-runs")
 async def test_worker_that_dies_in_a_batch_loses_none_of_its_requests(pool: Stage, tmp_path: Path) -> None:
     mark = tmp_path / "survive"
     body = {"unless": str(mark)}

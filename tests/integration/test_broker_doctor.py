@@ -60,6 +60,7 @@ async def test_nothing_is_left_on_the_broker(settings: Settings, management: Man
     assert await management.list_queues(f"{settings.pool.id}-") == []
 
 
+@pytest.mark.proves("requests/request-runs-longer-rabbitmq")
 async def test_work_beyond_the_consumer_timeout_is_refused(settings: Settings) -> None:
     changed = settings.model_copy(
         update={

@@ -117,6 +117,9 @@ async def until_cached(key: Key, rows: int) -> None:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.proves(
+    "files/directory-view-half-written", "files/files-added-below-view", "files/files-view-replaced-removed"
+)
 async def test_data_that_changes_below_warm_workers_is_loaded_again(pooled: PooledStage, tmp_path: Path) -> None:
     """One test: the start of Spark takes longest."""
     cached = {"table": {"cache": True}}

@@ -92,6 +92,7 @@ async def test_request_carries_what_the_caller_says(broker: EmbeddedBroker, pool
     assert (request.headers["traceparent"], delivery.properties.app_id) == ("00-1", "me")
 
 
+@pytest.mark.proves("requests/daemon-ever-run-pool")
 async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(PoolNotFoundError, match=pool_id):
@@ -175,6 +176,7 @@ async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBr
         assert (raised.value.sent, client.in_flight) == (True, 0)
 
 
+@pytest.mark.proves("races/request-delivered-twice-answered", "requests/same-answer-arrives-twice")
 async def test_repeated_answer_is_ignored_and_counted(broker: EmbeddedBroker, pool_id: str) -> None:
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda request: [*echo(request), *echo(request)])
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:

@@ -205,6 +205,7 @@ def test_replay_names_the_pool_whose_workers_are_not_those_of_the_ingest(
     assert f"The workers of the pool {pool_id} must run" in errors
 
 
+@pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")
 def test_resend_sends_a_range_of_the_log_to_another_pool(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     received: queue.SimpleQueue[tuple[object, ...]] = queue.SimpleQueue()
 

@@ -48,6 +48,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.proves("requests/client-loses-connection-during")
 async def test_call_under_way_fails_with_unknown_outcome(broker: EmbeddedBroker, pool_id: str) -> None:
     answers: list[list[Response]] = [[], [Response(body=b"after")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
@@ -70,6 +71,7 @@ async def _outcome(client: AsyncClient) -> Exception | None:
     return None
 
 
+@pytest.mark.proves("requests/client-loses-connection-during")
 async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: str) -> None:
     answers: list[list[Response]] = [[], [Response(body=b"second time")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
@@ -164,6 +166,7 @@ async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
+@pytest.mark.proves("broker/memory-disk-alarm")
 async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
     async with (

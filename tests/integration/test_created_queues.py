@@ -44,6 +44,7 @@ async def api(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_queue_expires_while_requests_wait(
     daemon: Daemon, api: httpx.AsyncClient, connection: amqp.Connection, channel: Channel, pool_id: str
 ) -> None:

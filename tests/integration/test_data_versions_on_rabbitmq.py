@@ -76,6 +76,7 @@ async def test_requests_are_served_with_the_former_data_until_the_version_is_loa
     assert directory.reloads() == ["1"]
 
 
+@pytest.mark.proves("workers/worker-cannot-load-version")
 async def test_failed_reload_is_answered_and_the_former_data_stays(pool: Stage, directory: Directory) -> None:
     await pool.start(app=APP, config={"directory": str(directory.path)})
     (directory.path / "fail").touch()
@@ -89,6 +90,7 @@ async def test_failed_reload_is_answered_and_the_former_data_stays(pool: Stage, 
     assert (await pool.caller.call("/data", **version(1))).body == b"1"
 
 
+@pytest.mark.proves("workers/worker-dies-reloads-data")
 async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
@@ -151,6 +153,7 @@ async def test_identical_requests_of_the_queue_share_a_run(pool: Stage, director
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("workers/worker-dies-shared-run")
 async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
@@ -168,6 +171,7 @@ async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool:
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("workers/worker-report-outcome-reload")
 async def test_repeated_command_reloads_once_and_reports_again(pool: Stage, directory: Directory) -> None:
     worker = await pool.start(app=APP, config={"directory": str(directory.path)})
 

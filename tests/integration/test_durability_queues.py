@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from pydantic import SecretStr
 
 from osrdyne import amqp
@@ -37,6 +38,7 @@ async def write(durability: QueueDurability) -> None:
         await durability.persist()
 
 
+@pytest.mark.proves("broker/rabbitmq-3-10-still")
 async def test_next_leader_is_not_disturbed_by_commands_of_the_one_before(
     broker_settings: BrokerSettings, pool_id: str
 ) -> None:

@@ -38,6 +38,7 @@ async def until_empty(channel: Channel, *queues: str) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.proves("hostile/hostile-messages-any-queue")
 async def test_frames_that_no_library_sends_do_not_harm_a_leader(
     broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, channel: Channel
 ) -> None:
@@ -59,6 +60,7 @@ async def test_frames_that_no_library_sends_do_not_harm_a_leader(
         assert await running.leads() == 1
 
 
+@pytest.mark.proves("hostile/hostile-messages-any-queue")
 async def test_frames_that_no_library_sends_do_not_harm_a_worker(broker: EmbeddedBroker, pool_id: str) -> None:
     async with stage(broker.amqp_uri, pool_id) as pool, raw_publisher(broker.amqp_uri) as raw:
         worker = await pool.start(runtime={"concurrency": 4})
@@ -80,6 +82,7 @@ FORGED = [
 """The last one is like that of a node that has left the cluster."""
 
 
+@pytest.mark.proves("hostile/forged-direct-reply-address")
 async def test_forged_direct_reply_addresses_do_not_harm_a_leader(
     broker_settings: BrokerSettings, pool_id: str, channel: Channel
 ) -> None:
@@ -94,6 +97,7 @@ async def test_forged_direct_reply_addresses_do_not_harm_a_leader(
         assert await running.leads() == 1
 
 
+@pytest.mark.proves("hostile/forged-direct-reply-address")
 async def test_forged_direct_reply_addresses_do_not_harm_a_worker(broker: EmbeddedBroker, pool_id: str) -> None:
     async with stage(broker.amqp_uri, pool_id) as pool:
         worker = await pool.start(runtime={"skip_abandoned": True})
@@ -104,6 +108,7 @@ async def test_forged_direct_reply_addresses_do_not_harm_a_worker(broker: Embedd
         assert not [line for line in worker.lines if "RabbitMQ delivers it again" in line]
 
 
+@pytest.mark.proves("requests/body-128-mib-largest")
 async def test_largest_message_that_rabbitmq_takes_is_forwarded(
     broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, channel: Channel, connection: Connection
 ) -> None:

@@ -150,6 +150,7 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
 
 
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+@pytest.mark.proves("last-values/last-value-reader-killed")
 async def test_reader_that_is_killed_again_and_again_loses_no_value(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, store: str, request: pytest.FixtureRequest
 ) -> None:
@@ -207,6 +208,7 @@ async def test_reader_that_is_killed_again_and_again_loses_no_value(
     await values.close()
 
 
+@pytest.mark.proves("last-values/retention-removes-messages-last")
 async def test_truncated_stream_is_read_from_its_first_message(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:
@@ -225,6 +227,7 @@ async def test_truncated_stream_is_read_from_its_first_message(
     assert (await counted(values)).lost == warning["last"] + 1 - SERIES
 
 
+@pytest.mark.proves("last-values/stream-deleted-declared-again")
 async def test_stream_that_is_declared_again_is_read_from_its_first_message(
     broker_settings: BrokerSettings, pool_id: str, channel: Channel, tmp_path: Path
 ) -> None:
@@ -245,6 +248,7 @@ async def test_stream_that_is_declared_again_is_read_from_its_first_message(
     assert (await counted(values)).lost == 0
 
 
+@pytest.mark.proves("last-values/rabbitmq-closes-connection-last")
 async def test_lost_connection_is_opened_again(
     broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, tmp_path: Path
 ) -> None:
@@ -275,6 +279,7 @@ async def test_lost_connection_is_opened_again(
         await until_shown(values, newest(19))
 
 
+@pytest.mark.proves("last-values/database-last-values-deleted", "last-values/database-last-values-locked")
 async def test_locked_and_replaced_file_delay_values_and_lose_none(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:
@@ -305,6 +310,7 @@ async def test_locked_and_replaced_file_delay_values_and_lose_none(
     assert (await counted(values)).events == 30
 
 
+@pytest.mark.proves("last-values/database-last-values-locked")
 async def test_postgresql_that_restarts_delays_values_and_shows_no_password(
     broker_settings: BrokerSettings, pool_id: str
 ) -> None:

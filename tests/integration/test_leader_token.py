@@ -130,6 +130,7 @@ class TestAcquire:
                 terms.append((previous.term, own.term))
         assert terms == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
+    @pytest.mark.proves("controller/several-daemons-run-one")
     async def test_one_of_several_leads(self, settings: Settings) -> None:
         """lifecycle: token-queue, one-leader."""
         sessions = [session_of(settings) for _ in range(4)]
@@ -214,6 +215,7 @@ class TestAcquire:
                 terms.append((await session.token.acquire())[1].term)
         assert terms == [1, 2]
 
+    @pytest.mark.proves("controller/leader-queue-holds-something")
     async def test_junk_in_the_leader_queue_of_a_leader_is_dropped(self, settings: Settings, channel: Channel) -> None:
         forged: list[None] = []
         async with session_of(settings, on_forged=lambda: forged.append(None)) as leader:
@@ -228,6 +230,7 @@ class TestAcquire:
                 assert not keeping.done()
             assert await tokens(leader, channel) == 1
 
+    @pytest.mark.proves("controller/leader-queue-deleted")
     async def test_deleted_leader_queue_does_not_restart_the_terms(self, settings: Settings) -> None:
         """The term that was announced may still be in use, or a later one."""
         began = int(time.time())
@@ -237,6 +240,7 @@ class TestAcquire:
                 assert own.term > max(announced, began)
                 await delete_leader_queue(session)
 
+    @pytest.mark.proves("controller/leader-queue-purged-daemon")
     async def test_missing_token_is_replaced_by_a_standby(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -313,6 +317,7 @@ class TestKeep:
             _, next_token = await asyncio.wait_for(waiting, SOON)
             assert next_token.term == own.term + 1
 
+    @pytest.mark.proves("controller/leader-disconnected-hangs")
     async def test_commands_of_a_deposed_leader_fail_and_do_nothing(self, settings: Settings, channel: Channel) -> None:
         """lifecycle: token-channel-fences [otherch]: its delete must not land after the next leader has bound the
         queue."""
@@ -341,6 +346,7 @@ class TestKeep:
                 assert [isinstance(task.exception(), LeadershipLostError) for task in done] == [True] * 5
                 await asyncio.wait({keeping}, timeout=SOON)
 
+    @pytest.mark.proves("controller/leader-queue-deleted")
     async def test_deleted_leader_queue_ends_the_connection_of_the_leader_at_once(self, settings: Settings) -> None:
         """The channel stays open, and would still carry out commands beside those of the next leader."""
         async with session_of(settings) as leader:
@@ -354,6 +360,7 @@ class TestKeep:
                 with pytest.raises(LeadershipLostError):
                     await leader.token.do(lambda t: t.ping())
 
+    @pytest.mark.proves("controller/leader-queue-deleted")
     async def test_next_leader_waits_for_a_hanging_leader_after_the_queue_was_deleted(self, settings: Settings) -> None:
         """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed.
 
@@ -372,6 +379,7 @@ class TestKeep:
             assert own.term > 1_000_000_000
             assert time.monotonic() - began >= 3.0
 
+    @pytest.mark.proves("controller/rabbitmq-4-0-attaches")
     async def test_standby_that_rabbitmq_attached_to_a_new_leader_queue_gets_the_token(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -402,6 +410,7 @@ class TestKeep:
                 return
             assert own.term == 1
 
+    @pytest.mark.proves("controller/rabbitmq-4-0-attaches")
     async def test_leader_whose_token_does_not_come_back_ends_its_term(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -426,6 +435,7 @@ class TestKeep:
                 done, _ = await asyncio.wait({keeping}, timeout=SOON)
                 assert keeping in done
 
+    @pytest.mark.proves("controller/many-large-requests-keys")
     async def test_large_requests_do_not_delay_the_token_channel(
         self, settings: Settings, channel: Channel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -467,6 +477,7 @@ class TestKeep:
                 done, _ = await asyncio.wait({keeping}, timeout=SOON)
                 assert keeping in done
 
+    @pytest.mark.proves("controller/leader-disconnected-hangs")
     async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
         """lifecycle: lease."""
         clock = StandingClock()

@@ -70,6 +70,7 @@ async def test_listing_pages_through_many_queues(pool_id: str, channel: Channel,
     assert len(queues) == 120
 
 
+@pytest.mark.proves("broker/pool-more-500-queues")
 async def test_listing_is_complete_while_queues_come_and_go(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
@@ -111,6 +112,7 @@ async def test_listing_counts_messages(pool_id: str, channel: Channel, managemen
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.proves("reference-defects/14-foreign-queue-broke")
 async def test_listing_survives_arguments_of_any_type(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:

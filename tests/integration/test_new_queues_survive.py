@@ -80,6 +80,7 @@ ONE_BY_ONE = pytest.param(activate_one_by_one, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("activate_all", [activate_at_once, ONE_BY_ONE])
+@pytest.mark.proves("broker/rabbitmq-killed-right-queue")
 async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path, activate_all: Any) -> None:
     """Queues of keys that are new at the same time are persisted together; a single one by a queue of its own."""
     async with EmbeddedBroker(tmp_path / "node") as broker:

@@ -142,6 +142,7 @@ async def test_entry_tells_everything_about_the_request(pool: Pool) -> None:
     assert (shown.deliveries, shown.unexplained, shown.deaths) == (6, 5, (DEATH,))
 
 
+@pytest.mark.proves("workers/innocent-request-reaches-delivery")
 async def test_replay_sends_the_request_as_it_was(pool: Pool) -> None:
     headers: dict[str, object] = {"x-rpc-path": b"/sql", "x-deadline": 1, "x-osrdyne-hops": 31, "odd": [{"a": 1.5}]}
     await pool.poison(Message(b"body", headers, correlation_id="c", reply_to="r", priority=3, app_id="a"), "a b")

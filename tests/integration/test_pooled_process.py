@@ -43,6 +43,7 @@ def document(response: Response) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.proves("pooled/worker-one-key-start")
 async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: PooledStage) -> None:
     process = await pooled.start()
     keys = [f"key {number}/é" for number in range(KEYS)]
@@ -97,6 +98,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("api/viewer-one-key-asks")
 async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: PooledStage) -> None:
     process = await pooled.start()
     await pooled.assign(process, "sound")
@@ -130,6 +132,7 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
+@pytest.mark.proves("pooled/requests-released-worker-end")
 async def test_released_worker_gives_back_what_does_not_end_and_others_go_on(pooled: PooledStage) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k", runtime={"concurrency": 2})

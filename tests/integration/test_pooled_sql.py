@@ -60,6 +60,7 @@ def rows(response: Response) -> Any:
     return json.loads(response.body)["rows"]
 
 
+@pytest.mark.proves("pooled/jvm-process-ends-during")
 async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(
     pooled: PooledStage, config: Mapping[str, Any]
 ) -> None:

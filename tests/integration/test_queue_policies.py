@@ -77,6 +77,7 @@ async def ready(connection: amqp.Connection, names: PoolNames) -> int:
     ],
     ids=["reject", "discard-incoming", "discard-existing"],
 )
+@pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
 async def test_a_thousand_requests_at_once_fill_the_queue_and_no_more(
     daemon: Daemon,
     connection: amqp.Connection,
@@ -115,6 +116,7 @@ async def test_a_thousand_requests_at_once_fill_the_queue_and_no_more(
     assert (bodies, answers.waiting()) == ([*kept], 0)
 
 
+@pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
 async def test_requests_wait_for_the_room_that_a_worker_makes(
     daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
 ) -> None:

@@ -107,6 +107,7 @@ async def has_leader(broker: EmbeddedBroker, key: Key, *, within: float) -> bool
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("broker/queue-leader-too-many")
 async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) -> None:
     """What is sent to it holds up its channel for 65 s."""
     async with connected(node) as connection:
@@ -125,6 +126,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("broker/rabbitmq-4-0-killed")
 async def test_queue_that_was_not_persisted_is_declared_again_before_it_is_bound(
     node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ async def send(
 
 
 @pytest.mark.parametrize("priority", [None, URGENT])
+@pytest.mark.proves("managed/request-fails-route-retries")
 async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priority: int | None) -> None:
     await start(pool)
     began = time.monotonic()
@@ -86,6 +87,7 @@ async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priori
     assert response.headers[ATTEMPTS_HEADER] == 3
 
 
+@pytest.mark.proves("managed/request-fails-route-retries")
 async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) -> None:
     await start(pool)
     await send(pool, 1, attempts=2, delay_ms=LONG_MS)
@@ -94,6 +96,7 @@ async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) ->
     assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
 
 
+@pytest.mark.proves("managed/request-fails-route-retries")
 async def test_last_outcome_is_the_answer(pool: Stage) -> None:
     await start(pool)
     response = await pool.caller.answer(await send(pool, 5, attempts=2))
@@ -111,6 +114,7 @@ async def test_both_attempts_of_a_request_are_reported_under_one_name(pool: Stag
     assert outcomes_of(found[0]) == outcomes_of(found[1])
 
 
+@pytest.mark.proves("managed/queue-delay-retry-exchange")
 async def test_worker_without_a_retry_exchange_answers_and_goes_on(pool: Stage) -> None:
     worker = await start(pool, WORKER_RETRY_EXCHANGE=f"{pool.names.pool}-gone")
     responses = [await pool.caller.answer(await send(pool, 1, attempts=3)) for _ in range(2)]
@@ -118,6 +122,7 @@ async def test_worker_without_a_retry_exchange_answers_and_goes_on(pool: Stage) 
     await worker.until_line("retry could not be published")
 
 
+@pytest.mark.proves("managed/worker-dies-acknowledges-request")
 async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_marked(
     pool: Stage, tmp_path: Path
 ) -> None:
@@ -146,6 +151,7 @@ async def taken(channel: Channel, queue: str) -> Delivery:
         return delivery
 
 
+@pytest.mark.proves("managed/group-ends-request-waits")
 async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool: Stage) -> None:
     names, keys = pool.names, list(ODD_KEYS.values())
     for key in keys:
@@ -169,6 +175,7 @@ async def test_delay_without_a_queue_is_refused(pool: Stage) -> None:
         await wait(pool, pool.key, delay_ms=DELAY_MS + 1)
 
 
+@pytest.mark.proves("managed/request-kills-worker-later")
 async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: str) -> None:
     names = PoolNames(pool_id)
     dying = f"{pool_id}-dying"

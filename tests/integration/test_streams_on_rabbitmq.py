@@ -102,6 +102,7 @@ async def test_small_and_empty_and_limited_results(pool: Stage, client: AsyncCli
         await numbers(client.call_batches("k", "/json"))
 
 
+@pytest.mark.proves("requests/client-reads-streamed-answer")
 async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Stage, client: AsyncClient) -> None:
     """One slot: the stream that waits for credit gives it back, and needs it again later."""
     await start(pool, concurrency=1)
@@ -115,6 +116,7 @@ async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Sta
     await until_state(client, open=0)
 
 
+@pytest.mark.proves("requests/handler-fails-some-parts")
 async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: AsyncClient) -> None:
     await start(pool)
     batches = client.call_batches("k", "/rows", {"batches": 10, "fail_after": 6})
@@ -170,6 +172,7 @@ async def test_killed_worker_after_the_first_row_ends_the_call(
     await until_queue_is_empty(pool)
 
 
+@pytest.mark.proves("requests/client-streamed-answer-goes")
 async def test_client_that_goes_away_frees_the_worker(pool: Stage, client: AsyncClient) -> None:
     await start(pool, concurrency=1)
     other = AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE)
@@ -209,6 +212,7 @@ async def test_pool_without_a_credit_exchange_answers_in_one_message(pool: Stage
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("requests/client-user-write-p")
 async def test_user_who_may_not_grant_credit_gets_the_remedy(
     pool: Stage, client: AsyncClient, management: ManagementClient
 ) -> None:

@@ -463,6 +463,7 @@ async def test_worker_of_an_earlier_boot_is_listed_as_ended(driver, state):
     await restarted.close()
 
 
+@pytest.mark.proves("reference-defects/10-two-pools-one")
 async def test_two_stacks_with_one_pool_id_do_not_see_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
@@ -497,6 +498,7 @@ async def test_worker_whose_record_cannot_be_completed_is_recorded_by_the_next_l
     assert (instance.state, state.records()[NAME].pid) == (InstanceState.RUNNING, pid_of(instance))
 
 
+@pytest.mark.proves("workers/daemon-subprocess-workers-more")
 async def test_running_worker_outlives_a_listing_without_open_files(driver, tmp_path, monkeypatch):
     instance = await driver.start(make_spec())
     restarted = make_driver(tmp_path)
@@ -528,6 +530,7 @@ async def test_running_worker_outlives_a_listing_without_open_files(driver, tmp_
         pytest.param({"log_directory": "/etc/passwd"}, r"/etc/passwd.*driver\.options\.log_directory", id="log"),
     ],
 )
+@pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_start_that_cannot_work_names_the_option_and_frees_the_slot(tmp_path, options, message):
     driver = make_driver(tmp_path, **options)
     for _ in range(2):
@@ -557,6 +560,7 @@ async def test_state_directory_that_others_can_write_to_is_refused(tmp_path):
 # --- secrets and environment
 
 
+@pytest.mark.proves("reference-defects/13-password-logs")
 async def test_password_is_in_a_private_file_only(driver, tmp_path):
     instance = await driver.start(make_spec())
     variables = (await is_ready(driver, instance))["variables"]

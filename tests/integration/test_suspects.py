@@ -49,6 +49,7 @@ async def until_alone(pool: Stage, worker: WorkerProcess) -> ActivityReport:
 
 
 @pytest.mark.parametrize("concurrency", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.proves("workers/request-kills-worker")
 async def test_suspect_runs_last_and_alone(pool: Stage, gate: Path, concurrency: int) -> None:
     request = await suspect(pool, gate, concurrency=concurrency)
     # As many as may run: others that are still in the queue when these have ended would wait for the suspect.

@@ -52,6 +52,7 @@ def expected(count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.proves("telemetry-tables/two-ingests-one-partition", "telemetry-tables/worker-dies-during-ingest")
 async def test_every_event_is_stored_once(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     uri, management = tmp_path / "uri", tmp_path / "management"
     uri.write_text(broker.amqp_uri)

@@ -18,6 +18,11 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 
 @pytest.mark.nightly
+@pytest.mark.proves(
+    "telemetry-tables/worker-dies-during-compaction",
+    "telemetry-tables/worker-dies-during-ingest",
+    "telemetry-tables/worker-dies-publishes-delta",
+)
 def test_worker_killed_at_any_step_stores_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no computer ends here
     script = Path(__file__).with_name("killed_ingest.py")

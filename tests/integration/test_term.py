@@ -184,6 +184,7 @@ async def test_two_hundred_new_keys_at_once_are_all_bound(
         await eventually(lambda: all(running.queue_of(key).is_bound for key in keys))
 
 
+@pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
 async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
     settings: Settings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
 ) -> None:
@@ -247,6 +248,7 @@ async def come_and_go(channel: Channel, names: PoolNames) -> None:
         await channel.delete_queue(queue)
 
 
+@pytest.mark.proves("broker/pool-more-500-queues")
 async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_go(
     broker_settings: BrokerSettings, names: PoolNames, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +373,7 @@ class TestHostileRequests:
         ],
         ids=["headers that fill a frame", "deadline in 9999", "odd headers", "hops", "no time at all", "odd id"],
     )
+    @pytest.mark.proves("hostile/hostile-messages-any-queue")
     async def test_hostile_properties(
         self, settings: Settings, names: PoolNames, channel: Channel, properties: dict[str, object], status: str | None
     ) -> None:
@@ -426,6 +429,7 @@ class TestHostileRequests:
         ],
         ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
     )
+    @pytest.mark.proves("hostile/hostile-messages-any-queue")
     async def test_hostile_dead_letter(
         self, settings: Settings, names: PoolNames, channel: Channel, headers: dict[str, object]
     ) -> None:

@@ -56,6 +56,7 @@ async def test_declared_twice_changes_nothing(pool_id: str, channel: Channel, ma
     assert {queue.name for queue in after} == {queue.name for queue in pool_topology(pool_id).queues}
 
 
+@pytest.mark.proves("reference-defects/4-broker-restart-lost")
 async def test_every_queue_is_a_running_quorum_queue(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
@@ -84,6 +85,7 @@ async def test_a_request_for_a_bound_key_reaches_its_queue(
     assert (await next_from(channel, queue)).body == b"hello"
 
 
+@pytest.mark.proves("reference-defects/1-nothing-ever-dead")
 async def test_an_expired_request_is_dead_lettered(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
@@ -161,6 +163,7 @@ async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool_id: 
     assert (await channel.declare_queue(names.activity_queue, passive=True)).ready <= 10_000
 
 
+@pytest.mark.proves("reference-defects/1-nothing-ever-dead")
 async def test_the_policy_applies_to_the_request_queues_of_its_pool_only(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import httpx
+import pytest
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
 from osrdyne.amqp import Channel, Message
@@ -19,6 +20,7 @@ A = Key("a")
 NEVER = LifecycleSettings(resync_interval=3600.0)
 
 
+@pytest.mark.proves("broker/request-queue-binding-deleted")
 async def test_deleted_request_queue_is_served_again_at_once(
     broker_settings: BrokerSettings, pool_id: str, channel: Channel
 ) -> None:
@@ -49,6 +51,7 @@ async def findings_of(settings: Settings, subject: str) -> list[bool]:
     return [finding.ok for finding in await run_broker_checks(settings) if finding.subject == subject]
 
 
+@pytest.mark.proves("broker/policy-exchange-queue-controller")
 async def test_everything_that_is_deleted_by_hand_is_declared_again(
     broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient, broker
 ) -> None:
@@ -93,6 +96,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         assert await take(channel, names.request_queue(A), 1) == [b"after"]
 
 
+@pytest.mark.proves("broker/exchange-queue-exists-arguments")
 async def test_doctor_and_status_name_what_cannot_be_repaired(
     broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, broker
 ) -> None:
@@ -116,6 +120,7 @@ def _findings(running: Running):
     return [running.term.routing.topology.finding()]
 
 
+@pytest.mark.proves("broker/poison-inventory-pool-poison")
 async def test_deleted_inventory_comes_back_and_holds_up_no_dead_letter(
     broker_settings: BrokerSettings, pool_id: str, channel: Channel
 ) -> None:

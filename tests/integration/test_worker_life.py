@@ -46,6 +46,7 @@ async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str)
 GATED = "tests.integration.gated_app:app"
 
 
+@pytest.mark.proves("reference-defects/17-restart-loading-workers")
 async def test_worker_says_ready_only_after_loading(pool: Stage, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
@@ -126,6 +127,7 @@ async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, po
         assert await worker.wait() == 3
 
 
+@pytest.mark.proves("workers/rabbitmq-cancels-worker-s")
 async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: Stage) -> None:
     worker = await pool.start()
     await pool.channel.delete_queue(pool.names.request_queue(pool.key))
@@ -134,6 +136,7 @@ async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: St
     assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
 
 
+@pytest.mark.proves("workers/worker-dies-during-request")
 async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     first = await pool.start(app=GATED)
@@ -155,6 +158,7 @@ async def test_crashing_handler_leaves_its_request_to_the_next(pool: Stage) -> N
     assert await until_ready_requests(pool, 1)
 
 
+@pytest.mark.proves("races/worker-alive-but-disconnected", "workers/worker-loses-connection")
 async def test_closed_connection_changes_nothing_but_the_connection(
     pool: Stage, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ async def test_closed_connection_changes_nothing_but_the_connection(
     assert worker.process.returncode is None
 
 
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
 async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
     worker = await pool.start()
     asked = await pool.caller.send("/sleep", {"seconds": 1})
@@ -206,6 +211,7 @@ async def test_drain_finishes_and_ends(pool: Stage) -> None:
     assert await worker.wait() == 0
 
 
+@pytest.mark.proves("workers/handler-never-ends")
 async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Stage) -> None:
     worker = await pool.start(runtime={"processing_timeout": 0.3, "stuck_grace": 0.3})
     response = await pool.caller.call("/hang")
@@ -215,6 +221,7 @@ async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Sta
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("spark/spark-s-tasks-continue")
 async def test_session_with_stray_tasks_ends_the_worker(pool: Stage) -> None:
     """Spark's tasks that do not react to being cancelled keep their cores: only a new worker has them all."""
     worker = await pool.start(app="tests.integration.stray_app:app", runtime={"stray_timeout": 0.1})
@@ -222,6 +229,7 @@ async def test_session_with_stray_tasks_ends_the_worker(pool: Stage) -> None:
     assert "still runs 2 tasks" in worker.lines[-1]
 
 
+@pytest.mark.proves("workers/coroutine-handler-blocks-worker")
 async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool: Stage) -> None:
     worker = await pool.start(runtime={"blocked_timeout": 6})
     await pool.caller.send("/block", json.dumps({"seconds": 600}).encode())

@@ -58,6 +58,7 @@ async def test_many_requests_at_once_get_their_own_answers(shared: Stage) -> Non
 
 
 @one_loop
+@pytest.mark.proves("requests/request-body-handler-cannot")
 async def test_body_that_does_not_fit_is_refused_with_the_field(shared: Stage) -> None:
     response = await shared.caller.call("/sleep", {"seconds": "soon"})
     error = json.loads(response.body)["error"]
@@ -81,6 +82,7 @@ async def test_path_as_long_as_a_header_can_be_is_answered_in_short(shared: Stag
 
 
 @one_loop
+@pytest.mark.proves("requests/handler-fails")
 async def test_failing_handler_is_answered_without_a_traceback(shared: Stage) -> None:
     response = await shared.caller.call("/fail")
     error = json.loads(response.body)["error"]
@@ -145,6 +147,7 @@ async def test_client_that_does_not_ask_for_progress_gets_the_answer_only(
     ],
     ids=["path is a number", "path is not UTF-8", "deadline is text", "accept is a list", "reply headers"],
 )
+@pytest.mark.proves("requests/request-body-handler-cannot")
 async def test_hostile_headers_are_answered_and_harmless(shared: Stage, headers: dict[str, object]) -> None:
     await shared.caller.call(None, b"{}", headers=headers)
     assert (await shared.caller.call("/echo", b"alive")).body == b"alive"

@@ -310,6 +310,7 @@ async def test_rights_of_the_chart_do_not_reach_the_namespace_of_the_release(har
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=str)
+@pytest.mark.proves("kubernetes/daemon-lacks-right-keda")
 async def test_missing_right_is_named_by_the_doctor(harness, account, right):
     account.without(right)
     driver = harness.make()
@@ -320,6 +321,7 @@ async def test_missing_right_is_named_by_the_doctor(harness, account, right):
 
 
 @pytest.mark.parametrize("right", [Right("apps", "deployments", "create"), Right("", "secrets", "patch")], ids=str)
+@pytest.mark.proves("kubernetes/daemon-lacks-right-keda")
 async def test_start_without_a_right_fails_and_names_it(harness, account, right):
     account.without(right)
     driver = harness.make()

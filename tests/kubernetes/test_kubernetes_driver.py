@@ -73,6 +73,7 @@ async def test_deletion_never_hits_a_successor_of_the_same_name(harness, driver)
     assert await driver.list_instances() == [started]
 
 
+@pytest.mark.proves("kubernetes/pod-crashes-again-again")
 async def test_image_that_cannot_be_pulled_ends_the_group_in_kubernetes_words(driver):
     started = await driver.start(make_spec(played="no-image"))
     ended = await exited(driver, started)
@@ -80,6 +81,7 @@ async def test_image_that_cannot_be_pulled_ends_the_group_in_kubernetes_words(dr
     assert [line for line in await driver.logs(started.instance_id) if "ImagePullBackOff" in line]
 
 
+@pytest.mark.proves("kubernetes/node-takes-pod")
 async def test_group_that_no_node_takes_waits_and_reports_why_when_it_is_stopped(driver):
     started = await driver.start(make_spec(played="no-node"))
 
@@ -207,6 +209,7 @@ async def test_restarted_daemon_changes_nothing(driver, harness, admin, namespac
     assert [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)] == before
 
 
+@pytest.mark.proves("kubernetes/kubernetes-api-server-answer")
 async def test_api_server_away_for_a_while_changes_no_pod(driver, harness, admin, namespace):
     started = await driver.start(make_spec())
     await is_ready(driver, started)
@@ -256,6 +259,7 @@ async def test_watch_that_the_server_calls_too_old_is_an_error_of_its_own(harnes
     assert refused.value.code == 410
 
 
+@pytest.mark.proves("kubernetes/kubernetes-api-server-answer")
 async def test_events_go_on_after_a_watch_was_forgotten(driver, monkeypatch):
     forgotten = asyncio.Event()
     watch = KubernetesApi.watch

@@ -108,6 +108,7 @@ async def test_update_of_the_template_rolls_the_pods(changed, admin, namespace):
     await eventually(only_new_pods, what="all pods have the new image")
 
 
+@pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_update_does_not_change_the_number_that_the_autoscaler_has_set(changed, admin, namespace):
     scaling = {"autoscaling": {"mode": "hpa", "max_replicas": 5}}
     started, _ = await changed(scaling, scaling | {"environment": {"NEW": "yes"}}, scaled_to=4)
@@ -122,6 +123,7 @@ MODES = {
 
 
 @pytest.mark.parametrize(("before", "after", "replicas", "autoscalers"), MODES.values(), ids=MODES.keys())
+@pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_change_of_mode_leaves_the_pods_and_exchanges_the_autoscaler(
     changed, admin, namespace, before, after, replicas, autoscalers
 ):
@@ -138,6 +140,7 @@ async def test_update_of_a_group_that_is_gone_makes_no_new_one(harness):
 
 
 class TestWithoutKeda:
+    @pytest.mark.proves("kubernetes/daemon-lacks-right-keda")
     async def test_start_fails_reports_it_and_leaves_nothing(self, harness, without_keda):
         driver = harness.make(autoscaling=KEDA)
         with pytest.raises(StartFailedError, match="KEDA is not installed"):

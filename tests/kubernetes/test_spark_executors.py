@@ -126,6 +126,7 @@ def executors(admin, namespace, driver_pod):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.proves("spark/executors-kubernetes-stay-pending")
 async def test_executors_that_stay_pending_end_the_start_with_the_reason(start_session):
     process = start_session(start_timeout=40)
     output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)

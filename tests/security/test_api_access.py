@@ -256,6 +256,7 @@ async def test_odd_targets_and_hosts_open_nothing(tokens_file: Path) -> None:
             assert await raw_status(server.port, "GET /v1/groups HTTP/1.1", host, allowed) == 200, scheme
 
 
+@pytest.mark.proves("api/token-limited-some-keys")
 async def test_limited_token_sees_its_keys_only(tokens_file: Path) -> None:
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     pool = FakeInspector(poison_views=[poison_view("e1", key=Key("k")), poison_view("e2", key=Key("secret"))])
@@ -296,6 +297,7 @@ def test_tokens_are_written_as_they_are_read() -> None:
     assert parse_tokens(render_tokens(TOKENS), "file") == TOKENS
 
 
+@pytest.mark.proves("api/file-api-tokens-damaged")
 async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
     tokens_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,6 +443,7 @@ async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_ans
             assert answer.status_code == status, host
 
 
+@pytest.mark.proves("api/client-sends-huge-bodies")
 async def test_connections_that_send_their_headers_slowly_are_closed(tokens_file: Path) -> None:
     settings = ApiSettings(port=0, tokens_file=str(tokens_file), header_timeout=0.5, limit_concurrency=20)
     async with serving(FakeInspector(), settings) as server, httpx.AsyncClient(timeout=PATIENCE) as client:
@@ -476,6 +479,7 @@ async def test_body_that_arrives_slowly_is_given_up(tokens_file: Path) -> None:
         writer.close()
 
 
+@pytest.mark.proves("api/client-sends-huge-bodies")
 async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still_answers(tmp_path: Path) -> None:
     settings = ApiSettings(port=0, limit_concurrency=3)
     local = tmp_path / "api.sock"
@@ -496,6 +500,7 @@ HUGE = 100 * 2**20
     ("method", "path"),
     [("POST", "/v1/group/start?key=k"), ("POST", "/v1/explain"), ("PUT", "/v1/routes?author=a"), ("GET", "/v1/groups")],
 )
+@pytest.mark.proves("api/client-sends-huge-bodies")
 async def test_huge_body_is_refused_before_it_is_read(method: str, path: str) -> None:
     pool = FakeInspector()
     async with serving(pool, ApiSettings(port=0)) as server, asyncio.timeout(PATIENCE):
@@ -518,6 +523,7 @@ async def test_huge_body_is_refused_before_it_is_read(method: str, path: str) ->
     assert pool.group_views == {}
 
 
+@pytest.mark.proves("api/manifest-expensive-parse-applied")
 async def test_leader_goes_on_while_the_largest_manifests_are_refused() -> None:
     """A document of small values is the most expensive to read: 16 MiB of them are 5.6 million."""
     pool = FakeInspector()
@@ -620,6 +626,7 @@ def make_certificate(certificate: Path, key: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.proves("api/renewed-certificate-api-damaged")
 async def test_renewed_certificate_is_used_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

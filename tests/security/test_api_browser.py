@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from playwright.async_api import Page, async_playwright
 
 from osrdyne.aio.clock import SystemClock
@@ -70,6 +71,7 @@ async def attempt(page: Page, script: str, url: str) -> object:
     return await page.evaluate(code, url)
 
 
+@pytest.mark.proves("api/page-site-open-browser")
 async def test_page_of_another_site_changes_and_reads_nothing_in_a_real_browser() -> None:
     pool, settings, asked = FakeInspector(), ApiSettings(port=0), []
     access = Access(authenticators_of(settings, clock=SystemClock())[0])

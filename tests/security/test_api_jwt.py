@@ -139,6 +139,7 @@ def forged_tokens(clock: VirtualClock) -> dict[str, str]:
     }
 
 
+@pytest.mark.proves("api/token-forged-algorithm-none")
 async def test_forged_token_is_refused_by_its_signature(verifier: JwtVerifier, clock: VirtualClock) -> None:
     for name, token in forged_tokens(clock).items():
         assert await verifier.verify(token) is AccessRefusal.SIGNATURE, name
@@ -312,6 +313,7 @@ async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
         assert isinstance(await verifier.verify(token), Principal)
 
 
+@pytest.mark.proves("api/url-jwks-cannot-read")
 async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock: VirtualClock) -> None:
     with issuing() as issuer:
         settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
@@ -489,6 +491,7 @@ def api(settings: ApiSettings, clock: VirtualClock, *, peer: str = "192.0.2.7") 
     return httpx.AsyncClient(transport=transport, base_url="http://api", headers={"content-type": "application/json"})
 
 
+@pytest.mark.proves("api/token-forged-algorithm-none")
 async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_token(
     public_key: Path, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +534,7 @@ async def test_api_takes_jwts_and_names_what_is_wrong_without_repeating_the_toke
     ],
     ids=str,
 )
+@pytest.mark.proves("api/client-proxy-sends-proxy")
 async def test_proxy_identifies_users_only_from_its_own_address(
     clock: VirtualClock, peer: str, headers: list[tuple[str, str]], status: int
 ) -> None:

@@ -92,6 +92,7 @@ async def ask_for_progress(uri: str, names: PoolNames) -> None:
     await connection.close()
 
 
+@pytest.mark.proves("requests/client-user-permission-ask")
 async def test_user_without_the_permission_for_progress_can_call(
     client_uri: str,
     broker_settings: BrokerSettings,

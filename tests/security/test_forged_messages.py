@@ -130,6 +130,7 @@ async def test_echoing_handler_cannot_be_made_to_command_another_keys_worker(att
     assert await attack.who_answers() == attack.victim
 
 
+@pytest.mark.proves("hostile/message-reaches-queue-pool")
 async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: Attack, channel: Channel) -> None:
     names = attack.names
     places = [
@@ -145,6 +146,7 @@ async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: 
     assert await attack.who_answers() == attack.victim
 
 
+@pytest.mark.proves("hostile/message-reaches-queue-pool")
 async def test_message_that_did_not_come_through_the_pools_own_exchange_is_counted_and_dropped(
     attack: Attack, channel: Channel
 ) -> None:
@@ -204,6 +206,7 @@ async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
         assert await attack.who_answers() == attack.victim
 
 
+@pytest.mark.proves("controller/leader-queue-holds-something")
 async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
     settings: Settings, channel: Channel
 ) -> None:

@@ -127,6 +127,7 @@ def error_of(response: Response) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("bomb", CONSTANTS + PLANS, ids=lambda bomb: bomb.name)
+@pytest.mark.proves("spark/query-needs-more-memory")
 async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Key, bomb: Bomb) -> None:
     error = error_of(await key.ask(bomb.query))
     assert error.get("setting") == bomb.setting, error
@@ -143,6 +144,7 @@ async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Ke
     ],
     ids=["cross join", "range"],
 )
+@pytest.mark.proves("spark/query-takes-too-long")
 async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key: Key, query: str) -> None:
     asked = asyncio.create_task(key.ask(query, seconds=SOON))
     await asyncio.sleep(0.5)
@@ -151,6 +153,7 @@ async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(ke
     await key.answers_others()
 
 
+@pytest.mark.proves("spark/query-takes-too-long")
 async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(short_lived_key: Key) -> None:
     """Spark's optimiser evaluates the constant, which takes hours on any machine, and cannot be interrupted."""
     key = short_lived_key
@@ -179,6 +182,7 @@ async def test_constant_that_cannot_be_cancelled_is_answered_at_its_deadline(sho
     ids=["rows", "values"],
 )
 @pytest.mark.parametrize("stuck_grace", [10.0])
+@pytest.mark.proves("spark/request-fills-spark-s")
 async def test_bomb_of_memory_is_answered_and_the_worker_lives_or_names_the_cause(
     short_lived_key: Key, query: str
 ) -> None:
@@ -205,6 +209,7 @@ async def test_bomb_of_memory_is_answered_and_the_worker_lives_or_names_the_caus
         assert await key.worker.wait() == ExitCode.UNRECOVERABLE
 
 
+@pytest.mark.proves("spark/answer-exceeds-limit-worker")
 async def test_answer_beyond_the_limit_is_refused_while_it_is_collected(key: Key) -> None:
     error = error_of(await key.ask("select repeat(string(id), 2000) as v from range(0, 2500, 1, 25)"))
     assert error["code"] == "answer_too_large"

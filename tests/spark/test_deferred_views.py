@@ -107,6 +107,7 @@ def test_view_is_opened_once_for_queries_at_the_same_time(
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
+@pytest.mark.proves("files/files-change-between-start")
 def test_query_never_sees_views_of_different_times(
     make_call: Any, spark: Any, three: dict[str, Any], tmp_path: Path, change: str
 ) -> None:

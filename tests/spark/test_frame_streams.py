@@ -58,6 +58,7 @@ QUERIES = {
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 @pytest.mark.parametrize("way", ["spooled", "by partition"])
+@pytest.mark.proves("spark/result-many-gb-streamed")
 def test_streamed_rows_are_those_of_to_arrow(
     spark: Any, sessions: SparkSessions, query: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_limit_ends_the_job(spark: Any, sessions: SparkSessions) -> None:
     assert stream.truncated
 
 
+@pytest.mark.proves("spark/client-streamed-query-goes")
 def test_closed_stream_cancels_its_job_and_leaves_no_file(
     spark: Any, sessions: SparkSessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_error_of_a_task_is_the_error_of_the_stream(spark: Any, sessions: SparkS
     assert (refusal.error_code, refusal.code, refusal.details["sql_state"]) == ("DIVIDE_BY_ZERO", 400, "22012")
 
 
+@pytest.mark.proves("spark/result-many-gb-streamed")
 def test_full_disk_is_an_error_that_says_so(
     spark: Any, sessions: SparkSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +178,7 @@ def test_partition_on_a_cluster_is_limited(
 
 
 @pytest.mark.parametrize("query", ["select * from v", "select x, count(*) c from v group by x order by x"])
+@pytest.mark.proves("spark/files-streamed-query-replaced")
 def test_stream_over_replaced_files_asks_for_a_reload(
     make_call: Any, sessions: SparkSessions, tmp_path: Path, query: str
 ) -> None:

@@ -45,6 +45,7 @@ def call_of(session: Any, body: bytes = b"") -> Call:
     return Call(Context(Key("k"), session=session), Request("k", body, path="/p"))
 
 
+@pytest.mark.proves("spark/handlers-run-once-use")
 def test_views_of_one_name_in_two_requests_at_once_are_two_views(
     dispatcher: Callable[[Handler], Dispatcher], shared: Any
 ) -> None:
@@ -201,6 +202,7 @@ def test_error_of_spark_in_a_handler_has_its_class(
         (in_rows, "ZeroDivisionError: integer division or modulo by zero"),
     ],
 )
+@pytest.mark.proves("spark/python-function-spark-raises")
 def test_exception_of_a_python_function_reaches_the_caller(
     dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, message: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thre
 
 
 @pytest.mark.nightly
+@pytest.mark.proves("spark/spark-s-tasks-continue")
 def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_group_of_any_name_is_a_group(sessions: SparkSessions, spark: Any) -> No
     assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
 
 
+@pytest.mark.proves("spark/python-function-spark-exhausts")
 def test_python_function_that_exhausts_memory_is_named(sessions: SparkSessions, spark: Any) -> None:
     exhausted = spark.sparkContext.parallelize([10**15], 1).map(bytearray)
     with pytest.raises(RequestError, match="memory") as caught:
@@ -126,6 +128,7 @@ def test_python_function_that_exhausts_memory_is_named(sessions: SparkSessions, 
     assert sessions.run_in_group(spark, "after it", lambda: spark.range(5).count()) == 5
 
 
+@pytest.mark.proves("spark/python-function-spark-exhausts")
 def test_python_process_that_is_killed_is_named(sessions: SparkSessions, spark: Any) -> None:
     killed = spark.sparkContext.parallelize([9], 1).map(lambda number: os.kill(os.getpid(), number))
     with pytest.raises(RequestError, match="killed or crashed") as caught:

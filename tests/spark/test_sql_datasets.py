@@ -241,6 +241,7 @@ def test_wrong_option_of_a_reader_fails_the_start(make_call: Any, tmp_path: Path
         make_call(one_table("k", path=str(tmp_path), format="csv", columns="this is no schema"), "k")
 
 
+@pytest.mark.proves("spark/data-source-file-system")
 def test_data_source_without_its_jar_names_the_setting_that_adds_it(make_call: Any) -> None:
     config = {"datasets": [{"key": "k", "tables": [{"view": "v", "path": "/nowhere", "format": "delta"}]}]}
     with pytest.raises(

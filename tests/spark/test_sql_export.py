@@ -120,6 +120,7 @@ def test_limit_and_parameters_hold_for_exports(call: Call) -> None:
         assert rows(export(call, query, parameters={"least": 5}, limit=2, format=kind)) == [("5",), ("6",)]
 
 
+@pytest.mark.proves("spark/worker-killed-export-reply")
 def test_repeated_request_finds_its_first_export(call: Call, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker died after the manifest was there and before its reply: the request is delivered again."""
     first = export(sent(call, "c1"))
@@ -146,6 +147,7 @@ def test_different_requests_are_different_exports(call: Call, target: Path, one:
 
 
 @pytest.mark.parametrize("step", ["create", "upload", "listed"])
+@pytest.mark.proves("spark/worker-killed-exports")
 def test_export_of_a_killed_worker_is_not_finished_and_is_written_anew(
     call: Call, target: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -169,6 +171,7 @@ def test_export_of_a_killed_worker_is_not_finished_and_is_written_anew(
     assert not any(path.exists() for path in left)
 
 
+@pytest.mark.proves("spark/two-workers-write-same")
 def test_attempt_that_is_overtaken_answers_the_other_export(
     call: Call, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +191,7 @@ def test_attempt_that_is_overtaken_answers_the_other_export(
     assert [local(path) for path in mine["paths"]] == files(target)
 
 
+@pytest.mark.proves("spark/export-larger-export-max")
 def test_export_above_the_limit_leaves_nothing(make: Any, target: Path) -> None:
     for kind in ("parquet", "csv", "arrow"):
         error = refusal(make(max_bytes=100), format=kind)
@@ -195,6 +199,7 @@ def test_export_above_the_limit_leaves_nothing(make: Any, target: Path) -> None:
     assert files(target) == []
 
 
+@pytest.mark.proves("spark/export-larger-export-max")
 def test_export_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     make: Any, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

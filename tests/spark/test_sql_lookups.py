@@ -206,6 +206,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.proves("spark/request-batch-lookup-invalid")
 def test_each_faulty_request_of_a_batch_fails_alone(call: Call) -> None:
     good = {"table": "by_id", "key": {"id": 2}, "columns": ["n"]}
     answers = ask(call, *(body for error in ERRORS for body in (error[0], good)))
@@ -214,6 +215,7 @@ def test_each_faulty_request_of_a_batch_fails_alone(call: Call) -> None:
     assert all(answer["row_count"] == 12 for answer in answers[1::2])
 
 
+@pytest.mark.proves("spark/key-lookup-more-rows")
 def test_answer_has_at_most_the_rows_of_the_limit(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if Spark has to count the rows of each key, because all of them are too many."""
     call.context.state.config = call.context.state.config.model_copy(update={"lookup_row_limit": 11})

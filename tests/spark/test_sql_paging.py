@@ -143,6 +143,7 @@ def test_arrow_page_has_its_cursor_in_the_schema_and_a_header(make: Callable[...
     assert "x-cursor" not in reply.headers
 
 
+@pytest.mark.proves("spark/worker-ends-client-reads")
 def test_another_worker_of_the_key_serves_the_next_page(make: Callable[..., Call]) -> None:
     page = ask(make(), query=QUERY, page_size=5)
     assert ask(make(), cursor=page["cursor"], page_size=5)["row_count"] == 5
@@ -154,6 +155,7 @@ def test_cursor_of_another_key_is_expired(make: Callable[..., Call], tpch: Path)
     assert refusal(make("tpch/sf=other"), cursor=cursor).error_code == "cursor_expired"
 
 
+@pytest.mark.proves("spark/worker-ends-client-reads")
 def test_expired_cursor_names_the_remedy(call: Call, tmp_path: Path) -> None:
     page = ask(call, query=QUERY, page_size=5)
     [file] = tmp_path.iterdir()
@@ -196,6 +198,7 @@ def test_cursor_with_a_query_is_refused(call: Call) -> None:
     assert refusal(call, query=QUERY, page_size=20_001).error_code == "limit_too_large"
 
 
+@pytest.mark.proves("spark/result-larger-paging-max")
 def test_result_above_the_limit_leaves_nothing(make: Callable[..., Call], tmp_path: Path) -> None:
     call = make(max_bytes=100_000)
     computed = refusal(call, query=QUERY, page_size=10)
@@ -203,6 +206,7 @@ def test_result_above_the_limit_leaves_nothing(make: Callable[..., Call], tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proves("spark/result-larger-paging-max")
 def test_result_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     make: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +227,7 @@ def test_query_that_may_return_less_than_it_reads_is_not_refused_by_estimate(
     assert ask(make(max_bytes=100_000), query=query, page_size=10)["row_count"] >= 1
 
 
+@pytest.mark.proves("spark/results-wait-read-fill")
 def test_full_directory_refuses_further_results_until_some_expire(make: Callable[..., Call], tmp_path: Path) -> None:
     call = make(max_total_bytes=1000)
     page = ask(call, query=QUERY, page_size=5)
@@ -234,6 +239,7 @@ def test_full_directory_refuses_further_results_until_some_expire(make: Callable
     assert ask(call, query=QUERY, page_size=5)["cursor"] is not None
 
 
+@pytest.mark.proves("spark/worker-killed-stores-result")
 def test_result_of_a_killed_worker_is_removed_and_never_served(call: Call, tmp_path: Path) -> None:
     """A worker that dies while it writes leaves an unfinished file."""
     finished = ask(call, query=QUERY, page_size=5)["cursor"]

@@ -89,6 +89,7 @@ def replay(call: Call, **body: Any) -> dict[str, Any]:
     return pipeline.replay(call, pipeline.ReplayRequest.model_validate(body))
 
 
+@pytest.mark.proves("telemetry-tables/replay-interrupted-requested-twice")
 async def test_replay_stores_a_range_of_times_once(opened: Opened, broker: EmbeddedBroker, pool_id: str) -> None:
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(2), messages(0, 100))
     call = opened("again/2", begin="replay")
@@ -149,6 +150,7 @@ async def test_ingest_that_reaches_the_end_compacts(opened: Opened, broker: Embe
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("drop", None), ("mark", 2)])
+@pytest.mark.proves("telemetry-tables/message-log-twice-one")
 async def test_copies_are_dropped_or_marked(
     opened: Opened,
     broker: EmbeddedBroker,
@@ -172,6 +174,7 @@ async def test_copies_are_dropped_or_marked(
     assert stored(table_of(call)) == [(offset, index) for offset in stays for index in (0, 1)]
 
 
+@pytest.mark.proves("telemetry-tables/retention-removes-messages-ingest")
 async def test_messages_lost_while_they_are_read_are_data_lost(
     opened: Opened, broker: EmbeddedBroker, pool_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +205,7 @@ async def test_messages_lost_while_they_are_read_are_data_lost(
     assert table_of(call).last_commit(0) is None
 
 
+@pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
 async def test_table_at_its_limit_is_paused_or_purged(opened: Opened, broker: EmbeddedBroker, pool_id: str) -> None:
     await fill(broker.amqp_uri, PoolNames(pool_id).log_stream(0), messages(0, 6, step=3_600_000))
     call = opened("warm/0", max_rows=9, on_storage_limit="purge")

@@ -78,6 +78,7 @@ def rows(call: Call, query: str) -> list[list[Any]]:
     return found
 
 
+@pytest.mark.proves("telemetry-tables/commit-made-query-runs")
 def test_each_query_sees_all_commits_of_its_site(make_call: Any, tmp_path: Path) -> None:
     warm = Table(tmp_path / "warm")
     call = make_call(config(tmp_path), "telemetry/a")
@@ -112,6 +113,7 @@ def test_each_query_sees_all_commits_of_its_site(make_call: Any, tmp_path: Path)
     assert "StringStartsWith(key,a/)" in plan
 
 
+@pytest.mark.proves("telemetry-tables/directory-table-cannot-read", "telemetry-tables/name-site-characters-meaning")
 def test_site_is_data_and_its_table_may_fail_for_a_while(make_call: Any, tmp_path: Path) -> None:
     warm, described = Table(tmp_path / "warm"), {}
     commit(warm, *((f"{site}/{device}", {"series": "t", "value": device}) for site in SITES for device in (1, 2)))

@@ -21,6 +21,7 @@ def holding(directory: Path, *, seconds: float) -> dict[str, object]:
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.proves("spark/cluster-free-cores-memory", "spark/executor-lost-during-job")
 async def test_keys_on_a_standalone_cluster(cluster: StandaloneCluster, daemon: DaemonProcess, tmp_path: Path) -> None:
     async with await use_master(daemon, cluster.url) as client:
         assert (await client.call("a", "/sum")).json() == 499500

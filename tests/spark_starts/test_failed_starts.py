@@ -92,17 +92,20 @@ def outcome(conf: dict[str, str]) -> str:
         ),
     ],
 )
+@pytest.mark.proves("spark/spark-cannot-start-given")
 def test_failed_start_gives_the_message_of_spark(conf: dict[str, str], expected: str) -> None:
     assert expected in outcome(conf)
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.proves("spark/jvm-worker-ends-memory")
 def test_jvm_that_ended_without_memory_is_reported_as_out_of_memory() -> None:
     said = outcome({"options": "-XX:+ExitOnOutOfMemoryError"})
     assert said.startswith("False Spark's Java process ran out of memory (java.lang.OutOfMemoryError: Java heap space)")
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.proves("spark/jvm-accepts-new-connections")
 def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -> None:
     run = subprocess.run([sys.executable, "-c", DEAF, SHORT_LIVED], capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -113,6 +116,7 @@ def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.proves("spark/spark-cannot-start-given")
 async def test_caller_gets_the_message_of_a_spark_that_cannot_start(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.timeout(1500)
+@pytest.mark.proves("spark/cluster-worker-spark-master", "spark/master-restarted-forgotten-application")
 async def test_master_that_goes_away_and_comes_back(cluster: StandaloneCluster, daemon: DaemonProcess) -> None:
     async with await use_master(daemon, cluster.url) as client:
         assert (await client.call("a", "/sum")).json() == 499500

@@ -146,6 +146,7 @@ MISBEHAVING = (fail_to_start, load_much, leak_views, block_handlers, block_on_st
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.proves("pooled/one-key-process-fails")
 async def test_fifty_keys_of_one_process_answer_from_their_own_and_harm_no_other(pooled: PooledStage) -> None:
     print(f"seed {SEED}")
     process = await pooled.start(APP, spark=SPARK)

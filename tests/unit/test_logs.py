@@ -41,6 +41,7 @@ def test_password_of_every_uri_is_masked(text: str, masked: str) -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+@pytest.mark.proves("reference-defects/13-password-logs")
 def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
     stream = io.StringIO()
     configure_logging(json=as_json, stream=stream)

@@ -220,6 +220,7 @@ async def assert_usable(connection: Connection, broker: ScriptedBroker) -> None:
 
 
 @pytest.mark.parametrize("later", range(PASSES))
+@pytest.mark.proves("broker/call-cancelled-times-out")
 async def test_question_cancelled_while_its_channel_is_being_closed(
     broker: ScriptedBroker, connection: Connection, later: int
 ) -> None:
@@ -299,6 +300,7 @@ async def test_next_channel_is_opened_while_the_last_one_ends(
 
 
 @pytest.mark.parametrize("later", range(PASSES))
+@pytest.mark.proves("broker/call-cancelled-times-out")
 async def test_close_that_is_cancelled(broker: ScriptedBroker, connection: Connection, later: int) -> None:
     channel = await connection.channel()
     closing = asyncio.create_task(channel.close())
@@ -309,6 +311,7 @@ async def test_close_that_is_cancelled(broker: ScriptedBroker, connection: Conne
     await assert_usable(connection, broker)
 
 
+@pytest.mark.proves("broker/call-cancelled-times-out")
 async def test_close_that_the_broker_confirms_late(broker: ScriptedBroker, connection: Connection) -> None:
     """aiormq waits one heartbeat for the answer, and sends its close again after that."""
     channel = await connection.channel()

@@ -206,6 +206,7 @@ async def test_author_of_an_open_api_is_the_one_that_the_request_names(
     assert (await api.put("/v1/profiles", json=PROFILES)).status_code == 422
 
 
+@pytest.mark.proves("api/rabbitmq-refuses-record-change")
 async def test_change_whose_required_record_is_not_stored_is_refused(
     pool: FakeInspector, metrics: Metrics, logs: Logs
 ) -> None:
@@ -217,6 +218,7 @@ async def test_change_whose_required_record_is_not_stored_is_refused(
     assert pool.group_views == {}
 
 
+@pytest.mark.proves("api/rabbitmq-refuses-record-change")
 async def test_change_whose_record_is_not_stored_is_made_and_logged(
     api: httpx.AsyncClient, pool: FakeInspector, logs: Logs
 ) -> None:
@@ -254,6 +256,7 @@ async def test_no_secret_and_no_body_is_in_a_record_or_in_the_log(
         assert secret not in shown
 
 
+@pytest.mark.proves("api/client-tries-tokens-asks")
 async def test_refused_requests_are_counted_and_logged_within_a_limit(
     pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path
 ) -> None:
@@ -308,6 +311,7 @@ async def test_changed_token_file_is_recorded_when_the_daemon_sees_it(
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
 async def test_probe_is_answered_before_a_changed_token_file_is_recorded(
     pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

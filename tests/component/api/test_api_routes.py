@@ -95,6 +95,7 @@ async def test_daemon_is_ready_without_what_it_does_not_need(api: httpx.AsyncCli
     assert (await api.get("/ready")).json()["ready"]
 
 
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
 async def test_ready_fails_with_one_component_and_hides_secrets(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     pool.component_views.append(ComponentView("driver", False, "no answer from amqp://u:hidden@h"))
     answer = await api.get("/ready")
@@ -654,6 +655,7 @@ class TestCapacity:
         found = (await api.post("/v1/capacity", json=question)).json()
         assert (found["fits"], found["accepted"], found["cheapest"]["price"]) == (False, 400_000, 225)
 
+    @pytest.mark.proves("quotas/many-capacity-plans-requested")
     async def test_many_plans_leave_the_other_threads_free(
         self, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -747,6 +749,7 @@ async def test_policies_have_versions_and_an_effective_one_for_each_key(api: htt
         ("::1", "http://api", 200),
     ],
 )
+@pytest.mark.proves("api/client-host-asks-over")
 async def test_key_that_demands_tls_is_refused_over_plain_http_from_another_host(
     pool: FakeInspector, client: str, url: str, status: int
 ) -> None:

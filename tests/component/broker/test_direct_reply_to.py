@@ -56,6 +56,7 @@ def bench() -> Bench:
     return Bench()
 
 
+@pytest.mark.proves("hostile/forged-direct-reply-address")
 async def test_forged_address_is_refused_and_costs_its_connection_only(bench: Bench) -> None:
     with pytest.raises(AddressRefusedError, match="forged"):
         await bench.direct.publish(Message(), FORGED)
@@ -116,6 +117,7 @@ async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: B
     assert bench.broker.bodies(CALLER) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.proves("broker/node-leaves-cluster-rabbitmq")
 async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_flight(bench: Bench) -> None:
     """The node of a client leaves the cluster while the first reply to another client is in flight."""
     left = f"{CALLER}-of-a-node-that-left"
@@ -168,6 +170,7 @@ async def test_no_connection_is_opened_before_the_next_attempt_is_due(bench: Ben
 
 
 @pytest.mark.parametrize("refusal", [BrokerUnavailableError("away"), BrokerAccessError("too many connections")])
+@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
 async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal: BrokerError) -> None:
     bench.refusal = refusal
     sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
@@ -177,6 +180,7 @@ async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal:
     assert (sending.done(), bench.broker.bodies(CALLER)) == (True, [b"x"])
 
 
+@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
 async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench: Bench) -> None:
     bench.refusal = BrokerUnavailableError("away")
     sending = [asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(3)]

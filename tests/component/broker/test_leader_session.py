@@ -38,6 +38,7 @@ def are_closed(session: LeaderSession) -> list[bool]:
 
 
 @pytest.mark.parametrize("purpose", ["leader", "publisher", "consumer"])
+@pytest.mark.proves("controller/standby-loses-one-connections")
 async def test_standby_that_loses_a_connection_does_not_take_over(
     clock: VirtualClock, broker: FakeBroker, purpose: str
 ) -> None:
@@ -72,6 +73,7 @@ async def test_cancelled_wait_for_the_token_leaves_no_task(clock: VirtualClock, 
             assert asyncio.all_tasks() == before
 
 
+@pytest.mark.proves("controller/rabbitmq-answer-leader-standby")
 async def test_connections_that_rabbitmq_does_not_close_are_given_up_together(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -81,6 +83,7 @@ async def test_connections_that_rabbitmq_does_not_close_are_given_up_together(
     assert (closing.done(), are_closed(session)) == (True, [True, True, True])
 
 
+@pytest.mark.proves("controller/rabbitmq-answer-leader-standby")
 async def test_cancelled_close_closes_every_connection(clock: VirtualClock, broker: FakeBroker) -> None:
     """An open one would keep the token, and no daemon would lead."""
     session = await open_silently(clock, broker)

@@ -26,6 +26,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return broker
 
 
+@pytest.mark.proves("broker/rabbitmq-4-0-killed")
 async def test_queue_that_never_got_a_leader_is_declared_again(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
@@ -45,6 +46,7 @@ async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, b
         assert (stack.waiting("a"), broker.count("delete", QUEUE)) == ([b"1"], 0)
 
 
+@pytest.mark.proves("broker/rabbitmq-4-0-killed")
 async def test_leader_waits_for_a_queue_whose_node_is_down(clock: VirtualClock, broker: FakeBroker) -> None:
     broker.queues[QUEUE].is_leaderless = False
     async with leading(clock, broker=broker) as stack:
@@ -53,6 +55,7 @@ async def test_leader_waits_for_a_queue_whose_node_is_down(clock: VirtualClock, 
         assert broker.count("delete", QUEUE) == 0
 
 
+@pytest.mark.proves("broker/rabbitmq-4-0-killed")
 async def test_queue_that_was_bound_is_never_deleted_and_declared_again(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:

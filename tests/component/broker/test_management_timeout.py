@@ -17,6 +17,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 62
 BODY = b" " * 60 + b"[]"
 
 
+@pytest.mark.proves("broker/answer-management-api-comes")
 async def test_answer_that_comes_byte_by_byte_is_too_late() -> None:
     """Each byte comes in time, and the whole answer does not."""
     ended = asyncio.Event()

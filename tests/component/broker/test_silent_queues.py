@@ -130,6 +130,7 @@ async def test_silence_is_distinguished_from_a_lost_connection(
     assert isinstance(callers.errors[b"1"], BrokerUnavailableError)
 
 
+@pytest.mark.proves("broker/queue-leader-too-many")
 async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node) -> None:
     node.without_leader |= {"a", "b"}
     async with asyncio.TaskGroup() as group:
@@ -271,6 +272,7 @@ async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node) -> 
         running.cancel()
 
 
+@pytest.mark.proves("broker/queue-leader-too-many")
 async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     async with leading(clock) as stack:

@@ -49,6 +49,7 @@ async def leading_token(broker: FakeBroker, clock: VirtualClock) -> AsyncIterato
             await asyncio.wait({running})
 
 
+@pytest.mark.proves("controller/process-leader-stopped-continues")
 async def test_answer_that_is_read_late_does_not_prove_the_lead(clock: VirtualClock, broker: FakeBroker) -> None:
     """lifecycle: lease. As after SIGSTOP: RabbitMQ has answered, and has given the token to another daemon since."""
     pings = Pings(broker, clock)

@@ -186,6 +186,7 @@ def refused(stack: Stack) -> int:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.proves("controller/leader-queue-holds-something", "hostile/hostile-messages-any-queue")
 def test_leader_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
     @SETTINGS
     @given(NUMBERS)
@@ -310,6 +311,7 @@ async def suffer_as_worker(messages: Sequence[HostileMessage], log: list[dict[st
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.proves("hostile/hostile-messages-any-queue")
 def test_worker_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
     @SETTINGS
     @given(NUMBERS)

@@ -135,6 +135,7 @@ async def tell(story: Story, world: World, number: int, *, take_over: bool) -> N
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.proves("controller/leader-killed")
 async def test_leader_killed_at_any_step_loses_nothing_and_leaves_no_task(story: Story) -> None:
     number = 0
     while True:

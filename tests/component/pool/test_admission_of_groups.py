@@ -45,6 +45,7 @@ async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> 
     await stack.report(key, event, **details)
 
 
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
 async def test_a_group_beyond_the_limit_has_its_queue_and_waits(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
         await ask(stack, "a")
@@ -55,6 +56,7 @@ async def test_a_group_beyond_the_limit_has_its_queue_and_waits(clock: VirtualCl
         assert stack.waits_for(Key("b")) == "max_groups"
 
 
+@pytest.mark.proves("requests/more-keys-lifecycle-max")
 async def test_a_new_key_without_room_to_wait_is_answered_capacity(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
         stack.broker.declare_queue(REPLIES, {})
@@ -86,6 +88,7 @@ async def test_log_warns_once_before_the_limit_is_reached(clock: VirtualClock, k
         assert [entry["keys"] for entry in warnings] == [4]
 
 
+@pytest.mark.proves("requests/more-keys-lifecycle-max")
 async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
         await ask(stack, "a")
@@ -96,6 +99,7 @@ async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) 
         assert stack.running("b") == 1
 
 
+@pytest.mark.proves("workers/worker-never-reports-request")
 async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
         await ask(stack, "a")

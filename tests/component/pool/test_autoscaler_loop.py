@@ -100,6 +100,7 @@ async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(
     assert (stack.running("a"), stack.metrics.worker_exits._value.get(), stack.driver.count("start")) == (1, 0, 4)
 
 
+@pytest.mark.proves("workers/worker-longer-needed-runs")
 async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> None:
     await flood(stack)
     await all_ready(stack)
@@ -115,6 +116,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["request-received", "started-only"])
+@pytest.mark.proves("workers/worker-never-reports-request")
 async def test_workers_that_never_report_completion_scale_by_their_queue(
     stack: Stack, clock: VirtualClock, reports: bool
 ) -> None:

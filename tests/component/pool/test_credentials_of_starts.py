@@ -113,6 +113,7 @@ def lose_answers(driver: FakeDriver) -> Callable[[], None]:
     return restore
 
 
+@pytest.mark.proves("workers/platform-answer-start-worker")
 async def test_repeated_start_uses_the_user_of_the_attempt_before(
     clock: VirtualClock, driver: FakeDriver, users: FakeUsers
 ) -> None:
@@ -129,6 +130,7 @@ async def test_repeated_start_uses_the_user_of_the_attempt_before(
         assert list(users.passwords) == users_of_workers(driver)
 
 
+@pytest.mark.proves("workers/platform-answer-start-worker")
 async def test_worker_whose_start_was_not_confirmed_keeps_its_user(
     clock: VirtualClock, driver: FakeDriver, users: FakeUsers
 ) -> None:

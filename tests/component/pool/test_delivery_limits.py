@@ -95,6 +95,7 @@ async def test_policy_that_another_client_deleted_comes_back(clock: VirtualClock
         assert limits(broker)[POLICY] == 2
 
 
+@pytest.mark.proves("managed/rabbitmq-s-http-api")
 async def test_management_that_fails_is_asked_again(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, MaxDequeueRetries=2)
@@ -134,6 +135,7 @@ async def test_change_while_a_policy_is_written_counts(
         assert limits(broker).get(POLICY) == (7 if change == "policy" else None)
 
 
+@pytest.mark.proves("managed/more-200-keys-delivery")
 async def test_number_of_policies_is_bounded_and_shown(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

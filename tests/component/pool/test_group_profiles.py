@@ -134,6 +134,7 @@ async def test_change_that_cannot_be_used_changes_nothing(
         assert stack.profile_groups() == ()
 
 
+@pytest.mark.proves("workers/stored-profile-cannot-used")
 async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -153,6 +154,7 @@ async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
     assert "stored profile is left out" in [log["event"] for log in logs]
 
 
+@pytest.mark.proves("workers/profiles-changed-worker-group")
 async def test_group_whose_start_has_failed_starts_again_with_other_settings(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -165,6 +167,7 @@ async def test_group_whose_start_has_failed_starts_again_with_other_settings(
         assert len(driver.workers_of(BIG)) == 1
 
 
+@pytest.mark.proves("workers/profiles-changed-worker-group")
 async def test_change_while_a_worker_starts_replaces_it_afterwards(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:

@@ -79,6 +79,7 @@ async def test_group_that_cannot_be_changed_goes_on_and_is_tried_again(group, re
     assert "driver call failed" in [entry["event"] for entry in logs]
 
 
+@pytest.mark.proves("workers/defective-driver-lists-workers")
 async def test_group_that_its_driver_does_not_mark_is_changed_once(group, monkeypatch):
     clock, broker, driver = group
     driver.current_spec_hash = "changed"

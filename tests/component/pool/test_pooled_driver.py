@@ -148,6 +148,7 @@ class TestPlacement:
             assert world.process_of(await world.start(B)) is world.process_of(first[0])  # as loaded, and older
             assert world.process_of(await world.start(C)) is world.process_of(other)
 
+    @pytest.mark.proves("pooled/heap-process-nearly-full")
     async def test_process_with_a_full_heap_gets_no_more_keys(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             first = world.process_of(await world.start(A))
@@ -155,6 +156,7 @@ class TestPlacement:
             await clock.advance(0.1)
             assert world.process_of(await world.start(B)) is not first
 
+    @pytest.mark.proves("pooled/all-processes-full")
     async def test_start_waits_while_all_processes_are_full_and_fails_in_the_end(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, keys_per_process=1, max_processes=1)) as world:
             full = await world.start(A)
@@ -238,6 +240,7 @@ class TestSpares:
             await clock.advance(SPARE_REST + 1)
             assert len(world.running_processes()) == 2
 
+    @pytest.mark.proves("pooled/worker-loads-data-without")
     async def test_spare_does_not_wait_for_a_load_without_end(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1)) as world:
             await clock.advance(2.0)
@@ -248,6 +251,7 @@ class TestSpares:
             await done(start)
             assert len(world.running_processes()) == 2
 
+    @pytest.mark.proves("pooled/process-ends-ready")
     async def test_process_that_ends_before_it_is_ready_fails_the_starts_that_wait(self, clock: VirtualClock) -> None:
         with world_of(clock, ready=False) as world:
             start = asyncio.ensure_future(world.driver.start(spec_of(A)))
@@ -263,6 +267,7 @@ class TestSpares:
             await clock.advance(60.0)
             assert world.backend.workers == {}
 
+    @pytest.mark.proves("pooled/platform-s-event-end")
     async def test_end_of_a_process_whose_event_is_lost_is_noticed_before_it_was_ready(
         self, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -278,6 +283,7 @@ class TestSpares:
             logged = capsys.readouterr()  # to the one or the other, as the tests before it have configured it
             assert "java.lang.OutOfMemoryError" in logged.out + logged.err  # its last output
 
+    @pytest.mark.proves("pooled/process-ends-ready")
     async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
             for _ in range(600):
@@ -287,6 +293,7 @@ class TestSpares:
                         world.end_process(process)
             assert 8 <= len(world.network.processes) <= 20
 
+    @pytest.mark.proves("pooled/driver-accepts-process-full")
     async def test_starts_of_processes_that_the_backend_does_not_accept_back_off(self, clock: VirtualClock) -> None:
         """Each attempt creates a user in RabbitMQ, which is removed after the start time-out only."""
         with world_of(clock, replace(RULES, spares=1)) as world:
@@ -299,6 +306,7 @@ class TestSpares:
 
 
 class TestChangeOfLeader:
+    @pytest.mark.proves("pooled/leader-dies-processes-work")
     async def test_new_leader_lists_what_the_processes_report(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             before = [await world.start(key) for key in (A, B, C, D)]
@@ -306,6 +314,7 @@ class TestChangeOfLeader:
             assert sorted((await world.listed()).values(), key=lambda one: one.key) == before
             assert await fails(world.start(A), SlotTakenError)
 
+    @pytest.mark.proves("pooled/process-answer-new-leader")
     async def test_nothing_is_placed_before_all_processes_have_answered(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             silent = world.process_of(await world.start(A))
@@ -323,6 +332,7 @@ class TestChangeOfLeader:
             await done(start)
             assert silent.worker_id not in world.running_processes()
 
+    @pytest.mark.proves("pooled/process-answers-new-leader")
     async def test_process_that_answers_late_is_not_killed(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             silent = world.process_of(await world.start(A))
@@ -334,6 +344,7 @@ class TestChangeOfLeader:
             await clock.advance(2.0)
             assert [one.key for one in await done(listing)] == [A]
 
+    @pytest.mark.proves("pooled/deposed-leader-assigns-worker")
     async def test_messages_of_an_earlier_term_are_ignored(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -345,6 +356,7 @@ class TestChangeOfLeader:
             assert await fails(done(start), DriverUnavailableError)
             assert len(process.assigned) == 1
 
+    @pytest.mark.proves("pooled/assignment-answered")
     async def test_assign_of_an_earlier_term_counts_until_the_process_has_answered_the_present_one(
         self, clock: VirtualClock
     ) -> None:
@@ -373,6 +385,7 @@ class TestChangeOfLeader:
             assert world.link.confirmed[-1] == seen_at
             assert not [question for question in world.network.sent if isinstance(question, Assign)]
 
+    @pytest.mark.proves("pooled/deposed-leader-finds-process")
     async def test_deposed_leader_ends_no_process_that_is_empty_for_it(self, clock: VirtualClock) -> None:
         """The next leader may have placed a worker in it. That the token channel answered before is no proof."""
         with world_of(clock) as world:
@@ -382,6 +395,7 @@ class TestChangeOfLeader:
             assert len(world.running_processes()) == 1
             await fails(done(world.tasks[0]), ExceptionGroup)
 
+    @pytest.mark.proves("pooled/deposed-leader-finds-process")
     async def test_deposed_leader_kills_no_process_that_does_not_answer_it(self, clock: VirtualClock) -> None:
         """A process answers the latest leader only."""
         with world_of(clock) as world:
@@ -416,6 +430,7 @@ class TestChangeOfLeader:
 
 
 class TestLostMessages:
+    @pytest.mark.proves("pooled/assignment-answered")
     async def test_unanswered_assign_counts_as_taken(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -431,6 +446,7 @@ class TestLostMessages:
             assert len(process.assigned) == 1
 
     @pytest.mark.parametrize("kind", [Assign, Release, Forget])
+    @pytest.mark.proves("pooled/command-process-lost-duplicated")
     async def test_lost_question_is_repeated(self, clock: VirtualClock, kind: type) -> None:
         with world_of(clock) as world:
             lost = []
@@ -448,6 +464,7 @@ class TestLostMessages:
             assert len(lost) == 3
             assert await world.listed() == {}
 
+    @pytest.mark.proves("pooled/report-process-lost")
     async def test_lost_report_of_an_end_is_asked_for(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             instance = await world.start(A)
@@ -458,6 +475,7 @@ class TestLostMessages:
             await clock.advance(5.0)
             assert (await world.listed())[A].exit == Exit(code=3)
 
+    @pytest.mark.proves("pooled/rabbitmq-blocks-publishers-long")
     async def test_blocked_rabbitmq_kills_no_process(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -470,6 +488,7 @@ class TestLostMessages:
 
 
 class TestProcessEnds:
+    @pytest.mark.proves("pooled/process-answer")
     async def test_silent_process_is_killed_and_its_workers_are_exited_then(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -482,6 +501,7 @@ class TestProcessEnds:
             assert {one.state for one in listed.values()} == {InstanceState.EXITED}
             assert listed.keys() == {A, B}
 
+    @pytest.mark.proves("pooled/process-answer")
     async def test_silent_process_is_killed_when_a_worker_in_it_must_stop(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             instance = await world.start(A)
@@ -491,6 +511,7 @@ class TestProcessEnds:
             await done(stop)
             assert (await world.listed())[A].state is InstanceState.EXITED
 
+    @pytest.mark.proves("pooled/process-ends-killed-out")
     async def test_end_of_a_process_ends_all_its_workers_with_its_exit(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             instances = [await world.start(key) for key in (A, B, C)]
@@ -506,6 +527,7 @@ class TestProcessEnds:
             assert (await world.listed()).keys() == {D}
             assert len(world.backend.workers) == 1
 
+    @pytest.mark.proves("api/viewer-one-key-asks")
     async def test_logs_of_a_worker_never_hold_lines_of_another_key(self, clock: VirtualClock) -> None:
         """A process writes one log for all its keys, and a viewer may be limited to one of them."""
         with world_of(clock) as world:
@@ -549,6 +571,7 @@ class TestProcessEnds:
             await world.driver.remove(unanswered.instance_id)
             assert (await world.start(B)).state is InstanceState.RUNNING
 
+    @pytest.mark.proves("pooled/requests-one-key-end")
     async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             for _ in range(2):
@@ -567,6 +590,7 @@ class TestProcessEnds:
             await clock.advance(3600.0)
             assert world.process_of(await world.start(A)) is world.process_of(innocent)
 
+    @pytest.mark.proves("pooled/request-ends-each-process")
     async def test_key_whose_suspect_ran_is_placed_alone_after_a_change_of_leader(self, clock: VirtualClock) -> None:
         """The second leader has not seen the first end: that the request is a suspect shows that there was one."""
         with world_of(clock) as world:
@@ -590,6 +614,7 @@ class TestProcessEnds:
             assert world.process_of(culprit).assigned == [culprit.worker_id]
             assert world.process_of(third) is world.process_of(innocent)
 
+    @pytest.mark.proves("pooled/jvm-process-ends-process")
     async def test_key_whose_suspect_ran_when_the_jvm_was_lost_is_placed_alone(self, clock: VirtualClock) -> None:
         """Its worker ends first, and the process after it."""
         with world_of(clock) as world:
@@ -606,6 +631,7 @@ class TestProcessEnds:
             innocent, culprit = await world.start(B), await world.start(A)
             assert world.process_of(culprit) is not world.process_of(innocent)
 
+    @pytest.mark.proves("pooled/more-keys-suspected-own")
     async def test_suspects_for_which_no_process_is_left_share_one(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             for key in (A, B, C):
@@ -614,6 +640,7 @@ class TestProcessEnds:
             assert len(alone.assigned) == 1
             assert len({id(other) for other in others}) == 1
 
+    @pytest.mark.proves("pooled/process-become-ready")
     async def test_process_that_does_not_become_ready_is_killed(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
             await clock.advance(RULES.start_timeout - 5)
@@ -624,6 +651,7 @@ class TestProcessEnds:
 
 class TestReplacement:
     @pytest.mark.parametrize("rule", [{"max_requests": 100}, {"max_age": 600.0}])
+    @pytest.mark.proves("pooled/process-leaks-memory-threads")
     async def test_process_beyond_its_age_or_requests_is_replaced(
         self, clock: VirtualClock, rule: dict[str, float]
     ) -> None:
@@ -641,6 +669,7 @@ class TestReplacement:
             await clock.advance(5.0)
             assert world.running_processes() == [world.process_of(successor).worker_id]
 
+    @pytest.mark.proves("pooled/live-heap-process-grows")
     async def test_process_whose_live_heap_grows_with_the_same_keys_is_replaced(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -667,6 +696,7 @@ class TestReplacement:
             await clock.advance(2.0)
             assert not (await world.listed())[A].retiring
 
+    @pytest.mark.proves("pooled/process-leaks-memory-threads")
     async def test_process_that_takes_no_more_workers_is_replaced(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             process = world.process_of(await world.start(A))
@@ -675,6 +705,7 @@ class TestReplacement:
             assert (await world.listed())[A].retiring
             assert world.process_of(await world.start(A, slot=1)) is not process
 
+    @pytest.mark.proves("pooled/placement-running-pool-changed")
     async def test_dedicated_workers_are_listed_and_stopped(self, clock: VirtualClock) -> None:
         """The placement of a running pool was changed."""
         with world_of(clock) as world:
@@ -699,6 +730,7 @@ class TestReplacement:
 
 
 class TestMemoryPressure:
+    @pytest.mark.proves("pooled/host-cgroup-process-short")
     async def test_spares_end_and_none_is_started_while_the_host_is_short_of_memory(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, spares=1)) as world:
             process = world.process_of(await world.start(A))
@@ -832,6 +864,7 @@ class TestProfiles:
             inner = world.driver.inner
             assert sorted(hashes) == sorted([inner.spec_hash(), inner.spec_hash(BIG), inner.spec_hash(BIG)])
 
+    @pytest.mark.proves("pooled/max-processes-processes-run")
     async def test_spare_of_other_settings_ends_when_its_place_is_needed(self, clock: VirtualClock) -> None:
         with world_of(clock, replace(RULES, max_processes=2)) as world:
             use(world, pool=2)
@@ -844,6 +877,7 @@ class TestProfiles:
             assert sorted(one.spec_hash for one in running) == sorted([inner.spec_hash(), inner.spec_hash(BIG)])
 
     @pytest.mark.parametrize("busy", [False, True])
+    @pytest.mark.proves("pooled/max-processes-processes-run")
     async def test_idle_process_may_be_vacated_for_a_key_that_is_placed_alone(
         self, clock: VirtualClock, busy: bool
     ) -> None:
@@ -862,6 +896,7 @@ class TestProfiles:
             await done(stopped)
             assert world.process_of(await done(task)) is world.process_of(of_a)
 
+    @pytest.mark.proves("pooled/processes-one-profile-start")
     async def test_processes_that_do_not_start_fail_the_workers_of_their_settings_only(
         self, clock: VirtualClock
     ) -> None:
@@ -898,6 +933,7 @@ class TestProfiles:
             await clock.advance(5.0)
             assert world.running_processes() == []
 
+    @pytest.mark.proves("pooled/profiles-changed-worker-waits")
     async def test_start_that_waits_for_settings_that_are_gone_is_repeated_by_the_pool(
         self, clock: VirtualClock
     ) -> None:

@@ -181,6 +181,7 @@ async def test_keys_share_a_process_and_have_queues_of_their_own(processes: Proc
         assert [stack.waiting(key) for key in (A, B, C)] == [[b"a"], [b"b"], [b"c"]]
 
 
+@pytest.mark.proves("circuits/group-open-circuit-worker")
 async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -211,6 +212,7 @@ async def test_idle_key_is_released_and_its_queue_deleted_while_the_others_stay(
         assert [one.key for one in process.state.assignments] == [B]
 
 
+@pytest.mark.proves("pooled/process-confirm-end-released")
 async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_its_worker(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -230,6 +232,7 @@ async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_i
         assert not stack.has_queue(A)
 
 
+@pytest.mark.proves("pooled/process-ends-killed-out")
 async def test_killed_process_is_replaced_and_all_its_keys_run_again(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes) as stack:
         for key in (A, B, C):
@@ -244,6 +247,7 @@ async def test_killed_process_is_replaced_and_all_its_keys_run_again(processes: 
         assert len(processes.backend.workers) == 1
 
 
+@pytest.mark.proves("pooled/process-ends-keys-load")
 async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -273,6 +277,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
         assert (processes.running(A), processes.running(B)) == ([], [of_b])
 
 
+@pytest.mark.proves("pooled/leader-dies-processes-work")
 async def test_next_leader_finds_the_workers_and_starts_none(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes) as stack:
         for key in (A, B, C):
@@ -287,6 +292,7 @@ async def test_next_leader_finds_the_workers_and_starts_none(processes: Processe
         assert len(stack.instances_of()) == 3
 
 
+@pytest.mark.proves("pooled/process-answer-new-leader")
 async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes) as stack:
         await stack.publish(A)
@@ -305,6 +311,7 @@ async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Pr
         assert [one.key for one in successor.state.assignments] == [A]
 
 
+@pytest.mark.proves("pooled/all-processes-full")
 async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(keys_per_process=1, max_processes=2))
     async with led(processes) as stack:
@@ -321,6 +328,7 @@ async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(cloc
         task.cancel()
 
 
+@pytest.mark.proves("pooled/heap-process-nearly-full")
 async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -374,6 +382,7 @@ async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "pinned"])
+@pytest.mark.proves("pooled/max-processes-processes-run")
 async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: VirtualClock, state: str) -> None:
     settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
     processes = Processes(clock, FakeBroker(clock), settings)
@@ -396,6 +405,7 @@ async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: Vi
 
 
 @pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.proves("pooled/all-processes-full")
 async def test_idle_key_ends_for_another_one_with_the_same_settings(clock: VirtualClock, busy: bool) -> None:
     """Where some keys are not pooled, `max_groups` does not follow from the room of the processes."""
     settings = pooled_settings(max_processes=1, keys_per_process=2)
@@ -416,6 +426,7 @@ async def test_idle_key_ends_for_another_one_with_the_same_settings(clock: Virtu
         task.cancel()
 
 
+@pytest.mark.proves("pooled/host-cgroup-process-short")
 async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(keys_per_process=2))
     async with led(processes) as stack:
@@ -467,6 +478,7 @@ async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(cl
         task.cancel()
 
 
+@pytest.mark.proves("pooled/request-ends-each-process")
 async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_process(
     processes: Processes, clock: VirtualClock
 ) -> None:
@@ -492,6 +504,7 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
         assert processes.running(B) == [of_b]
 
 
+@pytest.mark.proves("pooled/process-leaks-memory-threads")
 async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(max_requests=100))
     async with led(processes) as stack:
@@ -657,6 +670,7 @@ async def test_change_of_the_placement_moves_the_workers_of_a_profile(
         assert len(processes.running(A)) == 1
 
 
+@pytest.mark.proves("pooled/stored-profile-placement-pooled")
 async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(processes: Processes) -> None:
     async with led(processes) as stack:
         text = json.dumps({"profiles": [{"match": "b", "placement": "pooled"}, {"match": "c", "concurrency": 2}]})

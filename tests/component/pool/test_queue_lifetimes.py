@@ -71,6 +71,7 @@ GONE = {(body, "gone") for body in WAITING}
 
 
 @pytest.mark.parametrize("by", ["expiry", "deletion"])
+@pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_waiting_requests_are_answered_gone_and_nothing_is_left(
     clock: VirtualClock, broker: FakeBroker, by: str
 ) -> None:
@@ -86,6 +87,7 @@ async def test_waiting_requests_are_answered_gone_and_nothing_is_left(
         assert is_clean(stack)
 
 
+@pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_requests_that_wait_for_room_are_answered_gone(clock: VirtualClock, broker: FakeBroker) -> None:
     bodies = [str(number) for number in range(40)]
     async with managing(clock, broker) as stack:
@@ -161,6 +163,7 @@ async def test_renewal_moves_the_expiration(clock: VirtualClock, broker: FakeBro
         assert is_clean(stack)
 
 
+@pytest.mark.proves("managed/clock-leader-jumps-forward")
 async def test_wall_clock_that_jumps_forward_removes_no_queue(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await create(stack)
@@ -190,6 +193,7 @@ async def test_what_cannot_be_created_renewed_or_removed(clock: VirtualClock, br
             await lifetimes(stack).renew(A, proposal, author="me")
 
 
+@pytest.mark.proves("managed/stored-record-created-queue")
 async def test_damaged_record_is_left_out_and_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
     broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
     async with managing(clock, broker) as stack:
@@ -232,6 +236,7 @@ async def killed_at(stack: Stack, step: tuple[str, bool]) -> AsyncIterator[None]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[f"{'after' if done else 'before'} {name}" for name, done in STEPS])
+@pytest.mark.proves("managed/leader-dies-created-queue")
 async def test_killed_leader_leaves_no_request_unanswered_and_no_queue_half_deleted(
     clock: VirtualClock, broker: FakeBroker, step: tuple[str, bool]
 ) -> None:
@@ -259,6 +264,7 @@ async def led(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> As
     await stack.kill()
 
 
+@pytest.mark.proves("api/clients-without-token-read")
 async def test_page_of_the_registry_examines_a_bounded_number_of_keys(clock: VirtualClock, broker: FakeBroker) -> None:
     """Readers without a token see public queues only, so most of the work for them is in vain."""
     unused: Any = None

@@ -73,6 +73,7 @@ class TestActivation:
             await require(stack)
             assert (steps(stack), stack.is_bound("a")) == (["declare", "bind"], True)
 
+    @pytest.mark.proves("reference-defects/3-one-busy-key")
     async def test_bound_is_believed_only_after_the_answer(self, clock: VirtualClock) -> None:
         """lifecycle: bound-is-reported-late."""
         async with leading(clock) as stack:
@@ -127,6 +128,7 @@ class TestOrder:
             assert done.count("bind") == 100
             assert done.index("bind") < 50
 
+    @pytest.mark.proves("controller/new-leader-finds-thousands")
     async def test_new_key_does_not_wait_for_those_that_a_new_leader_binds_again(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -151,6 +153,7 @@ class TestOrder:
                 lambda: all(stack.queue_of(key).is_bound for key in stack.existing_queues()),
             )
 
+    @pytest.mark.proves("controller/leader-deposed-declares-queue")
     async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -219,6 +222,7 @@ class TestEnd:
             await until(stack, lambda: not stack.existing_queues())
             assert listings <= 4  # before the stops, before the deletions, and at most two of the resync
 
+    @pytest.mark.proves("races/request-reaches-queue-decision", "requests/request-arrives-group-ends")
     async def test_publish_under_way_during_unbind_is_served(self, clock: VirtualClock) -> None:
         """lifecycle: settle [nosettle]: routed before the unbind, in the queue 8 s after it."""
         broker = FakeBroker(clock, transit=8.0)
@@ -230,6 +234,7 @@ class TestEnd:
             await until(stack, lambda: stack.is_bound("a"))
             assert (publishing.done(), stack.waiting("a"), stack.running("a")) == (True, [b"1"], 1)
 
+    @pytest.mark.proves("requests/request-arrives-group-ends")
     async def test_request_that_came_at_the_last_moment_brings_the_group_back(self, clock: VirtualClock) -> None:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
@@ -260,6 +265,7 @@ class TestEnd:
             assert refused is not None
             assert 15 <= refused <= 35
 
+    @pytest.mark.proves("races/worker-alive-but-disconnected", "reference-defects/7-queue-deleted-under")
     async def test_unacknowledged_request_of_a_dead_host_is_not_deleted(self, clock: VirtualClock) -> None:
         """lifecycle: probe [ev1_ready, ev6_drain]: the worker is gone, its connection is not noticed dead yet."""
         async with leading(clock, settings=quick()) as stack:
@@ -308,6 +314,7 @@ class TestEnd:
             await clock.advance(60.0)
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
+    @pytest.mark.proves("races/request-reaches-queue-decision")
     async def test_message_found_by_the_passive_declare_reactivates_the_group(self, clock: VirtualClock) -> None:
         """lifecycle: ready-brings-back [noreact]: ready > 0 and the group is not wanted: it is required."""
         async with leading(clock, settings=quick()) as stack:
@@ -319,6 +326,7 @@ class TestEnd:
             await clock.settle()
             assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
+    @pytest.mark.proves("races/request-reaches-deletion-s")
     async def test_message_that_reached_the_probe_is_published_again_and_the_queue_kept(
         self, clock: VirtualClock
     ) -> None:
@@ -368,6 +376,7 @@ class TestEnd:
             await until(stack, lambda: stack.is_bound("a"))
             assert stack.waiting("a") == [b"1"]
 
+    @pytest.mark.proves("races/request-arrives-between-last")
     async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, clock: VirtualClock) -> None:
         """lifecycle: delete-runs-to-its-end."""
         async with leading(clock, settings=quick()) as stack:
@@ -383,6 +392,7 @@ class TestEnd:
 
 
 class TestStopsAndBinds:
+    @pytest.mark.proves("races/activity-workers-stopped")
     async def test_bind_waits_until_a_stop_in_flight_has_ended(self, clock: VirtualClock) -> None:
         """lifecycle: bind-waits-for-stop [bindrace_p4]: the stop would hit a worker that has just got a request."""
         async with leading(clock, settings=quick()) as stack:
@@ -400,6 +410,7 @@ class TestStopsAndBinds:
 
 
 class TestFaults:
+    @pytest.mark.proves("reference-defects/6-one-failed-queue")
     async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -483,6 +494,7 @@ class TestFaults:
             await clock.settle()
             assert stack.waiting("a") == [b"1"]
 
+    @pytest.mark.proves("broker/management-api-fails")
     async def test_failed_http_api_ends_no_term(self, clock: VirtualClock) -> None:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
@@ -504,6 +516,7 @@ class TestResync:
             await clock.advance(61.0)
             assert (stack.running("a"), stack.queue_of(A).is_bound) == (1, True)
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_deleted_queue_comes_back_while_wanted(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             await require(stack)
@@ -511,6 +524,7 @@ class TestResync:
             await clock.advance(61.0)
             assert (stack.is_bound("a"), stack.task.done()) == (True, False)
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_removed_binding_comes_back(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             await require(stack)
@@ -587,6 +601,7 @@ class TestSeed:
             await clock.advance(500.0)
             assert (stack.has_queue("a"), stack.running("a")) == (True, 1)
 
+    @pytest.mark.proves("broker/rabbitmq-stops-killed-restarts", "reference-defects/17-restart-loading-workers")
     async def test_clocks_start_with_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """defects: ready-after-restart: the idle clock ran without a leader, and then stopped every group at once."""
         driver = FakeDriver(clock, pool=POOL)

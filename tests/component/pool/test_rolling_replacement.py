@@ -78,6 +78,7 @@ def heard(stack: Stack, worker: FakeWorker) -> list[Command]:
     return [message.command for message in messages if message is not None]
 
 
+@pytest.mark.proves("workers/settings-change-workers-run")
 async def test_next_leader_with_the_same_settings_touches_no_worker(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -101,6 +102,7 @@ async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
         assert (driver.count("start"), driver.count("stop")) == (1, 0)
 
 
+@pytest.mark.proves("workers/worker-longer-needed-runs")
 async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -124,6 +126,7 @@ async def test_old_worker_that_never_ends_is_stopped_when_no_request_may_run_tha
         assert old.gone.is_set()
 
 
+@pytest.mark.proves("workers/successor-worker-start-never")
 async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -136,6 +139,7 @@ async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(
         assert driver.count("stop") == 1
 
 
+@pytest.mark.proves("workers/successor-worker-start-never")
 async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_serves(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -149,6 +153,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
         assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
 
 
+@pytest.mark.proves("workers/such-worker-dies-finished")
 async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
@@ -160,6 +165,7 @@ async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
         assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
 
 
+@pytest.mark.proves("workers/defective-driver-lists-workers")
 async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_does_not_mark(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -176,6 +182,7 @@ async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_d
     assert levels == ["error"]
 
 
+@pytest.mark.proves("workers/defective-driver-lists-workers")
 async def test_worker_that_its_driver_does_not_mark_is_replaced_once_by_the_next_leader(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:

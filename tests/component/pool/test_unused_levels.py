@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from managed_pool import ALERTS, REST, change, managed, managing, waiting
 
 from osrdyne.amqp import Message
@@ -51,6 +52,7 @@ async def serve(stack: Stack) -> FakeChannel:
     return channel
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -64,6 +66,7 @@ async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(
         assert (own_queues(broker), announced_queues(broker)) == (["pool-req-a"], ["pool-req-a"])
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_priority_queue_stays_until_its_workers_stop_consuming(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
@@ -76,6 +79,7 @@ async def test_priority_queue_stays_until_its_workers_stop_consuming(clock: Virt
         assert own_queues(broker) == ["pool-req-a"]
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_there(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -132,6 +136,7 @@ async def test_priority_queue_that_was_not_empty_is_served_again(clock: VirtualC
         assert (waiting(stack, 0), announced_queues(broker)) == ([b"2"], [STORE, "pool-req-a"])
 
 
+@pytest.mark.proves("managed/managed-pool-becomes-direct")
 async def test_pool_that_becomes_a_direct_one_serves_its_priority_queues_first(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -152,6 +157,7 @@ async def test_pool_that_becomes_a_direct_one_serves_its_priority_queues_first(
         assert (own_queues(broker), stack.is_bound("a")) == (["pool-req-a"], True)
 
 
+@pytest.mark.proves("managed/managed-pool-becomes-direct")
 async def test_pool_that_becomes_a_managed_one_again_serves_what_waits(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")

@@ -117,6 +117,7 @@ class TestStart:
             await require(stack)
             assert stack.driver.workers_of(A)[0].spec.generation == stack.generation_of(A)
 
+    @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
     async def test_worker_found_at_the_start_of_a_term_is_kept(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     ) -> None:
@@ -190,6 +191,7 @@ class TestEnds:
                 await clock.advance(10.0)
             assert (stack.status_of(A), stack.has_queue("a")) == (None, False)
 
+    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
     async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
@@ -300,6 +302,7 @@ class TestOverdue:
             assert (driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
 
     @pytest.mark.parametrize("said_ready", [False, True])
+    @pytest.mark.proves("workers/worker-sends-reports-counts")
     async def test_worker_counted_as_ready_because_of_a_dead_consumer_is_replaced_once_requests_wait(
         self, clock: VirtualClock, driver: FakeDriver, said_ready: bool
     ) -> None:
@@ -318,6 +321,7 @@ class TestOverdue:
             assert driver.count("stop") == (0 if said_ready else 1)
 
     @pytest.mark.parametrize("consumes", [False, True])
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_consumers_of_one_worker_do_not_pass_for_another(
         self, clock: VirtualClock, driver: FakeDriver, consumes: bool
     ) -> None:
@@ -331,6 +335,7 @@ class TestOverdue:
             await clock.advance(320.0)
             assert driver.count("stop") == (0 if consumes else 1)
 
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
@@ -348,6 +353,7 @@ class TestOverdue:
             await clock.advance(320.0)
             assert driver.count("stop") == 1
 
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
@@ -519,6 +525,7 @@ class TestRoom:
 
 
 class TestDriverFaults:
+    @pytest.mark.proves("workers/platform-answer-start-worker")
     async def test_driver_that_does_not_answer_is_asked_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
         async with leading(clock, driver=driver) as stack:
             for _ in range(3):

@@ -50,6 +50,7 @@ def answering(stack: Stack, event: Event, **details: object) -> None:
     stack.broker.hook = answer
 
 
+@pytest.mark.proves("workers/worker-hangs-disconnected")
 async def test_busy_worker_that_falls_silent_is_asked_twice_and_replaced(stack: Stack, clock: VirtualClock) -> None:
     worker, asked = first_worker(stack), questions(stack)
     await stack.report("a", Event.BUSY, in_flight=1)
@@ -79,6 +80,7 @@ async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stac
     assert stack.driver.count("stop") == 0
 
 
+@pytest.mark.proves("workers/worker-answers-control-messages")
 async def test_worker_that_reports_idle_while_requests_wait_is_replaced(stack: Stack, clock: VirtualClock) -> None:
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
@@ -98,6 +100,7 @@ async def test_requests_that_wait_behind_others_replace_no_worker(stack: Stack, 
 @pytest.mark.parametrize(
     "state", [{"paused": True}, {"generation": [10**12, 1]}], ids=["paused", "follows a later generation"]
 )
+@pytest.mark.proves("workers/worker-paused-follows-control")
 async def test_worker_that_does_not_resume_on_command_is_replaced(
     stack: Stack, clock: VirtualClock, state: dict[str, object]
 ) -> None:
@@ -109,6 +112,7 @@ async def test_worker_that_does_not_resume_on_command_is_replaced(
     assert first_worker(stack) != worker
 
 
+@pytest.mark.proves("workers/worker-paused-follows-control")
 async def test_paused_worker_is_resumed_and_stays(stack: Stack, clock: VirtualClock) -> None:
     answering(stack, Event.READY, in_flight=0, paused=False)
     await stack.report("a", Event.READY, in_flight=0, paused=True)
@@ -151,6 +155,7 @@ async def test_quiet_worker_is_asked_now_and_then(stack: Stack, clock: VirtualCl
     assert (questions(stack) - asked, stack.driver.count("stop")) == (1, 0)
 
 
+@pytest.mark.proves("workers/worker-hangs-disconnected")
 async def test_hanging_idle_worker_is_replaced(stack: Stack, clock: VirtualClock) -> None:
     await clock.advance(QUIET_AFTER + LONG_ENOUGH)
     assert (stack.driver.count("stop"), stack.running("a")) == (1, 1)

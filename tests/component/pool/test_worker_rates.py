@@ -57,6 +57,7 @@ def sent(broker: FakeBroker) -> list[EventRate | None]:
     return [rate_from_wire(one.details["rate"]) for one in messages if one and one.command is Command.RATE]
 
 
+@pytest.mark.proves("quotas/message-new-rate-lost")
 async def test_rate_is_sent_until_the_worker_reports_it(clock: VirtualClock) -> None:
     broker, rate = FakeBroker(clock), EventRate(720, 1024)
     async with leader(clock, broker) as stack:
@@ -87,6 +88,7 @@ async def test_workers_of_a_group_share_its_units(clock: VirtualClock) -> None:
         assert sent(broker) == [EventRate(720, 1024)]
 
 
+@pytest.mark.proves("quotas/message-new-rate-lost")
 async def test_next_leader_corrects_the_rate_of_a_worker(clock: VirtualClock) -> None:
     broker = FakeBroker(clock)
     async with leader(clock, broker) as stack:

@@ -99,6 +99,7 @@ def setting() -> Setting:
     return Setting()
 
 
+@pytest.mark.proves("reference-defects/8-steady-use-unbound")
 def test_use_keeps_the_group_for_one_interval_more(setting: Setting) -> None:
     """The longer time makes up for the reports that are ignored."""
     setting.tracker.require_worker_group(A)
@@ -123,6 +124,7 @@ async def test_steady_use_counts_once_in_an_interval(setting: Setting) -> None:
     assert sorted(set(untils)) == [UNBIND + INTERVAL, UNBIND + 2 * INTERVAL, UNBIND + 3 * INTERVAL]
 
 
+@pytest.mark.proves("reference-defects/8-steady-use-unbound")
 async def test_group_used_steadily_is_never_unbound(setting: Setting) -> None:
     setting.tracker.require_worker_group(A)
     for _ in range(500):

@@ -96,6 +96,7 @@ async def test_queue_is_read_once_in_a_term_although_it_holds_a_record_twice(
     assert readings == [3]
 
 
+@pytest.mark.proves("api/daemon-ends-between-change")
 async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -108,6 +109,7 @@ async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unk
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before RabbitMQ has it", "before the confirm"])
+@pytest.mark.proves("api/daemon-ends-stores-record")
 async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_stored(
     clock: VirtualClock, broker: FakeBroker, done: bool
 ) -> None:
@@ -129,6 +131,7 @@ async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_
         assert (await read(stack)).total == int(done)
 
 
+@pytest.mark.proves("api/rabbitmq-refuses-record-change")
 async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -143,6 +146,7 @@ async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(
         assert await write(stack, change(clock, 1)) == [True]
 
 
+@pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
 async def test_silent_audit_queue_delays_a_change_for_a_bounded_time(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +170,7 @@ async def test_silent_audit_queue_delays_a_change_for_a_bounded_time(
         assert [record.request_id for record in page.records] == [f"{number:032x}" for number in (2, 1, 0)]
 
 
+@pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
 async def test_records_beyond_the_limit_of_waiting_ones_are_lost_at_once(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +189,7 @@ async def test_records_beyond_the_limit_of_waiting_ones_are_lost_at_once(
         broker.hook = None
 
 
+@pytest.mark.proves("api/client-forges-record-queue")
 async def test_forged_and_damaged_records_are_dropped(clock: VirtualClock, broker: FakeBroker) -> None:
     forged = change(clock, 7).to_text().encode()
     async with leading(clock, broker=broker) as stack:

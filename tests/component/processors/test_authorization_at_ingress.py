@@ -129,6 +129,7 @@ def everything(broker: FakeBroker) -> str:
     ],
     ids=str,
 )
+@pytest.mark.proves("managed/client-sends-token-one")
 async def test_request_without_a_token_that_counts_is_refused_and_starts_nothing(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier, token: str | None, status: str
 ) -> None:
@@ -180,6 +181,7 @@ async def test_client_cannot_name_a_principal(clock: VirtualClock, broker: FakeB
         assert SECRET not in everything(broker)
 
 
+@pytest.mark.proves("managed/keys-verify-jwts-cannot")
 async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
@@ -197,6 +199,7 @@ async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(
         assert waiting(stack, None) == [b"1", b"2", b"3", b"6"]
 
 
+@pytest.mark.proves("managed/leader-dies-verifies-token")
 async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
@@ -226,6 +229,7 @@ async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
         assert SECRET not in everything(broker)
 
 
+@pytest.mark.proves("managed/keys-verify-jwts-cannot")
 async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
@@ -337,6 +341,7 @@ async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_th
         assert (waiting(stack, None), SECRET in everything(broker)) == ([b"x"], False)
 
 
+@pytest.mark.proves("managed/policies-demand-tokens-configuration")
 async def test_stored_policies_refuse_everything_once_the_keys_are_gone(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
@@ -426,6 +431,7 @@ async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(
 
 @pytest.mark.usefixtures("_shared_credentials")
 @pytest.mark.parametrize("identity", [AccessRefusal.UNKNOWN, AccessRefusal.EXPIRED, Principal("crew", {})], ids=str)
+@pytest.mark.proves("managed/principal-workers-loses-grant")
 async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_it_returns(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier, identity: Principal | AccessRefusal
 ) -> None:
@@ -486,6 +492,7 @@ async def test_grant_of_workers_that_could_not_be_enforced_is_not_accepted(
 
 
 @pytest.mark.usefixtures("_shared_credentials")
+@pytest.mark.proves("managed/principal-workers-loses-grant")
 async def test_stored_grant_of_workers_lets_nothing_pass_without_the_settings(
     clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:

@@ -57,6 +57,7 @@ def heard(stack: Stack, worker: WorkerId = W) -> list[dict[str, object]]:
     return [dict(one.details) for one in messages if one is not None and one.command is Command.CANCEL]
 
 
+@pytest.mark.proves("managed/worker-ends-request-tried")
 async def test_later_worker_is_notified_once(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack)
@@ -120,6 +121,7 @@ async def test_nothing_is_kept_where_no_request_waits(clock: VirtualClock, broke
         assert heard(stack) == []
 
 
+@pytest.mark.proves("managed/worker-ends-request-tried")
 async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:

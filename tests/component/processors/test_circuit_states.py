@@ -30,6 +30,7 @@ async def pool(clock: VirtualClock) -> AsyncIterator[CircuitPool]:
         yield made
 
 
+@pytest.mark.proves("circuits/requests-route-fail-circuit")
 async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: CircuitPool) -> None:
     for key in GROUPS[:3]:
         await pool.publish(key)
@@ -113,6 +114,7 @@ async def test_failed_probe_opens_the_circuit_again_and_the_next_group_is_asked(
     assert (len(pool.served), pool.state) == (7, "open")
 
 
+@pytest.mark.proves("circuits/probe-hangs-worker-dies")
 async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS)
@@ -126,6 +128,7 @@ async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: Ci
     assert (pool.state, pool.probed()) == ("closed", ["b"])
 
 
+@pytest.mark.proves("circuits/probe-hangs-worker-dies")
 async def test_lost_message_to_a_worker_ends_with_the_time_of_the_probe(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS)
@@ -163,6 +166,7 @@ class GroupDriver(FakeDriver):
 
 
 @pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
+@pytest.mark.proves("circuits/group-open-circuit-worker")
 async def test_group_without_a_worker_gets_one_that_starts_paused(
     clock: VirtualClock, driver: type[FakeDriver]
 ) -> None:
@@ -186,6 +190,7 @@ async def until_paused_worker_has_served_the_probe(pool: CircuitPool) -> None:
     assert [key for key, _, _ in pool.served].count("new") == 2
 
 
+@pytest.mark.proves("circuits/worker-probe-reports-ready")
 async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     pool.fails, pool.binds_late = False, True
@@ -198,6 +203,7 @@ async def test_probe_waits_for_a_worker_that_gets_no_messages_yet(pool: CircuitP
     assert (pool.state, pool.probed()) == ("closed", ["new"])
 
 
+@pytest.mark.proves("circuits/worker-receive-message-group")
 async def test_worker_that_missed_a_message_gets_it_again(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     await pool.run(6.0)
@@ -253,6 +259,7 @@ async def test_checks_that_are_turned_off_resume_all_groups(pool: CircuitPool) -
     assert (pool.state, pool.paused) == ("closed", [])
 
 
+@pytest.mark.proves("circuits/leader-dies-stores-change")
 async def test_next_leader_keeps_groups_paused_and_goes_on(clock: VirtualClock) -> None:
     pool = CircuitPool(clock)
     async with pool.leading():
@@ -269,6 +276,7 @@ async def test_next_leader_keeps_groups_paused_and_goes_on(clock: VirtualClock) 
         assert (set(pool.answered.values()), len(pool.answered), pool.paused) == ({1}, 8, [])
 
 
+@pytest.mark.proves("circuits/rabbitmq-store-state-circuits")
 async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool) -> None:
     refuses = True
 
@@ -306,6 +314,7 @@ async def test_close_that_is_not_stored_is_an_error_and_is_stored_later(pool: Ci
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, 13))
 @pytest.mark.parametrize("what", ["store", "act"])
+@pytest.mark.proves("circuits/leader-dies-stores-change")
 async def test_leader_killed_around_each_step_loses_nothing(
     clock: VirtualClock, what: str, number: int, done: bool
 ) -> None:

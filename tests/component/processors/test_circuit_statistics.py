@@ -78,6 +78,7 @@ async def test_outcome_that_says_nothing_about_the_backend_is_not_counted(
         assert counted(stack) == []
 
 
+@pytest.mark.proves("circuits/worker-reports-outcomes-routes")
 async def test_circuits_are_those_of_active_routes_and_one_of_no_route(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, r=REST, s=REST) as stack:
         await count(stack)
@@ -110,6 +111,7 @@ async def test_nothing_is_counted_unless_it_is_turned_on(clock: VirtualClock, br
         assert not [name for name in broker.queues if "-snapshot-" in name]
 
 
+@pytest.mark.proves("circuits/report-worker-lost-worker")
 async def test_report_of_a_worker_that_names_no_requests_counts_nothing(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -151,6 +153,7 @@ async def test_failed_starts_are_failures(clock: VirtualClock, broker: FakeBroke
 
 
 @pytest.mark.parametrize("configuration", [COUNTING, BY_GROUP], ids=["route", "group"])
+@pytest.mark.proves("circuits/leader-dies-counts-outcomes")
 async def test_statistics_survive_a_killed_leader_but_for_the_last_second(
     clock: VirtualClock, broker: FakeBroker, configuration: CircuitConfiguration
 ) -> None:
@@ -166,6 +169,7 @@ async def test_statistics_survive_a_killed_leader_but_for_the_last_second(
         assert [one[2:] for one in counted(stack)] == [(1, 1)]
 
 
+@pytest.mark.proves("circuits/stored-statistics-damaged")
 async def test_damaged_statistics_are_refused_as_a_whole(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, r=REST) as stack:
         await count(stack)

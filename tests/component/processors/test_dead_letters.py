@@ -32,6 +32,7 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 
 
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
+@pytest.mark.proves("reference-defects/2-dead-letters-were")
 async def test_caller_receives_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
     """defects: dead-letter-answers: another header was read, nothing acknowledged, the correlation id dropped."""
     async with leading(clock, broker=broker) as stack:
@@ -50,6 +51,7 @@ async def test_dead_letters_are_counted_by_reason_route_and_priority_level(
         assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
 
 
+@pytest.mark.proves("reference-defects/2-dead-letters-were")
 async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -99,6 +101,7 @@ async def test_request_at_its_delivery_limit_is_kept_and_answered(clock: Virtual
         assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
 
 
+@pytest.mark.proves("reference-defects/2-dead-letters-were")
 async def test_poison_is_kept_before_the_reply_and_acknowledged_last(clock: VirtualClock, broker: FakeBroker) -> None:
     order: list[tuple[str, str]] = []
     wanted = {("publish", "pool-poison-xchg"), ("publish", REPLIES), ("ack", "pool-dl")}
@@ -205,6 +208,7 @@ def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object
 
 
 class TestInventoryIsGone:
+    @pytest.mark.proves("broker/poison-inventory-pool-poison")
     async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:

@@ -31,6 +31,7 @@ async def send(stack: Stack, exchange: str, **properties: object) -> None:
 
 
 @pytest.mark.parametrize("step", ["refuse_orphan", "direct_message", "parse_key"])
+@pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -55,6 +56,7 @@ async def test_answer_reports_that_it_was_the_controller(
         assert "controller failed" in (decode_text(answer.message.headers["x-status-detail"]) or "")
 
 
+@pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +69,7 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
         assert entry.finding == finding(0, ())
 
 
+@pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_error_after_the_answer_to_a_dead_letter_does_not_answer_it_again(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +82,7 @@ async def test_error_after_the_answer_to_a_dead_letter_does_not_answer_it_again(
 
 
 @pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "forwarder.refuse_for"])
+@pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -94,6 +98,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
         assert (broker.bodies("pool-poison"), stack.is_held(Key("a"))) == ([b"one way"], False)
 
 
+@pytest.mark.proves("controller/defect-controller-fails-one")
 async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ class TestCleaning:
             await clock.advance(CLEANED)
             assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
 
+    @pytest.mark.proves("requests/channel-closes-soon-many")
     async def test_everything_that_was_taken_is_acknowledged_in_one_step(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -311,6 +312,7 @@ class TestKills:
     """The leader is killed after every step of a sweep."""
 
     @pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
+    @pytest.mark.proves("managed/leader-dies-sweeps-queue")
     async def test_nothing_is_lost_and_nothing_overtakes(self, busy: bool) -> None:
         killed, number = True, 0
         while killed:

@@ -148,6 +148,7 @@ class TestLargeBodies:
                 await stack.clock.settle()
                 await asyncio.sleep(0.001)
 
+    @pytest.mark.proves("hostile/clients-send-json-bodies")
     async def test_only_large_bodies_are_parsed_in_a_thread(
         self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
     ) -> None:
@@ -159,6 +160,7 @@ class TestLargeBodies:
         here = threading.current_thread().name
         assert sorted(thread == here for thread in parsers) == [False, True]
 
+    @pytest.mark.proves("hostile/clients-send-json-bodies")
     async def test_request_behind_a_large_one_does_not_overtake_it(
         self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
     ) -> None:
@@ -279,6 +281,7 @@ class TestAcceptance:
 
 
 class TestCrash:
+    @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
     async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -299,6 +302,7 @@ class TestCrash:
             stored = broker.queues[stack.names.request_queue(A)].ready
             assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
 
+    @pytest.mark.proves("managed/leader-dies-refused-request")
     async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:

@@ -38,6 +38,7 @@ async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "no
 
 
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, NOT_ROUTED], ids=["not confirmed", "not routed"])
+@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
 async def test_request_that_is_tried_again_is_not_overtaken(
     clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
 ) -> None:
@@ -74,6 +75,7 @@ async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_k
 
 
 @pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NOT_ROUTED, None)], ids=["confirmed", "routed"])
+@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
 async def test_request_that_may_be_in_its_queue_already_is_marked(
     clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError, marked: bool | None
 ) -> None:

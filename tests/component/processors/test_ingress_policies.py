@@ -31,6 +31,7 @@ async def ask(stack: Stack, key: str, body: bytes = b"", **properties: object) -
     await stack.clock.settle()
 
 
+@pytest.mark.proves("managed/client-sends-requests-too")
 async def test_request_beyond_the_size_is_answered_too_large(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, {"match": "a", "MaxMessageSize": 10_000})
@@ -41,6 +42,7 @@ async def test_request_beyond_the_size_is_answered_too_large(clock: VirtualClock
         assert (answers(broker), stack.orphans(), len(waiting(stack, None))) == ([("a", "too-large")], [], 1)
 
 
+@pytest.mark.proves("managed/client-sends-requests-too")
 async def test_age_of_zero_drops_every_request_and_answers_it(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, {"match": "a", "MaxMessageAge": 0})
@@ -66,6 +68,7 @@ async def test_group_made_by_a_route_has_its_own_policy(clock: VirtualClock, bro
         assert (answers(broker), stack.has_queue("b")) == ([("a", "expired")], False)
 
 
+@pytest.mark.proves("managed/leader-dies-change-queue")
 async def test_policies_survive_a_change_of_the_leader(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, default={"MaxMessageAge": 0})
@@ -75,6 +78,7 @@ async def test_policies_survive_a_change_of_the_leader(clock: VirtualClock, brok
         assert answers(broker) == [("a", "expired")]
 
 
+@pytest.mark.proves("managed/policy-values-beyond-bounds")
 async def test_change_warns_of_values_that_are_moved_to_the_bounds(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         change = await limit(stack, {"match": "a", "MaxMessageSize": 1})

@@ -70,6 +70,7 @@ def fail_writes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool 
     broker.hook = fail
 
 
+@pytest.mark.proves("telemetry/client-sets-headers-log")
 async def test_message_is_in_the_partition_of_its_key_with_what_readers_need(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -120,6 +121,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.proves("telemetry/leader-dies-confirm-acknowledgement", "telemetry/leader-dies-log-confirmed")
 async def test_leader_killed_around_each_step_loses_no_message(
     clock: VirtualClock, broker: FakeBroker, step: str
 ) -> None:
@@ -147,6 +149,7 @@ async def test_leader_killed_around_each_step_loses_no_message(
         assert (copies, stack.orphans()) == (first + again, [])
 
 
+@pytest.mark.proves("telemetry/stream-confirm-example-leader")
 async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -161,6 +164,7 @@ async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it(
 
 
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
+@pytest.mark.proves("telemetry/stream-confirm-example-leader")
 async def test_message_that_is_written_again_is_not_overtaken(
     clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
 ) -> None:
@@ -174,6 +178,7 @@ async def test_message_that_is_written_again_is_not_overtaken(
         assert (logged(broker), stack.orphans()) == ([b"1", b"2", b"3"], [])
 
 
+@pytest.mark.proves("telemetry/stream-log-deleted")
 async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: VirtualClock, broker: FakeBroker) -> None:
     lifecycle = LifecycleSettings(topology_interval=10.0)
     async with logging_to(clock, broker, lifecycle=lifecycle) as stack:
@@ -185,6 +190,7 @@ async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: Virt
         assert (logged(broker), stack.orphans()) == ([b"1"], [])
 
 
+@pytest.mark.proves("telemetry/log-cannot-written-until")
 async def test_write_ends_at_the_callers_deadline_and_the_caller_is_answered(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -196,6 +202,7 @@ async def test_write_ends_at_the_callers_deadline_and_the_caller_is_answered(
 
 
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
+@pytest.mark.proves("telemetry/log-cannot-written-until")
 async def test_message_that_waits_for_another_is_answered_at_its_own_deadline(
     clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
 ) -> None:
@@ -221,6 +228,7 @@ async def test_message_that_is_written_again_is_answered_at_its_deadline(
         assert (answers(broker), stack.orphans()) == ([("c1", "expired")], [])
 
 
+@pytest.mark.proves("telemetry/stream-confirm-example-leader")
 async def test_log_that_does_not_confirm_holds_up_no_group_and_no_other_key(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -255,6 +263,7 @@ async def test_request_with_two_sinks_is_answered_by_the_first_and_is_in_both(
     assert logged(broker) == waiting(stack, None) == [b"1", b"1"]
 
 
+@pytest.mark.proves("telemetry/request-group-log-group")
 async def test_message_is_in_the_log_although_its_group_has_no_room(clock: VirtualClock, broker: FakeBroker) -> None:
     lifecycle = LifecycleSettings(max_groups=1, max_waiting_groups=0, topology_interval=3600.0)
     async with logging_to(clock, broker, lifecycle=lifecycle, hot=HOT, log=LOG) as stack:
@@ -267,6 +276,7 @@ async def test_message_is_in_the_log_although_its_group_has_no_room(clock: Virtu
         assert (logged(broker), stack.orphans()) == ([b"a", b"b"], [])
 
 
+@pytest.mark.proves("telemetry/request-group-log-group")
 async def test_message_is_in_the_log_although_it_may_start_no_group(clock: VirtualClock, broker: FakeBroker) -> None:
     modest: dict[str, object] = {"x-no-activate": True}
     async with logging_to(clock, broker, hot=HOT, log=LOG) as stack:
@@ -284,6 +294,7 @@ async def test_message_is_in_the_log_although_it_may_start_no_group(clock: Virtu
         assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
 
 
+@pytest.mark.proves("telemetry/stream-confirm-example-leader")
 async def test_refused_message_that_the_log_does_not_confirm_holds_up_no_request_of_its_key(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -297,6 +308,7 @@ async def test_refused_message_that_the_log_does_not_confirm_holds_up_no_request
         assert (logged(broker), stack.orphans()) == ([], [b"1", b"2"])
 
 
+@pytest.mark.proves("telemetry/request-group-log-group")
 async def test_message_is_in_the_log_although_a_policy_refuses_its_group(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -310,12 +322,14 @@ async def test_message_is_in_the_log_although_a_policy_refuses_its_group(
         assert (logged(broker), stack.orphans()) == ([b"1"], [])
 
 
+@pytest.mark.proves("telemetry/route-names-log-pool")
 async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(clock: VirtualClock, broker: FakeBroker) -> None:
     async with logging_to(clock, broker) as stack:
         with pytest.raises(InvalidDocumentError, match="has the log 'plant'"):
             await change(stack, log=LOG.replace("plant", "other"))
 
 
+@pytest.mark.proves("telemetry/route-names-log-pool")
 async def test_kept_route_to_a_log_that_is_gone_refuses_its_requests(clock: VirtualClock, broker: FakeBroker) -> None:
     async with logging_to(clock, broker) as stack:
         management = stack.management

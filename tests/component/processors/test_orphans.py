@@ -41,6 +41,7 @@ def forwarded(delivery: Delivery, *, now_ms: int, skew_ms: int) -> Message:
 
 
 class TestForward:
+    @pytest.mark.proves("reference-defects/9-keys-were-bound")
     async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock) -> None:
         """defects: encoded-keys."""
         async with leading(clock) as stack:
@@ -67,6 +68,7 @@ class TestForward:
             await clock.settle()
             assert stack.waiting("a") == bodies
 
+    @pytest.mark.proves("reference-defects/3-one-busy-key")
     async def test_slow_bind_of_one_key_holds_back_only_its_own(self, clock: VirtualClock) -> None:
         """defects: orphan-wait: one busy key blocked every other key."""
         never = asyncio.Event()
@@ -84,6 +86,7 @@ class TestForward:
             assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
             assert len(stack.orphans()) == 10
 
+    @pytest.mark.proves("reference-defects/3-one-busy-key")
     async def test_thousands_that_wait_for_one_key_hold_back_no_other(self, clock: VirtualClock) -> None:
         """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
         bodies = [b"%d" % number for number in range(2000)]
@@ -103,6 +106,7 @@ class TestForward:
             assert (stack.waiting("a"), stack.orphans()) == (bodies, [])
 
     @pytest.mark.parametrize("small", [0, 1, 100])
+    @pytest.mark.proves("controller/many-large-requests-keys")
     async def test_memory_is_the_limit_of_what_waits(
         self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
     ) -> None:
@@ -155,6 +159,7 @@ class TestForward:
             taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
             assert taken <= 3
 
+    @pytest.mark.proves("races/queue-expires-forwarder-waits")
     async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
         """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
         allowed = asyncio.Event()
@@ -180,6 +185,7 @@ class TestForward:
             targets = [command.target for command in stack.broker.commands if command.name == "publish"]
             assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
 
+    @pytest.mark.proves("races/queue-expires-forwarder-waits")
     async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
 
@@ -217,17 +223,20 @@ class TestCrashes:
         await self.crash(broker, done=False)
         assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [])
 
+    @pytest.mark.proves("controller/leader-dies-forwarded-request")
     async def test_crash_after_the_forward_leaves_the_orphan_too(self, broker: FakeBroker) -> None:
         """lifecycle: ack-after-confirm: a duplicate is allowed, a loss is not."""
         await self.crash(broker, done=True)
         assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [b"1"])
 
+    @pytest.mark.proves("reference-defects/5-exclusive-queues-vanished")
     async def test_next_leader_forwards_what_was_left(self, clock: VirtualClock, broker: FakeBroker) -> None:
         await self.crash(broker, done=False)
         async with leading(clock, broker=broker) as stack:
             await clock.settle()
             assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
 
+    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
     async def test_orphan_is_acknowledged_only_after_the_confirm(self, clock: VirtualClock) -> None:
         order: list[str] = []
 
@@ -246,6 +255,7 @@ class TestCrashes:
 
 
 class TestRefusals:
+    @pytest.mark.proves("requests/routing-key-utf-8")
     async def test_key_that_is_not_utf8_is_answered_invalid(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with leading(clock, broker=broker) as stack:
             await stack.publish("\udcff", b"1", reply_to=REPLIES, correlation_id="c")
@@ -337,6 +347,7 @@ class TestRefusals:
             await clock.advance(10.0)
             assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
 
+    @pytest.mark.proves("requests/reply-queue-full")
     async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
 
@@ -351,6 +362,7 @@ class TestRefusals:
             assert (stack.orphans(), stack.task.done()) == ([], False)
             assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
+    @pytest.mark.proves("requests/reply-queue-full")
     async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(self, clock: VirtualClock) -> None:
         async with leading(clock, broker=broker_with_replies(clock)) as stack:
             refusals = PUBLISH_ATTEMPTS - 1
@@ -370,6 +382,7 @@ class TestRefusals:
             assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 0.0
 
 
+@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
 async def test_refused_connection_for_answers_ends_no_term(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,6 +426,7 @@ class TestForwarding:
         request = orphan(Message()).to_request(now_ms=NOW_MS)
         assert refuse_orphan(request, now_ms=NOW_MS, skew_ms=0) is None
 
+    @pytest.mark.proves("reference-defects/16-user-id-closed")
     def test_deadline_is_carried_over_with_what_is_left_of_the_expiration(self) -> None:
         """defects: user-id: per-message expiration started anew at every hop."""
         sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
@@ -444,6 +458,7 @@ class TestForwarding:
         message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
         assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
 
+    @pytest.mark.proves("reference-defects/16-user-id-closed")
     def test_user_id_is_not_sent_on(self) -> None:
         """defects: user-id."""
         delivery = orphan(Message())
@@ -504,6 +519,7 @@ def repairs(stack: Stack, kind: str) -> float:
 class TestReturned:
     """A request that was forwarded and comes back shows that its queue, or the binding, is gone."""
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             stack.require(A)
@@ -516,6 +532,7 @@ class TestReturned:
             assert (sorted(stack.waiting("a")), stack.orphans()) == (sorted(bodies), [])
             assert repairs(stack, "request_queue") == 1.0
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             stack.require(A)

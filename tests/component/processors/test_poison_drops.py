@@ -148,6 +148,7 @@ async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualCl
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
+@pytest.mark.proves("managed/receiver-copy-poison-request")
 async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
     clock: VirtualClock, broker: FakeBroker, status: int
 ) -> None:
@@ -179,6 +180,7 @@ async def test_error_of_the_connection_shows_no_secret(clock: VirtualClock, brok
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
+@pytest.mark.proves("managed/receiver-copy-poison-request")
 async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise AssertionError("nothing may be sent")
@@ -196,6 +198,7 @@ async def test_configured_network_is_allowed(clock: VirtualClock, broker: FakeBr
         assert outcome(drops, "sent") == 1.0
 
 
+@pytest.mark.proves("managed/receiver-copy-poison-request")
 async def test_copies_that_wait_are_bounded(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ BESIDE = replace(ALONE, others=2)
     ],
     ids=["foreign", "innocent", "alone", "mixed", "reason", "beside"],
 )  # fmt: skip
+@pytest.mark.proves("workers/innocent-request-reaches-delivery")
 def test_finding_shows_the_quality_of_the_evidence(
     deliveries: int | None, deaths: list[WorkerDeath], says: str
 ) -> None:

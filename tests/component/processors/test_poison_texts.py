@@ -96,6 +96,7 @@ async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> N
 @pytest.mark.parametrize(
     ("details", "deaths"), [({STUCK_FIELD: "text"}, 2), ({ALONE_FIELD: "text"}, 1)], ids=["stuck", "alone"]
 )
+@pytest.mark.proves("workers/handler-never-ends")
 async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     clock: VirtualClock, details: dict[str, object], deaths: int
 ) -> None:

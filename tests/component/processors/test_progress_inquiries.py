@@ -141,6 +141,7 @@ async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: Virt
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
+@pytest.mark.proves("requests/leader-killed-callers-wait")
 async def test_leader_killed_while_it_answers_costs_no_more_than_one_answer(
     clock: VirtualClock, broker: FakeBroker, answered: bool
 ) -> None:

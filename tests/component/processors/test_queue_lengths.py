@@ -109,6 +109,7 @@ class TestWaiting:
             await clock.advance(30.0)
             assert statuses(broker) == {f"{LIMIT + 1}": "queue-full"}
 
+    @pytest.mark.proves("managed/thousands-requests-wait-room")
     async def test_requests_that_wait_hold_back_no_other_key(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker) as stack:
             await limit(stack, EnqueueTimeout=60)
@@ -117,6 +118,7 @@ class TestWaiting:
             await clock.advance(10.0)
             assert (waiting(stack, None, "other"), len(waiting(stack, None))) == (bodies(1000), LIMIT)
 
+    @pytest.mark.proves("managed/thousands-requests-wait-room")
     async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -144,6 +146,7 @@ class TestWaiting:
             assert (len(waiting(stack, None, "b")), bodies(100)[0] in waiting(stack, None)) == (LIMIT, True)
 
     @pytest.mark.parametrize("name", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+    @pytest.mark.proves("managed/thousands-requests-wait-room")
     async def test_too_many_waiting_requests_overflow_at_once(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
@@ -176,6 +179,7 @@ class TestWaiting:
             await clock.advance(30.0)
             assert statuses(broker) == {f"{LIMIT}": "expired"}
 
+    @pytest.mark.proves("managed/request-expires-cancelled-waits")
     async def test_request_behind_others_is_answered_when_it_expires(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -208,6 +212,7 @@ class TestWaiting:
 
 class TestCancel:
     @pytest.mark.parametrize("number", [LIMIT, LIMIT + 1], ids=["first", "behind"])
+    @pytest.mark.proves("managed/request-expires-cancelled-waits")
     async def test_request_that_waits_for_room_is_cancelled(
         self, clock: VirtualClock, broker: FakeBroker, number: int
     ) -> None:
@@ -264,6 +269,7 @@ class TestCancel:
             assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(1, LIMIT)))
 
     @pytest.mark.parametrize("step", ["answer", "ack"])
+    @pytest.mark.proves("managed/leader-dies-answers-cancelled")
     async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
         self, clock: VirtualClock, broker: FakeBroker, step: str
     ) -> None:
@@ -415,6 +421,7 @@ class TestTakingOut:
             assert waiting(stack, None, "b") == bodies(*range(2, LIMIT + 1))
             assert statuses(broker) == {"0": "maxlen", "1": "maxlen"}
 
+    @pytest.mark.proves("managed/length-queue-cannot-counted")
     async def test_none_is_taken_out_while_the_length_is_not_known(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -439,6 +446,7 @@ class TestTakingOut:
 
 
 class TestEnd:
+    @pytest.mark.proves("managed/leader-dies-stopped-requests")
     async def test_orderly_end_does_not_wait_for_room(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -471,6 +479,7 @@ class TestEnd:
 
 
 class TestCrash:
+    @pytest.mark.proves("managed/leader-dies-stopped-requests")
     async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -493,6 +502,7 @@ class TestCrash:
             assert served == bodies(*range(TOTAL))
 
     @pytest.mark.parametrize("step", ["get", "answer", "ack"])
+    @pytest.mark.proves("managed/leader-dies-takes-oldest")
     async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
         self, clock: VirtualClock, broker: FakeBroker, step: str
     ) -> None:
@@ -519,6 +529,7 @@ class TestCrash:
             times = 1 if step == "get" else 2
             assert (answers(broker), waiting(stack, None)) == ([("0", "maxlen")] * times, bodies(*range(1, LIMIT + 1)))
 
+    @pytest.mark.proves("managed/length-queue-cannot-counted")
     async def test_length_is_unknown_while_a_publish_is_not_confirmed(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -52,6 +52,7 @@ def waits(broker: FakeBroker) -> list[object]:
     return [stored.message.headers.get("x-retry-after") for stored in broker.queues[REPLIES].ready]
 
 
+@pytest.mark.proves("quotas/clients-send-more-daily")
 async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -66,6 +67,7 @@ async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(
         assert statuses(broker)["quota-exceeded"] == 1
 
 
+@pytest.mark.proves("quotas/clients-send-more-daily")
 async def test_send_rate_refuses_what_comes_too_fast(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, pool={"send_rate": 2, "burst": 3})
@@ -85,6 +87,7 @@ async def test_principal_is_the_user_and_else_the_application(clock: VirtualCloc
         assert (len(waiting(stack, None)), statuses(broker)) == (3, {"quota-exceeded": 3})
 
 
+@pytest.mark.proves("quotas/leader-killed-counts-what")
 async def test_killed_leader_loses_at_most_the_counts_of_a_second(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker) as stack:
         await limit(stack, pool={"messages_per_day": 10})

@@ -86,6 +86,7 @@ class TestAcceptance:
             await clock.settle()
             assert headers_of(stack).keys() & OWN_HEADERS == set()
 
+    @pytest.mark.proves("managed/route-retries-changed-removed")
     async def test_changed_routes_leave_the_terms_of_accepted_requests(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -128,6 +129,7 @@ class TestWayBack:
             for key in ODD_KEYS.values():
                 assert waiting(stack, 3, key) == [key.encode()]
 
+    @pytest.mark.proves("managed/group-ends-request-waits")
     async def test_group_that_is_gone_meanwhile_is_started_again_for_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -177,6 +179,7 @@ class TestWayBack:
             await clock.settle()
             assert answers(broker) == [("c", "expired")]
 
+    @pytest.mark.proves("managed/request-kills-worker-later")
     async def test_request_that_kills_workers_at_a_later_attempt_is_poison(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -222,6 +225,7 @@ class TestQueues:
             bound = broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "300000"})
             assert (found, bound) == ([1000, 30_000, 300_000], ["pool-retry-300000"])
 
+    @pytest.mark.proves("managed/queue-delay-exists-arguments")
     async def test_queue_that_is_not_ours_refuses_the_change(self, clock: VirtualClock, broker: FakeBroker) -> None:
         broker.declare_queue(WAIT, {"x-queue-type": "quorum"})
         async with managing(clock, broker, rest=REST) as stack:
@@ -232,6 +236,7 @@ class TestQueues:
             await clock.settle()
             assert waiting(stack, None) == [b"1"]
 
+    @pytest.mark.proves("managed/queue-delay-exists-arguments")
     async def test_kept_route_whose_queue_is_not_ours_goes_on_without_retries(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -270,6 +275,7 @@ class TestQueues:
             "off for routes plain. The queue pool-retry-1000 exists with other arguments"
         )
 
+    @pytest.mark.proves("managed/queue-delay-exists-arguments")
     async def test_retries_work_again_once_the_foreign_queue_is_deleted(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -311,6 +317,7 @@ class TestQueues:
         async with managing(clock, broker, plain=PLAIN):
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
+    @pytest.mark.proves("managed/route-retries-changed-removed")
     async def test_unused_queue_goes_when_no_accepted_request_can_need_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -321,6 +328,7 @@ class TestQueues:
             await clock.advance(4 * POLL_INTERVAL)
             assert [name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)] == []
 
+    @pytest.mark.proves("managed/route-retries-changed-removed")
     async def test_unused_queue_stays_while_a_request_waits_in_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
@@ -353,6 +361,7 @@ class TestQueues:
             await clock.advance(POLL_INTERVAL)
             assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
 
+    @pytest.mark.proves("managed/queue-delay-retry-exchange")
     async def test_deleted_wait_queue_is_declared_again(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, plain=PLAIN):
             broker.delete_queue(WAIT)

@@ -80,6 +80,7 @@ async def test_request_during_the_back_off_is_answered_at_once(clock: VirtualClo
         assert 3.0 <= retry_after <= 7.0
 
 
+@pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_request_after_the_back_off_is_put_back_and_served(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         await ask(stack)

@@ -98,6 +98,7 @@ async def test_many_partitions_are_ingested_a_few_at_once_and_in_turn(clock: Vir
     assert len({key for _, key in world.requests}) == 256
 
 
+@pytest.mark.proves("telemetry/request-ingest-fails-answered")
 async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: World, clock: VirtualClock) -> None:
     full = refusal("storage_error", 507, "The table /data/warm cannot be used: disk full. Free space.")
     world.fault = lambda key: full if key.startswith("warm") else None
@@ -138,6 +139,7 @@ async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: W
     ],
     ids=["no answer", "no pool", "capacity", "no route", "no token", "token without grant", "no object", "no offsets"],
 )
+@pytest.mark.proves("telemetry/request-ingest-fails-answered")
 async def test_failure_is_logged_with_its_code_and_remedy(
     world: World, clock: VirtualClock, fault: Reply | Exception, code: str, remedy: str
 ) -> None:
@@ -187,6 +189,7 @@ async def test_defect_in_one_request_ends_neither_the_scheduler_nor_its_table(
     assert world.is_stored_once("cold")
 
 
+@pytest.mark.proves("telemetry/two-leaders-request-one")
 async def test_conflict_is_no_failure(world: World, clock: VirtualClock) -> None:
     world.write(450)
     async with world.scheduling(COLD), world.scheduling(COLD):
@@ -198,6 +201,7 @@ async def test_conflict_is_no_failure(world: World, clock: VirtualClock) -> None
     assert [one for one in logs if one["log_level"] != "info"] == []
 
 
+@pytest.mark.proves("telemetry/lag-log-cannot-measured")
 async def test_lag_that_cannot_be_measured_is_measured_again(world: World, clock: VirtualClock) -> None:
     world.write()
     world.is_measurable = False
@@ -222,6 +226,7 @@ async def test_position_of_a_table_is_kept_for_the_next_leader(world: World, clo
 
 
 @given(kills=st.lists(st.floats(0.0, 90.0), min_size=1, max_size=6), duration=st.sampled_from([0.0, 3.0, 40.0]))
+@pytest.mark.proves("telemetry/leader-dies-between-request")
 def test_leader_killed_at_any_moment_stores_each_message_once(kills: list[float], duration: float) -> None:
     async def live() -> None:
         clock = VirtualClock()

@@ -81,6 +81,7 @@ def assigned(
     )
 
 
+@pytest.mark.proves("pooled/requests-released-worker-end")
 async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_closed_later(sessions: Sessions) -> None:
     app, clock = App(), VirtualClock()
     loading, go_on = threading.Event(), threading.Event()

@@ -154,6 +154,7 @@ async def test_requests_that_differ_do_not_share(bench: SharingBench) -> None:
     ]
 
 
+@pytest.mark.proves("workers/first-caller-shared-run")
 async def test_cancel_of_one_leaves_the_run_also_of_the_one_that_came_first(bench: SharingBench) -> None:
     for name in ("first", "second", "third"):
         await bench.ask(name)
@@ -167,6 +168,7 @@ async def test_cancel_of_one_leaves_the_run_also_of_the_one_that_came_first(benc
     assert len(bench.runs) == 1
 
 
+@pytest.mark.proves("workers/first-caller-shared-run")
 async def test_run_ends_when_all_its_callers_are_gone(bench: SharingBench) -> None:
     for name in ("a", "b"):
         await bench.ask(name)
@@ -230,6 +232,7 @@ async def test_lost_session_returns_all_requests(bench: SharingBench, monkeypatc
     assert len(bench.exits) == 3
 
 
+@pytest.mark.proves("workers/worker-dies-shared-run")
 async def test_lost_channel_between_the_replies_loses_no_request(bench: SharingBench) -> None:
     """Each request is acknowledged after its own reply: those that are not acknowledged are delivered again."""
     for name in ("a", "b", "c"):

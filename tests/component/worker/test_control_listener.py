@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
@@ -25,6 +27,7 @@ ENVIRONMENT = WorkerEnvironment(
 )
 
 
+@pytest.mark.proves("workers/rabbitmq-cancels-worker-s")
 async def test_consumers_that_rabbitmq_cancels_leave_no_channel_open(broker: FakeBroker, clock: VirtualClock) -> None:
     """RabbitMQ cancels a consumer when its queue is deleted, and keeps the channel."""
     broker.declare_exchange(NAMES.control_exchange, "direct", {})

@@ -224,6 +224,7 @@ async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench: Da
     }  # fmt: skip
 
 
+@pytest.mark.proves("workers/worker-cannot-load-version")
 async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stays(bench: DataBench) -> None:
     assert await bench.ask(**{"x-data-version": 1}) == ("ok", "0", 1)
     bench.source.error = ValueError("no such table")
@@ -243,6 +244,7 @@ async def test_refusal_of_the_application_is_the_answer(bench: DataBench) -> Non
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "0x1", "１", " 1", -1, 1.5, True, 2**63, "9" * 20, [1], b"\xff"])
+@pytest.mark.proves("workers/header-x-data-version")
 async def test_malformed_version_is_an_error_that_names_the_header(bench: DataBench, value: Any) -> None:
     status, body, _ = await bench.ask(**{"x-data-version": value})
     assert (status, "invalid_data_version" in body, "x-data-version" in body) == ("error", True, True)
@@ -321,6 +323,7 @@ async def test_data_that_changes_again_is_an_error(bench: DataBench) -> None:
     assert (status, "data_changed" in body, bench.tries) == ("error", True, 2)
 
 
+@pytest.mark.proves("workers/worker-dies-reloads-data")
 async def test_requests_that_wait_for_a_reload_are_reported_as_running(bench: DataBench) -> None:
     """If the reload ends the worker, the controller knows which requests have caused it."""
     bench.source.released.clear()
@@ -379,6 +382,7 @@ async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loa
 
 
 @named
+@pytest.mark.proves("workers/client-names-version-data")
 async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench: DataBench) -> None:
     status, body, _ = await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
     assert (status, "data_version_unavailable" in body, "newest version is 0" in body) == ("error", True, True)
@@ -388,6 +392,7 @@ async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench: 
 
 
 @pytest.mark.parametrize("bench", [False], indirect=True)
+@pytest.mark.proves("workers/client-names-version-data")
 async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: DataBench) -> None:
     """A number that is too large would otherwise hide all later versions."""
     await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
@@ -399,6 +404,7 @@ async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: 
     assert await bench.ask(name="fresh", **{"x-data-version": 2}) == ("ok", "2", 2)
 
 
+@pytest.mark.proves("workers/reload-data-end")
 async def test_reload_that_does_not_end_ends_the_worker() -> None:
     exits: list[ExitReason] = []
     clock = VirtualClock()
@@ -543,6 +549,7 @@ class RecordedGroups:
 @pytest.mark.parametrize(
     ("shares_heap", "groups"), [(True, ["w-start", "w-reload-1"]), (False, ["w-reload-1"])], ids=["pooled", "dedicated"]
 )
+@pytest.mark.proves("spark/start-key-pooled-process")
 async def test_loads_that_could_fill_the_heap_of_others_are_groups_of_their_own(
     shares_heap: bool, groups: list[str]
 ) -> None:
@@ -557,6 +564,7 @@ async def test_loads_that_could_fill_the_heap_of_others_are_groups_of_their_own(
 
 
 @named
+@pytest.mark.proves("workers/check-newest-version-hangs")
 async def test_checks_that_hang_hold_one_thread(bench: DataBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file system that does not answer. Otherwise the threads of all handlers would hang in such checks."""
     monkeypatch.setattr(data_versions, "CHECK_TIMEOUT", 0.05)

@@ -299,6 +299,7 @@ async def test_released_worker_stops_within_its_grace_and_is_forgotten(bench: Be
     assert state.requests == 3
 
 
+@pytest.mark.proves("pooled/release-worker-reaches-process")
 async def test_release_that_overtakes_its_assign_wins(bench: Bench) -> None:
     await bench.release("a")
     await bench.assign("a")
@@ -306,6 +307,7 @@ async def test_release_that_overtakes_its_assign_wins(bench: Bench) -> None:
     assert bench.listed == {}
 
 
+@pytest.mark.proves("pooled/requests-released-worker-end")
 async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench) -> None:
     bench.host.willing = False
     await bench.assign("a")
@@ -362,6 +364,7 @@ async def test_no_report_holds_the_uri(bench: Bench) -> None:
     assert "s3cret" not in str(bench.reporter.sent)
 
 
+@pytest.mark.proves("pooled/worker-one-key-start")
 async def test_worker_that_cannot_be_made_ends_alone(bench: Bench) -> None:
     await bench.assign("a", "broken")
     await bench.assign("b", "sound")
@@ -371,6 +374,7 @@ async def test_worker_that_cannot_be_made_ends_alone(bench: Bench) -> None:
     assert (exit_.code, str(exit_.reason)[:24]) == (ExitCode.UNRECOVERABLE, "ValueError: no such key ")
 
 
+@pytest.mark.proves("pooled/worker-one-key-start")
 async def test_worker_whose_start_fails_ends_alone_with_the_reason(bench: Bench) -> None:
     await bench.assign("a")
     await bench.assign("b", "other")
@@ -445,6 +449,7 @@ class TestEnd:
         assert exit_ is not None
         assert exit_.reason == "The process ends."
 
+    @pytest.mark.proves("pooled/jvm-process-ends-during")
     async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench) -> None:
         for name in ("a", "b"):
             await bench.assign(name, name)
@@ -460,6 +465,7 @@ class TestEnd:
         bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "session lost"))
         assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
 
+    @pytest.mark.proves("pooled/more-8-threads-ended")
     async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench: Bench) -> None:
         await bench.assign("a")
         await bench.assign("b", "other")

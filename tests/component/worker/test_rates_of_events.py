@@ -139,6 +139,7 @@ async def test_load_at_or_below_the_rate_never_lags(bench: RatedBench, a_minute:
         await bench.clock.advance(0.001)
 
 
+@pytest.mark.proves("quotas/clients-send-more-events")
 async def test_load_above_the_rate_falls_behind_by_80_events_a_minute(bench: RatedBench) -> None:
     """200 messages with 4 events each, 111 % of 720 a minute."""
     lag = LagFigures(bench)
@@ -182,6 +183,7 @@ async def test_units_change_live_and_what_is_owed_is_paid_at_the_new_rate(bench:
     assert bench.waiting == 0
 
 
+@pytest.mark.proves("quotas/clients-send-more-events")
 async def test_deadline_and_cancel_of_a_request_that_waits_hold(bench: RatedBench) -> None:
     await bench.send(720, name="first")
     await bench.clock.settle()
@@ -216,6 +218,7 @@ async def test_higher_priority_is_served_first_when_the_budget_allows_it(bench: 
     assert [name for _, name in bench.served] == ["first", "high", "low"]
 
 
+@pytest.mark.proves("quotas/one-request-more-events")
 async def test_request_with_more_events_than_a_minute_serves_is_refused(bench: RatedBench) -> None:
     await bench.send(721)
     await bench.clock.settle()

@@ -104,6 +104,7 @@ async def bench() -> AsyncIterator[BatchBench]:
     assert bench.processor._slots.free == 1
 
 
+@pytest.mark.proves("spark/one-request-batch-makes")
 async def test_one_poison_call_among_256_fails_alone(bench: BatchBench) -> None:
     await bench.hold_slot()
     names = [f"request {number}" for number in range(255)]
@@ -264,6 +265,7 @@ async def test_request_is_acknowledged_after_its_own_reply_and_not_that_of_anoth
     assert bench.broker.look_up(QUEUE).messages == 0
 
 
+@pytest.mark.proves("spark/worker-dies-batch-runs")
 async def test_connection_lost_between_the_replies_of_a_batch_loses_no_request(bench: BatchBench) -> None:
     publish, published = bench.broker_connection.replies.publish, list[str | None]()
 

@@ -80,6 +80,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     await asyncio.wait({bench.running})
 
 
+@pytest.mark.proves("pooled/requests-released-worker-end")
 async def test_cancelled_worker_marks_its_calls_and_gives_back_its_requests(bench: Bench) -> None:
     """No task can be started any more, not even the one that settles an interrupted request."""
     await bench.publish_request()

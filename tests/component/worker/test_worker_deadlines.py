@@ -68,6 +68,7 @@ async def bench() -> AsyncIterator[DeafBench]:
 
 
 @pytest.mark.parametrize("path", ["/deaf_thread", "/deaf", "/abandonable"])
+@pytest.mark.proves("workers/handler-never-ends")
 async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(bench: DeafBench, path: str) -> None:
     await bench.take(path, **bench.soon())
     await bench.until_answered("expired")
@@ -79,6 +80,7 @@ async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(b
     assert bench.exits == []
 
 
+@pytest.mark.proves("workers/cancelled-handler-continues-requests")
 async def test_handler_that_runs_on_keeps_its_slot(bench: DeafBench) -> None:
     """With `concurrency` 1 an application may rely on running alone."""
     await bench.take("/deaf_thread", **bench.soon())
@@ -90,6 +92,7 @@ async def test_handler_that_runs_on_keeps_its_slot(bench: DeafBench) -> None:
     await bench.until_answered("expired", "ok")
 
 
+@pytest.mark.proves("workers/cancelled-handler-continues-requests")
 async def test_abandoned_handler_holds_up_no_other_until_there_are_too_many(bench: DeafBench) -> None:
     for expected in (["expired"], ["expired", "ok", "expired"]):
         await bench.take("/abandonable", **bench.soon())
@@ -121,6 +124,7 @@ async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler
     await bench.until_answered("expired", "cancelled")
 
 
+@pytest.mark.proves("workers/handler-never-ends")
 async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
     async with asyncio.TaskGroup() as group:
         with ThreadPoolExecutor(2) as threads:

@@ -203,6 +203,7 @@ async def test_cancel_before_the_first_step_is_answered(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("reason", "settled"), [("cancel", ["ack"]), ("requeue", ["nack"])])
+@pytest.mark.proves("hostile/message-reaches-queue-pool")
 async def test_interrupted_request_with_a_refused_reply_address_is_not_answered(
     bench: Bench, reason: str, settled: list[str]
 ) -> None:

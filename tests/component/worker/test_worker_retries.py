@@ -100,6 +100,7 @@ async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench: Re
 
 
 @pytest.mark.parametrize("missing", ["exchange", "queue"])
+@pytest.mark.proves("managed/queue-delay-retry-exchange")
 async def test_request_that_nothing_takes_is_answered(bench: RetryBench, missing: str) -> None:
     if missing == "exchange":
         del bench.broker.exchanges[RETRIES]
@@ -110,6 +111,7 @@ async def test_request_that_nothing_takes_is_answered(bench: RetryBench, missing
     assert (bench.statuses(), bench.broker.bodies(QUEUE)) == (["error", "error"], [])
 
 
+@pytest.mark.proves("managed/queue-delay-retry-exchange")
 async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alone(bench: RetryBench) -> None:
     async def hook(command: Command) -> None:
         if command.name == "publish" and command.target == RETRIES and command.done:
@@ -121,12 +123,14 @@ async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alon
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the publish", "before the confirm"])
+@pytest.mark.proves("managed/worker-dies-rabbitmq-confirmed")
 async def test_connection_lost_at_the_publish_brings_the_request_back(bench: RetryBench, done: bool) -> None:
     bench.break_at("publish", RETRIES, done=done)
     await bench.fail()
     assert (bench.returned(), bench.statuses(), len(bench.waiting())) == ([1], [], int(done))
 
 
+@pytest.mark.proves("managed/worker-dies-acknowledges-request")
 async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicate_that_is_marked(
     bench: RetryBench,
 ) -> None:
@@ -151,6 +155,7 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
     assert bench.statuses() == ["cancelled"]
 
 
+@pytest.mark.proves("managed/worker-ends-request-tried")
 async def test_cancel_sent_to_an_absent_worker_counts_when_the_request_comes_back(
     bench: RetryBench,
 ) -> None:

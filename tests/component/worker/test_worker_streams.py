@@ -113,6 +113,7 @@ async def bench() -> AsyncIterator[StreamBench]:
 
 
 @given(steps=st.lists(st.one_of(st.just("send"), st.integers(-5, 300)), max_size=60), first=st.integers(1, MAX_CREDIT))
+@pytest.mark.proves("requests/client-reads-streamed-answer")
 def test_no_more_is_sent_than_was_granted(steps: list[str | int], first: int) -> None:
     """Messages of credit may be lost, doubled and late, and a client may grant any number."""
     credit, granted = Credit(first), first
@@ -157,6 +158,7 @@ async def test_caller_that_asks_for_no_stream_gets_one_answer(bench: StreamBench
     assert "x-stream-id" not in reply.headers
 
 
+@pytest.mark.proves("requests/client-reads-streamed-answer")
 async def test_stream_without_credit_gives_its_slot_to_other_requests(bench: StreamBench) -> None:
     queue = QueueName("shared")
     bench.broker.declare_queue(queue, {})
@@ -203,6 +205,7 @@ async def test_only_some_streams_may_be_without_a_slot(bench: StreamBench) -> No
     await bench.pass_time(lambda: bench.free == 1)
 
 
+@pytest.mark.proves("requests/client-streamed-answer-goes")
 async def test_silent_client_ends_the_stream_with_an_error(bench: StreamBench) -> None:
     await bench.ask(credit=1)
     await until(lambda: bench.numbers() == [1])
@@ -225,6 +228,7 @@ async def test_cancel_of_a_stream_without_credit_is_answered(bench: StreamBench)
     assert (bench.statuses(), bench.closed) == (["ok", "cancelled"], 1)
 
 
+@pytest.mark.proves("spark/streamed-query-cancelled-reaches")
 async def test_stream_is_closed_if_its_request_is_cancelled_while_the_handler_opens_it(bench: StreamBench) -> None:
     """Otherwise the job of a DataFrame would go on, and its rows would stay on the disk until the worker ends."""
     await bench.ask("/opening")

@@ -141,6 +141,7 @@ async def redeliver(bench: Bench, correlation_id: str) -> None:
     bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
 
 
+@pytest.mark.proves("pooled/request-ends-each-process")
 async def test_suspects_of_workers_in_one_process_run_one_at_a_time(bench: Bench, reports: Reports) -> None:
     """If the process ends, only the suspect that ran can have caused it."""
     gate = bench.processor._suspect_gate

@@ -149,6 +149,7 @@ def test_a_policy_that_displaces_ours_is_found(policy: str | None, ok: bool) -> 
     assert checks.check_policy([queue], pool="p").ok is ok
 
 
+@pytest.mark.proves("managed/queue-delay-exists-arguments")
 def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
     ours, theirs = retry_queue_arguments(PoolNames("p"), 1000), {"x-queue-type": "quorum"}
     named = {"p-retry-1000": ours, "p-retry-2000": theirs, "p-retry-x": theirs, "p-retry-02000": theirs}

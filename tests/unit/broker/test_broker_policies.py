@@ -69,6 +69,7 @@ def test_policy_keeps_dead_letters_on_every_version(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.proves("requests/request-runs-longer-rabbitmq")
 def test_policy_sets_the_consumer_timeout_where_rabbitmq_knows_it(version: str) -> None:
     known = version not in {"3.10.8", "3.11.28"}
     assert policy_of(version=version).get("consumer-timeout") == (2_100_000 if known else None)
@@ -114,6 +115,7 @@ def test_queues_that_hold_requests_have_no_ttl_no_length_limit_and_no_low_delive
 
 
 @pytest.mark.parametrize("name", ["p-leader", "p-orphan", "p-dl", "p-activity", "p-cancel"])
+@pytest.mark.proves("reference-defects/5-exclusive-queues-vanished")
 def test_queues_that_the_leader_consumes_have_one_active_consumer(name: str) -> None:
     [arguments] = [queue.arguments for queue in pool_topology("p").queues if queue.name == name]
     assert arguments["x-single-active-consumer"] is True

@@ -57,6 +57,7 @@ def test_log_as_declared_is_kept_and_a_missing_stream_declared_again() -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 3], ids=["fewer", "more"])
+@pytest.mark.proves("telemetry/telemetry-partitions-max-age")
 def test_log_keeps_its_partitions_when_the_setting_changes(partitions: int) -> None:
     planned = plan(changed(partitions=partitions, max_bytes=LOG.max_bytes // 2 * partitions), existing())
     assert (planned.partitions, planned.streams) == (2, plan().streams)
@@ -65,11 +66,13 @@ def test_log_keeps_its_partitions_when_the_setting_changes(partitions: int) -> N
     assert "delete the queues p-log-0 to p-log-1" in conflict
 
 
+@pytest.mark.proves("telemetry/leader-dies-declares-log")
 def test_leader_that_was_killed_while_it_declared_the_log_is_no_conflict() -> None:
     found = existing(changed(partitions=4, max_bytes=LOG.max_bytes * 2))
     assert plan(changed(partitions=4, max_bytes=LOG.max_bytes * 2), {0: found[0]}).conflicts == ()
 
 
+@pytest.mark.proves("telemetry/telemetry-partitions-max-age")
 def test_log_keeps_its_retention_when_the_setting_changes() -> None:
     planned = plan(changed(max_age="1h"), existing())
     assert planned.streams == plan().streams
@@ -84,6 +87,7 @@ def test_stream_of_no_partition_is_named() -> None:
     assert planned.conflicts[0].startswith("The stream p-log-7 is not a partition of the log")
 
 
+@pytest.mark.proves("telemetry/queue-stream-name-partition")
 def test_log_is_not_written_while_a_queue_of_another_type_has_its_name() -> None:
     planned = plan(found=existing() | {1: {"x-queue-type": "quorum"}})
     assert (planned.partitions, planned.streams) == (0, ())

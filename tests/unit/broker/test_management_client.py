@@ -163,6 +163,7 @@ async def test_listing_survives_odd_queues() -> None:
     ]
 
 
+@pytest.mark.proves("broker/program-declares-queue-whose")
 async def test_arguments_that_are_nested_too_deeply_do_not_break_a_listing() -> None:
     """defects: foreign-queues. Any user of the virtual host who may declare a queue can do that."""
     deep = "[" * 20_000 + '"]"' + "]" * 20_000

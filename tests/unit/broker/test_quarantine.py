@@ -91,6 +91,7 @@ def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> Re
     )
 
 
+@pytest.mark.proves("controller/rabbitmq-refuses-one-several")
 async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
     """Which of them was refused is not known; the second refusal would be of the right one."""
     layout, token = QueueLayout(PoolNames("pool")), NotingToken()

@@ -230,6 +230,7 @@ class LossySession(Session):
     async def grant(self, grant: Grant, worker_id: str) -> None: ...
 
 
+@pytest.mark.proves("requests/client-loses-connection-first")
 async def test_stream_of_a_repeated_request_ends_its_call() -> None:
     client = AsyncClient("amqp://localhost:1/", "pool")
     client._state.set(LossySession())

@@ -100,6 +100,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize(("conditions", "pods", "end"), DEAD.values(), ids=DEAD.keys())
+@pytest.mark.proves("kubernetes/pod-crashes-again-again")
 def test_group_that_cannot_come_up_has_ended(conditions, pods, end):
     instance = instance_of([deployment(*conditions)], pods)
     assert (instance.state, instance.exit) == (InstanceState.EXITED, end)
@@ -181,6 +182,7 @@ def test_process_is_an_instance_without_a_deployment():
         (None, "Failed", Exit(reason="Evicted: The node was low on resource: memory.")),
     ],
 )
+@pytest.mark.proves("kubernetes/pod-pooled-process-ends")
 def test_process_ends_with_its_container_or_its_node(state, phase, end):
     ended = process(state, phase=phase)
     if state is None:

@@ -29,6 +29,7 @@ def open_files():
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.get)
+@pytest.mark.proves("workers/daemon-subprocess-workers-more")
 def test_process_does_not_count_as_gone_while_files_or_memory_are_exhausted(monkeypatch, open_files, code):
     before = open_files()
     monkeypatch.setattr(processes.Path, "read_bytes", fails_with(code))

@@ -113,6 +113,7 @@ def test_mark_tells_one_worker_from_another():
     assert not carries_mark({}, STATE)
 
 
+@pytest.mark.proves("reference-defects/10-two-pools-one")
 def test_worker_reads_what_it_was_given(tmp_path):
     uri_file = tmp_path / "uri"
     for key in ODD_KEYS.values():

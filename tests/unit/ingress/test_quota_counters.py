@@ -45,6 +45,7 @@ def test_100_000_counters_take_less_than_10_mb() -> None:
     assert arrays + names < 10_000_000
 
 
+@pytest.mark.proves("quotas/more-100-000-keys")
 def test_further_names_share_one_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "MAX_COUNTERS", 2_000)
     table = CounterTable()

@@ -229,6 +229,7 @@ class TestSendRate:
 
 class TestClockJumps:
     @pytest.mark.parametrize("jump", [DAY, -DAY, DAY / 3, -DAY / 3], ids=["+1 d", "-1 d", "+8 h", "-8 h"])
+    @pytest.mark.proves("quotas/clock-leader-s-host")
     def test_a_jump_neither_gives_nor_takes_a_days_worth(self, jump: float) -> None:
         world = World(pool={"messages_per_day": 100})
         world.pass_time(3600.0)
@@ -287,6 +288,7 @@ class TestRestart:
         assert world.flood() == 10
         assert len(world.quotas.record.days) == 1
 
+    @pytest.mark.proves("quotas/clock-leader-s-host")
     def test_a_leader_whose_clock_is_behind_continues_the_day(self) -> None:
         world = World(pool={"messages_per_day": 10}, at=MIDNIGHT + 600)
         world.flood()
@@ -309,6 +311,7 @@ class TestRestart:
             {"extra": 1},
         ],
     )
+    @pytest.mark.proves("quotas/stored-counts-cannot-read")
     def test_a_damaged_state_is_refused(self, damage: dict[str, Any]) -> None:
         world = World(pool={"messages_per_day": 10, "share": "key"})
         world.send()

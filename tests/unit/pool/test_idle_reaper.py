@@ -123,6 +123,7 @@ async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: 
 
 
 @pytest.mark.parametrize("messages", [1, 7])
+@pytest.mark.proves("races/reports-activity-lost-late")
 async def test_group_with_messages_is_active_again(setting: Setting, messages: int) -> None:
     """[stopblind_p4]: a busy worker whose reports were lost is not stopped; unacknowledged messages count."""
     setting.totals.messages = {A: messages}
@@ -148,6 +149,7 @@ async def test_group_without_queue_ends_without_a_listing(setting: Setting) -> N
     assert (setting.tracker.status(A), setting.totals.asked_at) == (None, [])
 
 
+@pytest.mark.proves("reference-defects/14-foreign-queue-broke")
 async def test_one_listing_answers_for_all(setting: Setting) -> None:
     setting.totals.messages = {Key(str(number)): 0 for number in range(100)}
     for key in setting.totals.messages:
@@ -159,6 +161,7 @@ async def test_one_listing_answers_for_all(setting: Setting) -> None:
     assert (setting.tracker.keys(), len(setting.totals.asked_at)) == ([], 1)
 
 
+@pytest.mark.proves("broker/management-api-fails")
 async def test_failed_listing_stops_no_group_and_is_repeated(setting: Setting) -> None:
     setting.totals.messages, setting.totals.failures = {A: 0}, 3
     await setting.idle_group()

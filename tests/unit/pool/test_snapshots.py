@@ -38,6 +38,7 @@ async def test_saved_state_is_loaded_again(count: int) -> None:
     [b"", b"{}", zlib.compress(b"{"), zlib.compress(b"[]"), zlib.compress(b"{}")[:-1], zlib.compress(b"[" * 100_000)],
     ids=["empty", "plain", "no JSON", "other values", "cut", "nested"],
 )
+@pytest.mark.proves("controller/snapshot-damaged-queue-available")
 async def test_snapshot_that_cannot_be_read_is_refused_with_a_warning(content: bytes) -> None:
     with structlog.testing.capture_logs() as logs:
         assert await store_in(MemorySnapshots(content)).load() is None
@@ -57,6 +58,7 @@ async def test_snapshot_that_is_too_large_is_not_saved(monkeypatch: pytest.Monke
     assert storage.content == b"former"
 
 
+@pytest.mark.proves("controller/snapshot-damaged-queue-available")
 async def test_silent_queue_does_not_end_the_term() -> None:
     storage = MemorySnapshots()
     storage.error = BrokerSilentError("silent")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
@@ -44,6 +45,7 @@ def let_lag_grow(inspector: LogInspector, *, reader: str = "warm", minutes: int 
         inspector._forecasts([PartitionStatus(0, "pool-log-0", 0, 800 * minute)], [lag], 60.0 * minute)
 
 
+@pytest.mark.proves("telemetry/lag-reader-only-grows")
 def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
     inspector = inspector_of()
 

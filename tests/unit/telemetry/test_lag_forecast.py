@@ -25,6 +25,7 @@ def of(found: Trend) -> Forecast:
     return forecast
 
 
+@pytest.mark.proves("telemetry/lag-reader-only-grows")
 def test_reader_that_gets_more_than_it_reads_never_catches_up() -> None:
     forecast = of(trend(800, 720))
     assert (forecast.rate_in, forecast.rate_out) == pytest.approx((800, 720), rel=0.06)

@@ -68,6 +68,7 @@ def test_events_of_one_message_with_equal_times_count_in_their_order() -> None:
     assert (value.value, value.log_index) == (3, 2)
 
 
+@pytest.mark.proves("last-values/clock-device-wrong-messages")
 def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothing() -> None:
     changes = folded(
         message(event(1, ts=ENQUEUED + 300_001), offset=1),
@@ -108,6 +109,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.data())
+@pytest.mark.proves("last-values/clock-device-wrong-messages")
 def test_any_order_and_repetition_has_the_same_last_values(
     events: list[tuple[str, str, int, bool]], data: st.DataObject
 ) -> None:

@@ -11,6 +11,7 @@ from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne.telemetry.last_values.values import Changes, LastValue
 
 
+@pytest.mark.proves("last-values/database-last-values-locked")
 def test_full_disk_and_other_errors_name_the_remedy(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "v.db", pool="p", create=True)
     store.positions()

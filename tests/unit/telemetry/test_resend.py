@@ -57,6 +57,7 @@ def resend(progress: Progress, requests: Requests, *, rate: float | None = None)
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 99, 100, 101, 199, 244])
+@pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")
 async def test_interrupted_run_is_continued_with_at_most_one_batch_twice(
     clock: VirtualClock, tmp_path: Path, fails_at: int
 ) -> None:

@@ -44,6 +44,7 @@ async def test_hanging_starts_create_nothing_until_released(driver, clock):
     assert (driver.most_starts_under_way, len(driver.workers_of(KEY))) == (3, 3)
 
 
+@pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
 async def test_stubborn_worker_is_killed_after_the_grace(driver, clock):
     instance = await driver.start(make_spec())
     [worker] = driver.workers_of(KEY)

@@ -112,6 +112,7 @@ class Network:
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 1)), min_size=1, max_size=12), st.integers(0, 2**32))
+@pytest.mark.proves("pooled/release-worker-reaches-process")
 def test_lost_doubled_and_reordered_questions_converge(places: Sequence[tuple[str, int]], seed: int) -> None:
     process = Process()
     network = Network(process, Random(seed))

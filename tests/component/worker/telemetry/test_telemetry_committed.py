@@ -36,6 +36,7 @@ def damage(worker: Ingest, partition: int) -> None:
     (directory / f"{1:020d}.json").write_text("{")
 
 
+@pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
 def test_committed_ingest_is_answered_although_other_commits_cannot_be_read(
     worker: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_compaction_is_limited_to_the_oldest_hours(table: Table) -> None:
         (100.0, 0.0, [1, 4, 4, 1], 0),
     ],
 )
+@pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
 def test_compaction_of_an_ingest_ends_before_its_time_is_over(
     budget: float, seconds: float, hours: list[int], left: int
 ) -> None:
@@ -90,6 +91,7 @@ def test_compaction_of_an_ingest_ends_before_its_time_is_over(
     assert merged == hours
 
 
+@pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
 def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"cold": {"directory": str(table.directory), "compact_interval": 3600}}
     worker = pipeline.Ingest(pipeline.parse_config({"uri_file": "/uri", "tables": tables}), "P", "cold", 0, table)
@@ -111,6 +113,7 @@ def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monke
     assert stored(table) == events(0, 8)
 
 
+@pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
 def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> None:
     plan = plan_compaction(table.live(0), max_hours=9)
     results = merge(table, plan)
@@ -122,6 +125,7 @@ def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> 
     assert on_disk(table) == committed(table)
 
 
+@pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
 def test_compaction_that_commits_during_an_ingest_makes_it_fail(table: Table) -> None:
     wanted = next_of(table, end=10)
     results = write(table, wanted, step=30 * MINUTES)
@@ -133,6 +137,7 @@ def test_compaction_that_commits_during_an_ingest_makes_it_fail(table: Table) ->
     assert stored(table) == events(0, 10)
 
 
+@pytest.mark.proves("telemetry-tables/file-merged-lost-rows")
 def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
     plan = plan_compaction(table.live(0), max_hours=9)
     results = merge(table, plan)
@@ -147,6 +152,7 @@ def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
 
 
 @pytest.mark.parametrize("handler", ["ingest", "replay", "compact"])
+@pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
 def test_request_during_another_one_of_the_partition_is_refused(table: Table, handler: str) -> None:
     config = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory)}}}
     worker = pipeline.Ingest(pipeline.parse_config(config), "P", "cold", 0, table)
@@ -170,6 +176,7 @@ STEPS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(STEPS)
+@pytest.mark.proves("telemetry-tables/worker-dies-during-compaction")
 def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps) -> None:  # type: ignore[no-untyped-def]
     with tempfile.TemporaryDirectory() as name:
         table, end, hours = Table(Path(name)), 0, {}

@@ -72,6 +72,7 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path)
 
 
+@pytest.mark.proves("telemetry-tables/message-log-twice-one")
 def test_copy_is_dropped_whether_the_first_is_in_the_same_ingest_or_an_earlier_one(log: Log) -> None:
     assert pairs(log.ingest((0, "a"), (1, "b"), (2, "a"))) == {2: 0}
     assert pairs(log.ingest((3, "c"), (4, "b"), (5, "a"), (6, "a"))) == {4: 1, 5: 0, 6: 0}

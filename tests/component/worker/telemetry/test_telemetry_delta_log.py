@@ -88,6 +88,7 @@ def test_removed_delta_log_is_written_again_as_a_whole(table: Table) -> None:
     assert delta_files(table) == live_files(table)
 
 
+@pytest.mark.proves("telemetry-tables/worker-dies-publishes-delta")
 def test_two_workers_publish_the_same_commits_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other worker publishes between the decision and the write of this one."""
     ingest(table, end=2, step=HOUR)
@@ -107,6 +108,7 @@ def test_two_workers_publish_the_same_commits_once(table: Table, monkeypatch: py
     assert delta_files(table) == live_files(table)
 
 
+@pytest.mark.proves("telemetry-tables/log-delta-table-cannot")
 def test_delta_log_that_cannot_be_written_is_written_by_a_later_request(table: Table) -> None:
     config = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory), "format": "delta"}}}
     worker = Ingest(parse_config(config), "P", "cold", 0, table)

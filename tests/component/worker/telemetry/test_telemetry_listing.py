@@ -25,6 +25,7 @@ def paths(listing: Listing, table: Table) -> set[str]:
     return {f"{table.directory}/date={date}/hour={hour}/{name}" for date, hour, name, _ in listing.files}
 
 
+@pytest.mark.proves("telemetry-tables/commit-made-query-runs")
 def test_listing_has_each_commit_as_soon_as_it_is_made(table: Table) -> None:
     committed = CommittedFiles(table.directory)
     assert committed.current() is committed.current()
@@ -60,6 +61,7 @@ def test_partition_that_begins_later_is_listed(table: Table) -> None:
     assert len(committed.current().files) == 4
 
 
+@pytest.mark.proves("telemetry-tables/table-restored-backup-workers")
 def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -> None:
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
@@ -77,6 +79,7 @@ def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "date=2026-11-22/hour=10/../../../x.parquet", "a b.parquet"])
+@pytest.mark.proves("telemetry-tables/commit-names-file-outside")
 def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> None:
     ingest(table, end=4)
     commit = table.directory / COMMITS / "0" / f"{1:020d}.json"
@@ -87,6 +90,7 @@ def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> N
         CommittedFiles(table.directory).current()
 
 
+@pytest.mark.proves("telemetry-tables/directory-table-cannot-read")
 def test_directory_that_cannot_be_read_is_an_error_until_it_can(table: Table) -> None:
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)

@@ -55,6 +55,7 @@ def replay(table: Table, begin: Bound, end: Bound, *, log: tuple[int, int] = LOG
         pytest.param(10, 10, (10, 10), id="nothing"),
     ],
 )
+@pytest.mark.proves("telemetry-tables/replay-interrupted-requested-twice")
 def test_range_is_stored_once_however_often_it_is_requested(
     tmp_path: Path, begin: Bound, end: Bound, expected: tuple[int, int]
 ) -> None:
@@ -85,6 +86,7 @@ def test_expired_hours_of_a_replay_leave_its_range(tmp_path: Path) -> None:
     assert stored(table) == events(18, 20)
 
 
+@pytest.mark.proves("telemetry-tables/replay-names-table-holds")
 def test_replay_needs_a_table_of_its_own(tmp_path: Path) -> None:
     table = Table(tmp_path)
     ingest(table, end=20)

@@ -34,6 +34,7 @@ def test_events_are_kept_for_the_retention(
     assert stored(table) == events(first, 4)
 
 
+@pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
 def test_table_that_refuses_the_removal_is_no_error(tmp_path: Path) -> None:
     table = Table(tmp_path)
     ingest(table, end=4)
@@ -43,6 +44,7 @@ def test_table_that_refuses_the_removal_is_no_error(tmp_path: Path) -> None:
     assert one.expired_at > 0
 
 
+@pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
 def test_paused_table_continues_when_its_old_events_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(tmp_path)
     ingest(table, end=4, step=DAY * 1_000)

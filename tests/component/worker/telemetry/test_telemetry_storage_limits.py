@@ -44,6 +44,7 @@ def limit(**settings: Any) -> StorageLimit:
 @pytest.mark.parametrize(
     ("max_rows", "first"), [(19, 0), (18, 1), (16, 1), (15, 2), (7, 4), (6, 5), (3, 5), (1, 5), (None, 0)]
 )
+@pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
 def test_oldest_hours_are_purged_until_the_table_is_below_its_limit(
     table: Table, max_rows: int | None, first: int
 ) -> None:
@@ -79,6 +80,7 @@ def stored_offsets(table: Table) -> list[int]:
     return sorted(int(one.rpartition("hour=")[2][:2]) - 10 for one in table.live(0).files)
 
 
+@pytest.mark.proves("telemetry-tables/purge-removes-hours-partition")
 def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) -> None:
     wanted = next_of(table, end=7)
     results = write(table, wanted, step=HOUR)
@@ -107,6 +109,7 @@ def refuse(*arguments: Any, **options: Any) -> None:
     raise CommitConflictError("another ingest was first")
 
 
+@pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
 def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -> None:
     rule = limit(max_rows=18)
     with pytest.raises(StorageLimitError, match=r"has 18 rows and \d+ bytes; the limit is 18 rows. Nothing more"):

@@ -61,6 +61,7 @@ def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:
         assert f"/date={date}/hour={number}/" in path
 
 
+@pytest.mark.proves("telemetry-tables/two-ingests-one-partition")
 def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
     ingest(table, end=10)
     wanted = next_of(table, end=20)
@@ -74,6 +75,7 @@ def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
     assert on_disk(table) == before == committed(table)
 
 
+@pytest.mark.proves("telemetry-tables/nfs-reports-commit-worker")
 def test_commit_whose_link_is_reported_as_existing_is_a_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS, when the kernel asks again after a lost answer."""
     link = os.link
@@ -122,6 +124,7 @@ def full_disk() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.proves("telemetry-tables/disk-table-full-directory")
 def test_data_that_cannot_be_written_is_not_committed(table: Table) -> None:
     ingest(table, end=10)
     wanted = next_of(table, end=20)
@@ -134,6 +137,7 @@ def test_data_that_cannot_be_written_is_not_committed(table: Table) -> None:
     assert stored(table) == events(0, 20)
 
 
+@pytest.mark.proves("telemetry-tables/disk-table-full-directory")
 def test_commit_that_cannot_be_written_does_not_count(table: Table) -> None:
     ingest(table, end=10)
     wanted = next_of(table, end=20)
@@ -146,12 +150,14 @@ def test_commit_that_cannot_be_written_does_not_count(table: Table) -> None:
     assert on_disk(table) == committed(table)
 
 
+@pytest.mark.proves("telemetry-tables/disk-table-full-directory")
 def test_directory_that_refuses_writes_is_an_error(table: Table) -> None:
     table.directory.write_text("a file")
     with pytest.raises(StorageError, match="cannot be used: Not a directory"):
         ingest(table, end=10)
 
 
+@pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
 def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(table, end=6, step=HOUR)  # six hours, with one message each
     limit = datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2)
@@ -209,6 +215,7 @@ def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoi
         pytest.param(lambda content: b"[]\n" + hashlib.sha256(b"[]").hexdigest().encode(), id="another document"),
     ],
 )
+@pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
 def test_damaged_checkpoints_are_ignored(table: Table, checkpoints: Path, damage: Callable[[bytes], bytes]) -> None:
     for path in checkpoints.glob("*.checkpoint"):
         content = path.read_bytes()
@@ -221,6 +228,7 @@ def test_damaged_checkpoints_are_ignored(table: Table, checkpoints: Path, damage
     assert stored(Table(table.directory)) == events(2, 26)
 
 
+@pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
 def test_missing_checkpoints_are_written_again(table: Table, checkpoints: Path) -> None:
     for path in checkpoints.glob("*.checkpoint"):
         path.unlink()
@@ -229,6 +237,7 @@ def test_missing_checkpoints_are_written_again(table: Table, checkpoints: Path) 
     assert [path.name for path in checkpoints.glob("*.checkpoint")] == [f"{12:020d}.checkpoint"]
 
 
+@pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
 def test_missing_commit_is_an_error_unless_a_checkpoint_has_its_files(table: Table, checkpoints: Path) -> None:
     (checkpoints / f"{2:020d}.json").unlink()
     assert stored(Table(table.directory)) == events(2, 20)
@@ -238,6 +247,7 @@ def test_missing_commit_is_an_error_unless_a_checkpoint_has_its_files(table: Tab
         Table(table.directory).files()
 
 
+@pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
 def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Path) -> None:
     """The commits were taken back to an earlier state, and the checkpoints were not."""
     other = Table(table.directory.with_name("other"))
@@ -248,6 +258,7 @@ def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Path)
     assert stored(Table(other.directory)) == events(0, 30)
 
 
+@pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
 def test_damaged_commit_is_an_error(table: Table) -> None:
     ingest(table, end=10)
     (path,) = (table.directory / "_commits" / "0").iterdir()
@@ -256,6 +267,9 @@ def test_damaged_commit_is_an_error(table: Table) -> None:
         Table(table.directory).files()
 
 
+@pytest.mark.proves(
+    "telemetry-tables/retention-removes-messages-ingest", "telemetry-tables/stream-deleted-declared-again"
+)
 def test_lost_offsets_are_an_error_unless_that_is_allowed(table: Table) -> None:
     ingest(table, end=10)
     with pytest.raises(StreamDataLostError, match="The offsets 10 to 24 of the stream P-log-0 are no longer in it"):

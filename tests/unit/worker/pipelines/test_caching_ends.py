@@ -80,6 +80,7 @@ def config() -> SqlConfig:
 
 @pytest.mark.parametrize("fails", ["opening", "counting"])
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.proves("workers/reloads-dataset-cache-filters")
 def test_failed_reload_leaves_nothing_in_memory(monkeypatch: pytest.MonkeyPatch, fails: str, shared: bool) -> None:
     """Each reload has its own mark: repeated failures would fill the memory. What other keys share stays."""
     first_is_cached = threading.Event()
@@ -130,6 +131,7 @@ def two_keys() -> tuple[FakeSession, FakeSession]:
     return FakeSession(memory=memory), FakeSession(memory=memory)
 
 
+@pytest.mark.proves("pooled/two-keys-process-cached")
 def test_data_that_another_key_reads_stays_until_both_have_dropped_it() -> None:
     """A key that loads its data again drops the former data."""
     first, second = two_keys()
@@ -163,6 +165,7 @@ def test_key_that_is_gone_keeps_no_data() -> None:
     assert first.memory == set()
 
 
+@pytest.mark.proves("pooled/two-keys-process-cached")
 def test_key_that_stops_drops_data_that_another_key_has_cached_first() -> None:
     """Spark counts it as that of the first key, which has loaded other data since."""
     first, second = two_keys()

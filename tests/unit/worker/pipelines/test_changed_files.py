@@ -77,6 +77,7 @@ def test_version_is_the_latest_change_also_of_a_file_that_keeps_its_time(table: 
 
 
 @pytest.mark.parametrize("name", ["_temporary/0/part-1", ".spark-staging-17/part-1"])
+@pytest.mark.proves("files/directory-view-half-written")
 def test_write_that_has_not_ended_is_seen_and_does_not_count_as_data(table: Table, name: str) -> None:
     before = table.files()
     table.write(name)
@@ -91,6 +92,7 @@ def test_write_that_has_not_ended_is_seen_and_does_not_count_as_data(table: Tabl
     assert table.files().being_written(before) is None
 
 
+@pytest.mark.proves("files/write-failed-left-temporary")
 def test_rest_of_a_failed_write_no_longer_counts_after_a_while(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.write("_temporary/0/part-1")
     now = time.time()
@@ -100,6 +102,7 @@ def test_rest_of_a_failed_write_no_longer_counts_after_a_while(table: Table, mon
     assert table.files().being_written() is None
 
 
+@pytest.mark.proves("files/directory-view-half-written")
 def test_directory_without_its_success_file_is_being_written_until_it_has_settled(table: Table) -> None:
     before = table.files()
     (table.path / "_SUCCESS").unlink()
@@ -119,6 +122,7 @@ def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(t
     assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
 
 
+@pytest.mark.proves("files/file-removed-worker-lists")
 def test_link_without_a_target_does_not_hide_the_files_beside_it(table: Table) -> None:
     before = table.files()
     (table.path / "part-1").symlink_to(table.path / "missing")
@@ -126,6 +130,7 @@ def test_link_without_a_target_does_not_hide_the_files_beside_it(table: Table) -
     assert table.files().signature == before.signature
 
 
+@pytest.mark.proves("files/file-removed-worker-lists")
 def test_file_that_is_removed_while_the_others_are_listed_does_not_hide_them(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +227,7 @@ def test_remote_write_that_has_not_ended_is_seen() -> None:
     assert "_temporary" in (remote.listed().being_written() or "")
 
 
+@pytest.mark.proves("files/file-system-watched-dataset")
 def test_remote_files_that_cannot_be_listed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote()
     assert remote.listed(ListingError("refused")).signature is None

@@ -112,6 +112,7 @@ def test_part_with_any_text_is_fine_in_a_filter() -> None:
 
 
 @pytest.mark.parametrize("part", ["a", "%", "a%", "_", "' or '1'='1", "a\\", "é漢🚄", "a/%", "{site}"])
+@pytest.mark.proves("telemetry-tables/name-site-characters-meaning")
 def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
     values = {"datasets": [{"key": "telemetry/{site:.+}", "tables": [{**TELEMETRY, "keys": "{site}/%"}]}]}
     assert only_table(values, f"telemetry/{part}").keys == KeyRange(f"{part}/", is_prefix=True)

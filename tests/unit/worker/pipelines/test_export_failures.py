@@ -66,6 +66,7 @@ def names(files: Files) -> list[str]:
 
 
 @pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
+@pytest.mark.proves("spark/file-system-creates-manifest")
 def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
     monkeypatch: pytest.MonkeyPatch, creates: bool, left: list[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
     assert names(files) == left
 
 
+@pytest.mark.proves("spark/file-system-creates-manifest")
 def test_manifest_that_exists_because_its_creation_was_repeated_is_that_of_the_export(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from osrdyne_worker.pipelines.views import loading
 from osrdyne_worker.spark.session import SparkSessions
 
 
+@pytest.mark.proves("spark/start-key-pooled-process")
 def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> None:
     sessions = SparkSessions()
     jsc = SimpleNamespace(clearJobGroup=lambda: None)

@@ -44,6 +44,7 @@ def first_rows(stored: StoredResults, batches: Generator[pa.RecordBatch, None, N
     return stored.first_page(query(batches), size=1, limit=None)
 
 
+@pytest.mark.proves("spark/query-writes-row-longer")
 def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path: Path) -> None:
     """Another worker of the same directory makes room meanwhile, long after the last row was written."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from osrdyne_worker.spark.java.gateway import MAX_UNANSWERED, PROBE_INTERVAL, GatewayWatch
 
 
@@ -28,6 +30,7 @@ class Gateway:
         return results
 
 
+@pytest.mark.proves("spark/jvm-accepts-new-connections")
 def test_gateway_is_closed_after_several_probes_without_an_answer() -> None:
     gateway = Gateway(*[TimeoutError("timed out")] * MAX_UNANSWERED)
     assert gateway.checks() == [True] * (MAX_UNANSWERED - 1) + [False]

@@ -114,6 +114,7 @@ def test_full_heap_cancels_the_youngest_that_has_run_for_a_moment(watched: Watch
     ],
     ids=["the most", "the most, just begun", "too little to count", "unknown"],
 )
+@pytest.mark.proves("spark/request-fills-spark-s")
 def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
     watched: Watched, held: dict[str, int], cancelled: str
 ) -> None:
@@ -128,6 +129,7 @@ def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
     assert watched.cancelled == [cancelled]
 
 
+@pytest.mark.proves("spark/request-fills-spark-s")
 def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched: Watched) -> None:
     watched.heap.now = watched.heap.live = FULL
     watched.watch.began("innocent")
@@ -192,6 +194,7 @@ def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: st
     ],
     ids=["unknown", "too little to count", "a request holds the most"],
 )
+@pytest.mark.proves("spark/start-key-pooled-process")
 def test_load_of_another_key_is_cancelled_before_requests(
     watched: Watched, held: dict[str, int], cancelled: str
 ) -> None:

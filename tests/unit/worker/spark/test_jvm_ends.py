@@ -30,6 +30,7 @@ NOISE = [
         (None, [*NOISE, "26/11/22 11:56:39 ERROR SparkContext: Lost the master."], "Spark stopped: SparkContext: Lost"),
     ],
 )
+@pytest.mark.proves("spark/jvm-worker-ends-memory")
 def test_end_of_a_jvm_is_explained_by_its_exit_code_and_last_lines(
     code: int | None, lines: list[str], expected: str
 ) -> None:

@@ -30,6 +30,7 @@ PACKAGES = "Set worker.spark_conf.spark.jars.packages to "
         ("java.lang.ClassNotFoundException: org.postgresql.Driver", "JDBC driver"),
     ],
 )
+@pytest.mark.proves("spark/data-source-file-system")
 def test_message_about_a_missing_jar_names_the_setting_and_the_version(text: str, expected: str) -> None:
     assert expected in (remedy(text, NEW) or "")
 
@@ -56,6 +57,7 @@ DELTA_42 = "io.delta:delta-spark_4.2_2.13:4.4.0"
         ({}, Versions("4.2.0", "2.13"), None),
     ],
 )
+@pytest.mark.proves("spark/dataset-format-delta-installed")
 def test_incompatible_delta_and_spark_are_named_with_the_remedy(
     conf: dict[str, str], versions: Versions, expected: str | None
 ) -> None:

@@ -82,6 +82,7 @@ def test_image_of_executors_is_required_outside_kubernetes() -> None:
     Settings.model_validate({"worker": worker, "driver": {"name": "kubernetes"}})
 
 
+@pytest.mark.proves("spark/master-restarted-forgotten-application")
 def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     now = 0.0
     watch = StarvationWatch(STANDALONE, limit=100.0, monotonic=lambda: now)

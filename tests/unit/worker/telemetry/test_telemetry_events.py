@@ -93,6 +93,7 @@ def test_time_is_that_of_the_event_or_of_the_message() -> None:
         ({"series": "a", "note": "x" * 33_000}, "at most 32768 are allowed"),
     ],
 )
+@pytest.mark.proves("telemetry-tables/message-holds-json-event")
 def test_invalid_event_is_kept_with_its_reason(body: Any, reason: str) -> None:
     good = message({"series": "a"}, offset=8)
     found = parsed(message(body), good)
@@ -103,6 +104,7 @@ def test_invalid_event_is_kept_with_its_reason(body: Any, reason: str) -> None:
     assert found.events.column("offset").to_pylist() == [8]
 
 
+@pytest.mark.proves("telemetry-tables/message-holds-json-event")
 def test_one_invalid_event_leaves_the_others_of_its_message() -> None:
     events = [{"series": f"s{number}", "value": number} for number in range(10_000)]
     events[4_321]["series"] = None

@@ -163,6 +163,7 @@ def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(tmp_path: Pa
     assert table.stored == [2]
 
 
+@pytest.mark.proves("telemetry-tables/worker-dies-taken-blocks")
 def test_killed_ingest_has_taken_its_blocks_once(tmp_path: Path) -> None:
     table = Table(tmp_path)
     load(table, 800, [1], minutes=10)
@@ -201,6 +202,7 @@ STEPS = st.one_of(
 
 @example(steps=[("wait", 60.0), ("killed", 0), ("wait", 60.0), ("ingest", 1), ("ingest", 0)], sizes=[1])
 @given(steps=st.lists(STEPS, max_size=40), sizes=st.lists(st.integers(1, LARGEST), min_size=1, max_size=5))
+@pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs", "telemetry-tables/worker-dies-taken-blocks")
 def test_no_sequence_of_ingests_kills_and_clock_jumps_exceeds_the_rate(
     steps: list[tuple[str, float]], sizes: list[int]
 ) -> None:
@@ -237,6 +239,7 @@ def test_table_without_messages_saves_up_the_blocks_of_a_minute(tmp_path: Path) 
     assert table.blocks - 1 == pytest.approx(720, abs=1)
 
 
+@pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs")
 def test_clock_of_another_host_saves_up_nothing(tmp_path: Path) -> None:
     table = Table(tmp_path)
     for _ in range(100_000):
@@ -327,6 +330,7 @@ def test_throttle_log_whose_directory_is_gone_is_an_error(tmp_path: Path, monkey
         table.ingest()
 
 
+@pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
 def test_damaged_entry_is_named_with_its_remedy(tmp_path: Path) -> None:
     table = Table(tmp_path)
     for _ in range(2_000):
