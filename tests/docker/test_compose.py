@@ -1,4 +1,4 @@
-"""`docker-compose up -d`, then a question that a Spark container answers: the first lines of docker-compose.yml."""
+"""`docker compose up -d`, then a question that a Spark container answers: the first lines of docker-compose.yml."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ ROWS = {"0.001": 6005, "0.01": 60175}
 pytestmark = pytest.mark.timeout(UP_TIMEOUT)
 
 
+def compose() -> list[str]:
+    """The command of Compose: the plugin of the engine, or the program of Debian's package."""
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
+
+
+COMPOSE = compose()
+
+
 class ComposeStack:
     """One copy of docker-compose.yml, beside any other on the host."""
 
@@ -38,7 +47,7 @@ class ComposeStack:
         self.variables = {**os.environ, "OSRDYNE_STACK": self.name, **{name: str(port) for name, port in ports.items()}}
 
     def compose(self, *arguments: str, timeout: float = 300.0) -> str:
-        command = ["docker-compose", "-p", self.name, *arguments]
+        command = [*COMPOSE, "-p", self.name, *arguments]
         return run(command, cwd=ROOT, env=self.variables, timeout=timeout)
 
     def workers(self, *, everything: bool = False) -> list[str]:
@@ -58,7 +67,7 @@ class ComposeStack:
     def close(self) -> None:
         """Remove all containers and volumes, in any state."""
         subprocess.run(
-            ["docker-compose", "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False
+            [*COMPOSE, "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False
         )
         for identity in run(["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={self.name}"]).split():
             run(["docker", "rm", "-f", identity])

@@ -272,7 +272,7 @@ class FakeChannel(Channel):
         await self.broker.pass_hook("publish", exchange or routing_key, done=True)
         self._check()
         if mandatory and not routed:
-            raise PublishRefusedError(f"Could not publish to {exchange or routing_key}: there is no queue for it")
+            raise PublishRefusedError(f"Could not publish to {exchange or routing_key}: there is no queue for it.")
 
     async def _command(self, name: str, target: str, act: Callable[[], T]) -> T:
         self._check()
