@@ -197,8 +197,7 @@ def _table(data: bytes, position: int, end: int) -> dict[str, object]:
             except UnicodeDecodeError:
                 table[name] = value
         else:
-            used, table[name] = decode_value(data[position:end], 0)
-            position += used
+            table[name], position = decode_value(data, position, end)
     return table
 
 

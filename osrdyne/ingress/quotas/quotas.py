@@ -6,6 +6,7 @@ its body, at least one.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -233,9 +234,7 @@ def quota_check(
         sent, moment = sent_of(arrival), now()
         excess = active.decide(sent, moment)
         latest = (arrival, sent, moment) if excess is None else None
-        return (
-            None if excess is None else Refusal(excess.status, excess.detail, max(1, round(excess.retry_after * 1000)))
-        )
+        return None if excess is None else Refusal(excess.status, excess.detail, _whole_ms(excess.retry_after))
 
     def passed(arrival: Arrival) -> None:
         nonlocal latest
@@ -253,3 +252,8 @@ def quota_check(
         return f"{', '.join(texts)}."
 
     return RequestCheck("quota", decide, passed, describe)
+
+
+def _whole_ms(seconds: float) -> int:
+    """Rounded up: a client that waits for so long is accepted."""
+    return max(1, math.ceil(seconds * 1000))

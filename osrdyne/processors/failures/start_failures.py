@@ -8,6 +8,7 @@ attempt. One request at a time per queue, so that requeueing costs one delivery 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from osrdyne.aio.clock import now_ms
@@ -162,7 +163,7 @@ class StartFailureResponder:
             request,
             Status.START_FAILED,
             describe_failure(failure),
-            retry_after=max(0.0, round(failure.retry_at - self._clock.monotonic(), 1)),
+            retry_after=max(0.0, math.ceil((failure.retry_at - self._clock.monotonic()) * 10) / 10),
             facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from osrdyne.ingress.documents.reader import from_plain
 from osrdyne.ingress.quotas.document import QuotaManifest, _Reader
 from osrdyne.ingress.quotas.meters import Excess, Level
-from osrdyne.ingress.quotas.quotas import Quotas, Sent
+from osrdyne.ingress.quotas.quotas import Quotas, Sent, quota_check
 from osrdyne.ingress.quotas.state import encode_state, parse_state
 from osrdyne.ingress.quotas.window import DAY, Moment
+from osrdyne.ingress.requests import Arrival
+from osrdyne.protocol.messages import Request
 from osrdyne.protocol.statuses import Status
 
 MIDNIGHT = 1_700_006_400.0  # 2023-11-15T00:00:00Z
@@ -214,6 +216,23 @@ class TestSendRate:
             for _ in range(messages):
                 assert (world.send() is None) == (tokens >= 4)
                 tokens -= 4 if tokens >= 4 else 0
+
+    @pytest.mark.parametrize("rate", [2, 3, 7, 1000])
+    def test_client_that_waits_as_it_is_asked_to_is_accepted(self, rate: int) -> None:
+        world = World(pool={"send_rate": rate, "burst": 1})
+        check = quota_check(lambda: world.quotas, lambda: world.now, lambda levels: None)
+        arrival = Arrival(Request(key="k", body=b"1"), accepted_ms=0)
+        refused = 0
+        for _ in range(40):
+            refusal = check.decide(arrival, 0)
+            if refusal is None:
+                check.passed(arrival)
+                continue
+            refused += 1
+            assert refusal.retry_after_ms is not None
+            world.pass_time(refusal.retry_after_ms / 1000)
+            assert check.decide(arrival, 0) is None
+        assert refused > 10
 
     def test_the_presets_have_rates(self) -> None:
         assert World(pool={"preset": "iot-hub-s1", "units": 10}).flood() == 120
