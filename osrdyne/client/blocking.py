@@ -1,12 +1,14 @@
 """The blocking client: `AsyncClient` on an event loop of its own, in a background thread.
 
-It may be used from any thread, from several at once, and where an event loop is running already (Jupyter). The thread
-ends with `close`, with the last reference to the client, or with the interpreter.
+It may be used from any thread, from several at once, where an event loop is running already (Jupyter), and in a process
+that was forked after the client was made (gunicorn with `preload_app`, multiprocessing). The thread ends with `close`,
+with the last reference to the client, or with the interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import ssl
 import threading
@@ -14,6 +16,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -28,6 +31,10 @@ from osrdyne.protocol.progress import StartProgress
 from osrdyne.protocol.streams import DEFAULT_CREDIT
 
 T = TypeVar("T")
+
+_after_fork = threading.Lock()
+_of_parents: list[tuple[AsyncClient, asyncio.AbstractEventLoop]] = []
+"""Clients and loops that a fork has copied. Never used, and never collected."""
 
 _CLOSE_TIMEOUT = 15.0
 _END_TIMEOUT = 2.0
@@ -52,7 +59,8 @@ class Client:
         answer_slack: float = ANSWER_SLACK,
         reconnect: Backoff | None = Backoff(),  # noqa: B008 — a frozen value
     ) -> None:
-        self._client = AsyncClient(
+        self._make_client = partial(
+            AsyncClient,
             uri,
             pool,
             name=name,
@@ -63,16 +71,40 @@ class Client:
             answer_slack=answer_slack,
             reconnect=reconnect,
         )
+        self._is_open = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the loop and its thread, in this process."""
+        self._pid = os.getpid()
+        self._own_client = self._make_client()
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(self._loop,), name="osrdyne-client", daemon=True)
         thread.start()
         # Called once: by `close`, when the client is collected, or at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, _shut_down, self._client, self._loop, thread)
+        self._finalizer = weakref.finalize(self, _shut_down, self._own_client, self._loop, thread, self._pid)
+
+    @property
+    def _client(self) -> AsyncClient:
+        """The client of this process. Raises the errors of entering an `AsyncClient`.
+
+        A fork copies neither the thread nor, usably, the connection: the first call in a child connects anew.
+        """
+        if os.getpid() != self._pid:
+            with _after_fork:
+                if os.getpid() != self._pid and self._finalizer.detach() is not None:
+                    # Kept as they are: closing the loop would end the watches of the parent, which shares its selector.
+                    _of_parents.append((self._own_client, self._loop))
+                    self._begin()
+                    if self._is_open:
+                        self._wait(self._own_client.__aenter__())
+        return self._own_client
 
     def open(self) -> Self:
         """Connect, as `with` does. Raises the errors of entering an `AsyncClient`."""
         try:
             self._wait(self._client.__aenter__())
+            self._is_open = True
         except BaseException:
             self.close()
             raise
@@ -273,8 +305,19 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
 
 
-def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _renew_lock() -> None:
+    """In a child: another thread of the parent may have held the lock, and does not exist here."""
+    global _after_fork
+    _after_fork = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
     """Close the client on its loop, then end the loop and the thread. Runs in the thread that drops the client."""
+    if os.getpid() != pid:  # in a child that has not used the client
+        return
     if threading.current_thread() is thread:  # the client was collected in its own thread, which cannot join itself
         loop.stop()
         return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -33,6 +35,43 @@ def test_calls_from_several_threads_get_their_own_answers(broker: EmbeddedBroker
 async def test_call_works_where_a_loop_is_running(broker: EmbeddedBroker, pool_id: str) -> None:
     with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
         assert client.call("k", "/echo", b"notebook", timeout=PATIENCE).body == b"notebook"
+
+
+def in_child(body: Callable[[], None]) -> int:
+    """Run it in a forked process; its exit code, 0 unless it has raised. The process ends after two minutes."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(120)
+        try:
+            body()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_forked_process_connects_anew_and_the_parent_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
+    """As in gunicorn with `preload_app`."""
+    with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
+
+        def ask(text: bytes) -> None:
+            assert client.call("k", "/echo", text, timeout=PATIENCE).body == text
+
+        ask(b"parent")
+        assert in_child(lambda: ask(b"child")) == 0
+        assert in_child(client.close) == 0, "a child that has not used it"
+        ask(b"parent again")
+
+
+def test_forked_process_does_not_open_a_closed_client(broker: EmbeddedBroker, pool_id: str) -> None:
+    with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
+        pass
+
+    def ask() -> None:
+        with pytest.raises(ClientClosedError):
+            client.call("k", timeout=PATIENCE)
+
+    assert in_child(ask) == 0
 
 
 def _progress(request: Request) -> list[Response]:
