@@ -259,6 +259,26 @@ class TestAcceptance:
             places = stack.places()
             assert (answers(broker), places) == ([("c", "start-failed")], [])
 
+    async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+
+        async def hold_copy(command: Command) -> None:
+            if command == ("publish", "pool-work-xchg_Pri4", False):
+                await asyncio.Event().wait()
+
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            broker.hook = hold_copy
+            await stack.publish("a", b"1")
+            await clock.advance(1.0)
+            assert (waiting(stack, None), waiting(stack, 4, "b")) == ([b"1"], [])
+            await stack.kill()
+        broker.hook = None
+        async with managing(clock, broker) as stack:
+            await clock.advance(1.0)
+            assert waiting(stack, 4, "b") == [b"1"]
+
     async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
         copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
         bodies = [b"%d" % number for number in range(50)]
