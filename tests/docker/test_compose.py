@@ -66,9 +66,7 @@ class ComposeStack:
 
     def close(self) -> None:
         """Remove all containers and volumes, in any state."""
-        subprocess.run(
-            [*COMPOSE, "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False
-        )
+        subprocess.run([*COMPOSE, "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False)
         for identity in run(["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={self.name}"]).split():
             run(["docker", "rm", "-f", identity])
         self.down()
