@@ -16,6 +16,7 @@ ORPHANS = "tests/component/processors/test_orphans.py"
 INGRESS = "tests/component/processors/test_ingress.py"
 TOKEN = "tests/component/broker/test_token_channel.py"
 LEADER = "tests/integration/test_leader_token.py"
+ATTEMPTS = "tests/component/processors/test_delivery_attempts.py"
 PROBES = "tests/unit/broker/test_probe_decisions.py"
 WORKER = "tests/component/worker/"
 PLAN_TESTS = "tests/unit/worker/pipelines/test_plan_guard.py"
@@ -158,11 +159,10 @@ MUTANTS = (
         ("tests/component/processors/test_ingress_splitting.py", INGRESS),
     ),
     Mutant(
-        "the group is released before the acknowledgement",
+        "the group is released before its request is published",
         FORWARDER,
-        "                if refusal is not FAILED:\n                    # Crash before",
-        "                self._release(routed)\n                routed = []\n"
-        "                if refusal is not FAILED:\n                    # Crash before",
+        "        request, rest = routed[0], routed[1:]\n        try:\n",
+        "        request, rest = routed[0], routed[1:]\n        self._release(routed)\n        try:\n",
         (ORPHANS, INGRESS, UNSAFE, "tests/component/lifecycle/test_histories.py"),
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
         FORWARDER,
         "routed.deadline.at_ms + self._skew_ms, self._clock)",
         "routed.deadline.at_ms * 2, self._clock)",
-        (ORPHANS, INGRESS),
+        (ATTEMPTS, ORPHANS, INGRESS),
     ),
     Mutant(
         "an unexpected error loses the request",
@@ -209,12 +209,11 @@ MUTANTS = (
     ),
     # --- the leader token
     Mutant(
-        "the old token is acknowledged before the new one is held",
+        "any message of the leader queue counts as the renewed token",
         TOKEN_CODE,
-        "        self._held = taken\n        await self._publish_first(own)\n",
-        "        for stale in taken:\n            await stale.ack()\n        self._held = []\n"
-        "        await self._publish_first(own)\n",
-        (LEADER, "tests/component/daemon/test_takeover.py", UNSAFE),
+        "if awaited is not None and self._is_message(delivery, awaited[0]):",
+        "if awaited is not None:",
+        (LEADER,),
     ),
     Mutant(
         "the next term has the number of the last one",
@@ -247,8 +246,8 @@ MUTANTS = (
     Mutant(
         "a command after the loss of the token is sent",
         TOKEN_CODE,
-        "return self._lost or self._channel.is_closed or",
-        "return self._lost or",
+        "return self._lost or self._channel.is_closed or (self._consumer is not None and self._consumer.ended)",
+        "return False",
         (TOKEN, LEADER),
     ),
     Mutant(
@@ -315,7 +314,7 @@ MUTANTS = (
         PROCESSOR,
         "        if result is None and left is not None:\n            self._arm(job, left)",
         "        if False:\n            self._arm(job, left)",
-        (WORKER + "test_worker_processor.py", WORKER + "test_worker_deadlines.py"),
+        (WORKER + "test_worker_deadlines.py", WORKER + "test_rates_of_events.py", WORKER + "test_data_versions.py"),
     ),
     Mutant(
         "an answer goes to an address that is not allowed",

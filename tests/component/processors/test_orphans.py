@@ -14,6 +14,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message, refuse_orphan
@@ -510,6 +511,27 @@ async def test_hold_is_released_when_the_leader_is_killed(clock: VirtualClock) -
         assert stack.is_held(A)
         await stack.kill()
         assert (stack.is_held(A), stack.orphans()) == (False, [b"1"])
+
+
+async def test_group_stays_bound_while_its_request_is_published(clock: VirtualClock) -> None:
+    """Longer than a group without requests stays bound."""
+    held = asyncio.Event()
+    lifecycle = LifecycleSettings(unbind_delay=5.0, stop_delay=600.0, settle_delay=1.0)
+
+    async def hold(command: Command) -> None:
+        if command == ("publish", "pool-req-xchg", False):
+            await held.wait()
+
+    async with leading(clock, settings=settings_for(lifecycle)) as stack:
+        stack.require(A)
+        await clock.advance(1.0)
+        await stack.publish("b", b"1")
+        stack.broker.hook = hold
+        await clock.advance(60.0)
+        assert (stack.is_bound("a"), stack.is_bound("b"), stack.is_held(Key("b"))) == (False, True, True)
+        held.set()
+        await clock.advance(1.0)
+        assert stack.waiting("b") == [b"1"]
 
 
 def repairs(stack: Stack, kind: str) -> float:
