@@ -213,7 +213,7 @@ MUTANTS = (
         TOKEN_CODE,
         "if awaited is not None and self._is_message(delivery, awaited[0]):",
         "if awaited is not None:",
-        (LEADER,),
+        (TOKEN, LEADER),
     ),
     Mutant(
         "the next term has the number of the last one",

@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.broker.leadership.token import RENEW_EVERY, TOKEN_TIMEOUT, TokenChannel
+from osrdyne.broker.leadership.token import RENEW_EVERY, TOKEN_TIMEOUT, Token, TokenChannel
 from osrdyne.broker.session import LeaderSession
 from osrdyne.errors import LeadershipLostError
+from osrdyne.protocol.names import PoolNames
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import connect_to
+from osrdyne.testing.fakes.amqp import FakeChannel, connect_to
 from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne.testing.fakes.stack import settings_for
+from osrdyne.testing.fakes.stack import POOL, settings_for
 
 SETTINGS = settings_for()
 LEASE = SETTINGS.broker.leader_heartbeat / 2
@@ -88,3 +89,27 @@ async def test_token_that_comes_back_just_too_late_is_no_unexpected_error(
         error = running.exception()
         assert isinstance(error, BaseExceptionGroup)
         assert [type(one) for one in error.exceptions] == [LeadershipLostError]
+
+
+async def test_message_of_another_daemon_is_not_the_renewed_token(clock: VirtualClock, broker: FakeBroker) -> None:
+    """It arrives while the leader waits for its own. Taken for that, it would end the token that the leader holds."""
+    released = asyncio.Event()
+    queue = PoolNames(POOL).leader_queue
+
+    async def hold_token(command: Command) -> None:
+        if command == ("publish", queue, False):
+            await released.wait()
+
+    async with leading_token(broker, clock) as token:
+        [held] = broker.bodies(queue)
+        broker.hook = hold_token
+        await clock.advance(RENEW_EVERY + 0.1)
+        broker.hook = None
+        foreign = Token(0, "elsewhere").to_message(token.user)
+        await FakeChannel(broker).publish(foreign, exchange="", routing_key=queue)
+        await clock.settle()
+        assert broker.bodies(queue) == [held], "the foreign one is dropped"
+        released.set()
+        await clock.settle()
+        [renewed] = broker.bodies(queue)
+        assert renewed not in {held, foreign.body}
