@@ -51,11 +51,11 @@ check: setup-tests ## Check formatting, lint, types, import rules, shell scripts
 test: setup-tests ## Run the tests without processes of their own, on fakes and RabbitMQ: 5 minutes on two cores
 	$(call TIER,test) -n 4 --dist loadfile tests $(ARGS)
 
-test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 4 minutes
+test-process: setup-tests ## Run daemons, workers and commands as processes, with faults: 5 minutes
 	$(call TIER,process) -n 8 --dist loadfile tests $(ARGS)
 
 # The archive of classes halves the processor time of each start of Java; the first start on a machine writes it.
-test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 5 minutes
+test-spark: setup-tests ## Run handlers, SQL, telemetry and attacks on real Spark: 6 minutes
 	$(BIN)/osrdyne spark warm-archive >/dev/null
 	$(call TIER,spark) -n 3 --dist loadgroup tests $(ARGS)
 
@@ -65,10 +65,10 @@ test-rabbitmq4: setup-tests ## Repeat the tests about RabbitMQ, and a short faul
 	$(call TIER,rabbitmq4) --rabbitmq-image $(RABBITMQ_IMAGE) -n 4 --dist loadfile tests $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
 
-test-docker: setup-tests ## Test the Docker driver, the images and docker-compose.yml: 3 minutes
+test-docker: setup-tests ## Test the Docker driver, the images and docker-compose.yml: 4 minutes
 	$(call TIER,docker) -n 3 --dist loadfile tests/docker $(ARGS)
 
-test-kubernetes: setup-tests ## Test the Kubernetes driver and the Helm chart on the API server of KUBECONFIG: 1 minute
+test-kubernetes: setup-tests ## Test the Kubernetes driver and the Helm chart on the API server of KUBECONFIG: 2 minutes
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
 	$(call TIER,kubernetes) -n 3 --dist load tests/kubernetes $(ARGS)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-BUDGETS = {"test": 300, "process": 240, "spark": 300, "rabbitmq4": 200, "docker": 180, "kubernetes": 80}
+BUDGETS = {"test": 300, "process": 300, "spark": 360, "rabbitmq4": 200, "docker": 240, "kubernetes": 150}
 """Seconds of wall time on two cores."""
 TOLERANCE = 1.5
 LEAST = 0.05
