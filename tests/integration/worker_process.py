@@ -23,8 +23,9 @@ from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 150.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
+PATIENCE = 60.0
+"""Seconds for anything that must happen; a test that needs them has failed. While it hangs, the loop of a module rests,
+and RabbitMQ closes its connections after a few minutes."""
 
 
 @dataclass(eq=False)
@@ -119,14 +120,19 @@ class Stage:
         return await self.until(worker, lambda report: report.details.get("paused") is paused)
 
     async def resume(self, worker: WorkerProcess) -> None:
-        """Send it, and wait for the worker's answer: then it has read all earlier control messages."""
+        """Pause and resume the worker: then it has read all earlier control messages.
 
-        def answers(report: ActivityReport) -> bool:
-            return report.details.get("paused") is False
-
-        before = sum(answers(report) for report in self.reports if report.worker_id == worker.environment.worker_id)
-        await self.send_control(Command.RESUME)
-        await self.until(worker, answers, times=before + 1)
+        A pause first, because a report of a worker that is not paused may have another cause than this command."""
+        for command, paused in ((Command.PAUSE, True), (Command.RESUME, False)):
+            before = sum(
+                report.details.get("paused") is paused
+                for report in self.reports
+                if report.worker_id == worker.environment.worker_id
+            )
+            await self.send_control(command)
+            await self.until(
+                worker, lambda report, paused=paused: report.details.get("paused") is paused, times=before + 1
+            )
 
     async def until(
         self, worker: WorkerProcess, wanted: Callable[[ActivityReport], bool], *, times: int = 1

@@ -13,6 +13,7 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
@@ -58,6 +59,10 @@ MAX_PAGE_SIZE = 500  # RabbitMQ refuses larger pages.
 _MAX_NESTING = 32  # Levels of an answer that are read where it is nested too deeply for the JSON parser.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
+
+LIST_ATTEMPTS = 3
+LIST_PAUSE = 0.2
+"""Attempts to list the users, and seconds between two of them."""
 
 
 class ManagementClient:
@@ -227,8 +232,16 @@ class ManagementClient:
 
     async def list_users(self, prefix: str) -> list[str]:
         """The users whose name begins with `prefix`. Commands on users and permissions need the tag `administrator`."""
-        users = _objects(await self._request("GET", "users", query={"columns": "name"}))
+        users = _objects(await self._list_users())
         return sorted(name for user in users if (name := str(user.get("name"))).startswith(prefix))
+
+    async def _list_users(self) -> httpx.Response:
+        # RabbitMQ answers 500 if a user is deleted while it makes the list.
+        for _ in range(LIST_ATTEMPTS - 1):
+            with suppress(BrokerUnavailableError):
+                return await self._request("GET", "users", query={"columns": "name"})
+            await self._clock.sleep(LIST_PAUSE)
+        return await self._request("GET", "users", query={"columns": "name"})
 
     async def put_user(self, name: str, *, password: str) -> None:
         """Create a user without tags and permissions, or change its password."""
