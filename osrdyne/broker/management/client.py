@@ -65,6 +65,10 @@ LIST_PAUSE = 0.2
 """Attempts to list the users, and seconds between two of them."""
 
 
+class _ServerError(BrokerUnavailableError):
+    """RabbitMQ answered 500: the request made it fail. Another 5xx means that it does not run properly."""
+
+
 class ManagementClient:
     """A client of the HTTP API for one virtual host, that of the AMQP URI. Close it with `close` or `async with`.
 
@@ -238,7 +242,7 @@ class ManagementClient:
     async def _list_users(self) -> httpx.Response:
         # RabbitMQ answers 500 if a user is deleted while it makes the list.
         for _ in range(LIST_ATTEMPTS - 1):
-            with suppress(BrokerUnavailableError):
+            with suppress(_ServerError):
                 return await self._request("GET", "users", query={"columns": "name"})
             await self._clock.sleep(LIST_PAUSE)
         return await self._request("GET", "users", query={"columns": "name"})
@@ -320,7 +324,8 @@ class ManagementClient:
         reason = _reason(answer)
         # An error of the server, for example while it starts: a retry may succeed.
         if answer.status_code >= 500:
-            raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
+            kind = _ServerError if answer.status_code == 500 else BrokerUnavailableError
+            raise kind(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
         if reason is None:
             raise BrokerError(
                 f"The server at {self._address} is not RabbitMQ's HTTP API (status {answer.status_code}, no JSON): "
