@@ -21,7 +21,7 @@ from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession, connection_options
 from osrdyne.broker.topology.declarations import Topology
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.broker.topology.policies import PolicySpec, audit_policy, pool_policy
+from osrdyne.broker.topology.policies import PolicySpec, pool_policies
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.pooled.driver import PooledDriver
@@ -231,10 +231,8 @@ class Wiring:
     processors: Processors
 
     async def apply_policies(self, longest_ttl: float) -> None:
-        """Put the policies of the request queues and of the audit queue on the broker; `longest_ttl` in seconds is the
-        longest of the routes."""
-        await _apply_policy(self.resources, self.queues, longest_ttl)
-        await apply_policies(self.resources.management, audit_policy(self.resources.context.settings))
+        """Put the policies of the pool on the broker; `longest_ttl` in seconds is the longest of the routes."""
+        await _apply_policies(self.resources, self.queues, longest_ttl)
 
 
 def wire_term(resources: Resources) -> Wiring:
@@ -454,7 +452,7 @@ def wire_routing(
         store=RouteStore(management, pool=session.names.pool),
         declare=session.declare,
         count_ready=queues.commands.count_ready,
-        apply_policy=lambda longest_ttl: _apply_policy(resources, queues, longest_ttl),
+        apply_policy=lambda longest_ttl: _apply_policies(resources, queues, longest_ttl),
     )
     splitter = ActiveSplitter(context, management)
     profiles = ActiveProfiles(
@@ -502,7 +500,7 @@ def wire_routing(
     topology = TopologyWatch(
         context,
         expected=lambda: Topology((*routes.expected_topology().declarations, *log.topology.declarations)),
-        policy=lambda: _policy(resources, routes.longest_ttl),
+        policies=lambda: _policies(resources, routes.longest_ttl),
         parameters=[*resources.parameters, routes, splitter, profiles, policies, quotas, circuits, lifetimes],
         management=management,
         declare=session.declare,
@@ -578,14 +576,15 @@ async def _open_caller(context: TermContext, pool: str) -> Caller:
     return await client.__aenter__()
 
 
-async def _apply_policy(resources: Resources, queues: Queues, longest_ttl: float) -> None:
-    policy = _policy(resources, longest_ttl)
-    await apply_policies(resources.management, policy)
-    await queues.limits.use(policy)
+async def _apply_policies(resources: Resources, queues: Queues, longest_ttl: float) -> None:
+    policies = _policies(resources, longest_ttl)
+    await apply_policies(resources.management, *policies)
+    await queues.limits.use(policies[0])
 
 
-def _policy(resources: Resources, longest_ttl: float) -> PolicySpec:
-    return pool_policy(resources.context.settings, resources.session.version, longest_ttl=longest_ttl)
+def _policies(resources: Resources, longest_ttl: float) -> tuple[PolicySpec, ...]:
+    """The policies of the pool; that of its request queues is the first."""
+    return pool_policies(resources.context.settings, resources.session.version, longest_ttl=longest_ttl)
 
 
 def wire_groups(resources: Resources, state: TermState, queues: Queues, workers: Workers) -> Groups:

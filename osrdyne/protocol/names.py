@@ -188,6 +188,26 @@ class PoolNames:
         return f"{self.pool}-audit"
 
     @property
+    def controller_policy(self) -> str:
+        """The RabbitMQ policy of the controller's queues."""
+        return f"{self.pool}-controller"
+
+    def controller_queue_pattern(self) -> str:
+        """An anchored regular expression that matches the controller's queues, those of retries included, and no
+        others; the audit queue and the streams of the log have policies of their own."""
+        names = "leader|orphan|dl|poison|activity|cancel|progress"
+        return rf"^{re.escape(self.pool)}-(?:{names}|retry-[0-9]+|register-[0-9]+|snapshot-[a-z-]+-[0-9]+)$"
+
+    @property
+    def log_policy(self) -> str:
+        """The RabbitMQ policy of the streams of the log of telemetry."""
+        return f"{self.pool}-log"
+
+    def log_stream_pattern(self) -> str:
+        """An anchored regular expression that matches the streams of the log and nothing else."""
+        return f"^{re.escape(self.log_stream_prefix)}[0-9]+$"
+
+    @property
     def credit_exchange(self) -> str:
         """The exchange for the credit of streamed answers; the routing key is the worker id."""
         return f"{self.pool}-credit-xchg"

@@ -12,7 +12,7 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
-from osrdyne.broker.topology.policies import pool_policy
+from osrdyne.broker.topology.policies import PolicySpec, pool_policies
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
 
@@ -75,7 +75,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         await channel.delete_queue(names.poison_queue)
         await channel.unbind_queue(names.dead_letter_queue, names.dead_letter_exchange)
         topology = expected_topology(names, managed=True)
-        expected = expected_objects(names, topology, pool_policy(settings, running.term._session.version))
+        expected = expected_objects(names, topology, pool_policies(settings, running.term._session.version))
 
         async def repaired() -> bool:
             return (
@@ -114,6 +114,48 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
         await eventually(lambda: all(one.ok for one in _findings(running)))
     await management.delete_policy(names.policy)
     assert False in await findings_of(settings, "topology")
+
+
+@pytest.mark.proves("broker/exchange-queue-exists-arguments")
+async def test_policy_for_all_queues_removes_no_request_while_no_controller_runs(
+    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
+) -> None:
+    names, settings = PoolNames(pool_id), settings_of(broker_settings, pool_id, OFTEN)
+    foreign = PolicySpec(f"{pool_id}-all", f"^{pool_id}-", "all", {"message-ttl": 50}, priority=0)
+    keys = [Key(f"k{number}") for number in range(20)]
+    async with daemon_of(settings):
+        pass
+    await management.put_policy(foreign)
+    try:
+        for key in keys:
+            await publish(channel, names, key, key.encode())
+        await asyncio.sleep(1.0)  # longer than the TTL: what it applies to is gone then
+        async with daemon_of(settings) as running:
+            for key in keys:
+                assert await take(channel, names.request_queue(key), 1) == [key.encode()]
+            assert all(one.ok for one in _findings(running))
+    finally:
+        await management.delete_policy(foreign.name)
+
+
+async def test_operator_policy_that_removes_messages_is_reported(
+    broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, broker
+) -> None:
+    settings = settings_of(broker_settings, pool_id, OFTEN)
+    place = f"/api/operator-policies/{management.vhost}/{pool_id}-limits"
+    harmful = {"leader": "message-ttl", "orphan": "message-ttl", "dl": "expires", "poison": "max-length"}
+    async with (
+        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
+        daemon_of(settings) as running,
+    ):
+        for queue, element in harmful.items():
+            body = {"pattern": f"^{pool_id}-{queue}$", "definition": {element: 10**8}, "apply-to": "queues"}
+            (await api.put(place, json=body)).raise_for_status()
+            named = f"{element} on {pool_id}-{queue}"
+            await eventually(lambda named=named: any(named in one.message for one in _findings(running)))
+        assert False in await findings_of(settings, "topology")
+        await api.delete(place)
+        await eventually(lambda: all(one.ok for one in _findings(running)))
 
 
 def _findings(running: Running):

@@ -17,7 +17,7 @@ from osrdyne.broker.management.credentials import REMEDY, administrator_of_worke
 from osrdyne.broker.session import connection_options
 from osrdyne.broker.topology.comparison import Problem, compare, expected_objects, expected_topology
 from osrdyne.broker.topology.declarations import Exchange, Topology
-from osrdyne.broker.topology.policies import pool_policy
+from osrdyne.broker.topology.policies import pool_policies
 from osrdyne.broker.topology.telemetry import LogPlan, plan_log, streams_of
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
@@ -166,7 +166,7 @@ async def _check_topology(
     except BrokerNotFoundError:
         return []  # as above
     topology = Topology((*topology.declarations, *log_streams))
-    expected = expected_objects(names, topology, pool_policy(settings, version, longest_ttl=longest_ttl))
+    expected = expected_objects(names, topology, pool_policies(settings, version, longest_ttl=longest_ttl))
     try:
         found = await compare(management, expected, pool=names.pool)
     except BrokerNotFoundError:

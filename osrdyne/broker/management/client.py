@@ -209,6 +209,14 @@ class ManagementClient:
         """All policies of the virtual host."""
         return [read_policy(item) for item in _objects(await self._request("GET", "policies", self.vhost))]
 
+    async def list_operator_policies(self) -> list[PolicySpec]:
+        """All operator policies of the virtual host; none if this user may not read them."""
+        try:
+            answer = await self._request("GET", "operator-policies", self.vhost)
+        except BrokerAccessError:
+            return []
+        return [read_policy(item) for item in _objects(answer)]
+
     async def get_policy(self, name: str) -> PolicySpec | None:
         answer = await self._find("policies", self.vhost, name)
         return None if answer is None else read_policy(_object(answer))

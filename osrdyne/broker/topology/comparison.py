@@ -65,12 +65,13 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The expected objects. `requests_sample`: the name of a request queue, as a sample for all. `key_policy_prefix`:
-    the beginning of the names of policies of single keys, which are put and deleted with their queues."""
+    """The expected objects. `queues`: the names of the controller's queues, and of one request queue as a sample for
+    all. `key_policy_prefix`: the beginning of the names of policies of single keys, which are put and deleted with
+    their queues."""
 
     topology: Topology
-    policy: PolicySpec
-    requests_sample: str
+    policies: tuple[PolicySpec, ...]
+    queues: tuple[str, ...]
     key_policy_prefix: str
 
 
@@ -92,8 +93,10 @@ def expected_topology(
     return Topology(tuple(item for part in parts for item in part.declarations))
 
 
-def expected_objects(names: PoolNames, topology: Topology, policy: PolicySpec) -> Expected:
-    return Expected(topology, policy, str(names.request_queue(Key("a"))), names.key_policy_prefix)
+def expected_objects(names: PoolNames, topology: Topology, policies: Sequence[PolicySpec]) -> Expected:
+    # Also without a declaration of the leader queue, which the leader leaves to its token channel.
+    controller = dict.fromkeys([names.leader_queue, *(queue.name for queue in topology.queues)])
+    return Expected(topology, tuple(policies), (names.request_queue(Key("a")), *controller), names.key_policy_prefix)
 
 
 async def compare(management: ManagementClient, expected: Expected, *, pool: str) -> list[Deviation]:
@@ -113,7 +116,11 @@ async def compare(management: ManagementClient, expected: Expected, *, pool: str
     ]
     policies = await management.list_policies()
     found = [_compare_one(item, exchanges, queues, bindings) for item in topology.declarations]
-    return [*filter(None, found), *_compare_policies(expected, policies)]
+    return [
+        *filter(None, found),
+        *_compare_policies(expected, policies),
+        *_compare_operator_policies(expected, await management.list_operator_policies()),
+    ]
 
 
 def _compare_one(
@@ -162,27 +169,57 @@ def _has(bindings: Sequence[ListedBinding], wanted: ListedBinding) -> bool:
 
 
 def _compare_policies(expected: Expected, policies: Sequence[PolicySpec]) -> list[Deviation]:
-    ours = expected.policy
-    found = next((one for one in policies if one.name == ours.name), None)
+    existing = {one.name: one for one in policies}
+    own = {one.name for one in expected.policies}
+    foreign = [one for one in policies if one.name not in own and not one.name.startswith(expected.key_policy_prefix)]
     deviations = []
-    if found is None:
-        deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.MISSING, "is missing", ours))
-    elif found != ours:
-        detail = "differs from the settings"
-        deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.CHANGED, detail, ours))
-    deviations += [
-        Deviation(
-            ObjectKind.POLICY,
-            one.name,
-            Problem.CONFLICT,
-            f"has priority {one.priority} and displaces {ours.name} on request queues of the pool",
-        )
-        for one in policies
-        if one.name != ours.name
-        and not one.name.startswith(expected.key_policy_prefix)
-        and one.priority >= ours.priority
-        and _applies(one, expected.requests_sample)
-    ]
+    for ours in expected.policies:
+        found = existing.get(ours.name)
+        if found is None:
+            deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.MISSING, "is missing", ours))
+        elif found != ours:
+            detail = "differs from the settings"
+            deviations.append(Deviation(ObjectKind.POLICY, ours.name, Problem.CHANGED, detail, ours))
+        deviations += [
+            Deviation(
+                ObjectKind.POLICY,
+                one.name,
+                Problem.CONFLICT,
+                f"has priority {one.priority} and displaces {ours.name} on {displaced[0]}: lower its priority, or "
+                "change its pattern so that it does not match the pool's queues",
+            )
+            for one in foreign
+            if one.priority >= ours.priority and (displaced := _shared(one, ours, expected.queues))
+        ]
+    return deviations
+
+
+def _shared(one: PolicySpec, other: PolicySpec, queues: Sequence[str]) -> list[str]:
+    """The queues to which RabbitMQ may apply either policy."""
+    return [queue for queue in queues if _applies(one, queue) and _applies(other, queue)]
+
+
+_REMOVES_MESSAGES = frozenset({"message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit"})
+"""Elements of a policy by which a queue of the controller loses messages that must be answered or kept."""
+_REMOVES_REQUEST_QUEUES = frozenset({"expires"})
+"""The same for request queues, whose requests are answered as dead letters when one of the others removes them."""
+
+
+def _compare_operator_policies(expected: Expected, policies: Sequence[PolicySpec]) -> list[Deviation]:
+    """RabbitMQ applies an operator policy besides any other policy, so no policy of the pool can keep it away."""
+    sample, *controller = expected.queues
+    deviations = []
+    for one in policies:
+        harmful = _REMOVES_MESSAGES & one.definition.keys()
+        queue = next((name for name in controller if harmful and _applies(one, name)), None)
+        if queue is None and _applies(one, sample):
+            harmful, queue = _REMOVES_REQUEST_QUEUES & one.definition.keys(), sample
+        if queue is not None and harmful:
+            detail = (
+                f"is an operator policy and sets {', '.join(sorted(harmful))} on {queue}, so requests may be lost: "
+                "change its pattern so that it does not match the pool's queues"
+            )
+            deviations.append(Deviation(ObjectKind.POLICY, one.name, Problem.CONFLICT, detail))
     return deviations
 
 

@@ -1,4 +1,5 @@
-"""The policies of a pool as data: of its request queues, of single keys with another delivery limit, and of the audit.
+"""The policies of a pool as data: of its request queues, of single keys with another delivery limit, of the audit, and
+of the controller's queues.
 
 Policies and not arguments, because their values may change while the queues exist. A changed TTL applies to new
 messages only (broker: one-policy).
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from osrdyne.broker.topology.declarations import NEVER
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.protocol.names import Key, PoolNames
@@ -17,6 +19,7 @@ from osrdyne.protocol.names import Key, PoolNames
 # RabbitMQ applies the policy with the highest priority to a queue, and no other.
 PRIORITY = 100  # Above an operator's policy for all queues, which commonly has priority 0.
 KEY_PRIORITY = 101  # The policy of a single key replaces that of the pool.
+_ANY_SIZE = 2**50  # Bytes; above every limit that the arguments of a stream can have.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,41 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
         definition["max-length-bytes"] = requests.max_length_bytes
     return PolicySpec(
         name=names.policy, pattern=names.request_queue_pattern(), apply_to="queues", definition=definition
+    )
+
+
+def pool_policies(
+    settings: Settings, version: BrokerVersion, *, longest_ttl: float | None = None
+) -> tuple[PolicySpec, ...]:
+    """All policies of a pool besides those of single keys. `longest_ttl`: as for `pool_policy`."""
+    names = PoolNames(settings.pool.id)
+    policies = (
+        pool_policy(settings, version, longest_ttl=longest_ttl),
+        controller_policy(names),
+        audit_policy(settings),
+    )
+    return policies if settings.telemetry.name is None else (*policies, log_policy(names))
+
+
+def controller_policy(names: PoolNames) -> PolicySpec:
+    """The policy of the controller's queues. It changes nothing: it only keeps away a policy for all queues, whose TTL
+    would remove requests from `P-orphan` and `P-dl` while no controller runs (broker: one-policy)."""
+    return PolicySpec(
+        name=names.controller_policy,
+        pattern=names.controller_queue_pattern(),
+        apply_to="queues",
+        definition={"delivery-limit": NEVER},  # as in the arguments of these queues
+    )
+
+
+def log_policy(names: PoolNames) -> PolicySpec:
+    """The policy of the streams of the log of telemetry, which keeps away others as `controller_policy` does: RabbitMQ
+    applies the lower one of its limit and the stream's own."""
+    return PolicySpec(
+        name=names.log_policy,
+        pattern=names.log_stream_pattern(),
+        apply_to="queues",
+        definition={"max-length-bytes": _ANY_SIZE},
     )
 
 

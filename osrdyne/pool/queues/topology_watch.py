@@ -55,7 +55,7 @@ class TopologyWatch:
         context: TermContext,
         *,
         expected: Callable[[], Topology],
-        policy: Callable[[], PolicySpec],
+        policies: Callable[[], Sequence[PolicySpec]],
         parameters: Sequence[KeptParameter],
         management: ManagementClient,
         declare: Callable[[Topology], Awaitable[None]],
@@ -65,7 +65,7 @@ class TopologyWatch:
     ) -> None:
         self._names = context.names
         self._expected = expected
-        self._policy = policy
+        self._policies = policies
         self._parameters = parameters
         self._management = management
         self._declare = declare
@@ -107,7 +107,7 @@ class TopologyWatch:
         expected = self._expected()
         # The leader queue is left to the token channel: a new one without a token is a matter of leadership.
         declarations = tuple(item for item in expected.declarations if not self._is_leader_queue(item))
-        objects = expected_objects(self._names, Topology(declarations), self._policy())
+        objects = expected_objects(self._names, Topology(declarations), self._policies())
         deviations = await compare(self._management, objects, pool=self._names.pool)
         self._note_conflicts([one for one in deviations if one.problem is Problem.CONFLICT])
         repairable = [one for one in deviations if one.repair is not None]
@@ -129,8 +129,9 @@ class TopologyWatch:
         declarations, retry_queues_differ = [], False
         for one in deviations:
             if isinstance(one.repair, PolicySpec):
-                # The policy first: a queue that is declared without it has no limits until it applies.
-                await self._management.put_policy(self._policy())  # the routes may have changed since
+                # The policy first: a queue that is declared without it has no limits until it applies. Not `repair`
+                # itself, because the routes may have changed since.
+                await self._management.put_policy(next(p for p in self._policies() if p.name == one.name))
                 self._note_repair(one)
             elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_retry_queue(one.repair):
                 retry_queues_differ = True

@@ -174,6 +174,7 @@ class FakeBroker:
         self.queues: dict[str, FakeQueue] = {}
         self.exchanges: dict[str, FakeExchange] = {"": FakeExchange("direct", {})}
         self.policies: dict[str, PolicySpec] = {}
+        self.operator_policies: list[PolicySpec] = []
         self.parameters: dict[str, object] = {}
         self.retains_dead_letters = False
         """True: dead letters stay in their queues until `release_dead_letters`."""

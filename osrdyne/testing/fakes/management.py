@@ -91,6 +91,10 @@ class FakeManagement(ManagementClient):
         await self._ask("list_policies", "")
         return list(self.broker.policies.values())
 
+    async def list_operator_policies(self) -> list[PolicySpec]:
+        await self._ask("list_operator_policies", "")
+        return list(self.broker.operator_policies)
+
     async def get_policy(self, name: str) -> PolicySpec | None:
         await self._ask("get_policy", name)
         return self.broker.policies.get(name)

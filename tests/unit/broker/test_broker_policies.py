@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.broker.topology.declarations import QueueBinding, pool_topology, request_queue_arguments
-from osrdyne.broker.topology.policies import pool_policy
+from osrdyne.broker.topology.policies import pool_policies, pool_policy
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.protocol.names import Key, PoolNames
@@ -132,3 +132,20 @@ def test_every_binding_joins_things_declared_before_it() -> None:
 
 def test_request_queue_arguments_carry_the_raw_key() -> None:
     assert request_queue_arguments(Key("é/%41")) == {"x-queue-type": "quorum", "x-osrdyne-key": "é/%41"}
+
+
+def test_each_queue_of_the_controller_has_one_policy_of_the_pool() -> None:
+    """Without one, a policy for all queues applies to it."""
+    names, version = PoolNames("p_1"), BrokerVersion.parse("4.3.6")
+    policies = pool_policies(Settings(pool=PoolSettings(id="p_1", kind="managed"), telemetry={"name": "log"}), version)
+    declared = [queue.name for queue in pool_topology("p_1").queues]
+    other = [
+        names.retry_queue(5000),
+        names.register_queues(2)[0],
+        names.snapshot_queue("circuits", 7),
+        names.log_stream(0),
+    ]
+    for queue in [*declared, *other, names.request_queue(Key("a"))]:
+        assert len([one for one in policies if re.search(one.pattern, queue)]) == 1, queue
+    for queue in ("p_1-x", "p_1-orphan-x", "x-p_1-leader", "p_1-log-x"):
+        assert not [one for one in policies if re.search(one.pattern, queue)], queue
