@@ -29,7 +29,7 @@ from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.requests.scheduling.rates import BURST, MAX_DEBT, EventBudget, count_events
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
-HIGH = QueueName("high")
+HIGH = QueueName("high_Pri0")
 STORE_S1 = EventRate(720, 1024)
 
 

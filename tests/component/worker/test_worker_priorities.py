@@ -26,7 +26,7 @@ from osrdyne_worker.runtime.connection import BrokerConnection
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
-HIGH, MIDDLE, LOW = (QueueName(name) for name in ("high", "middle", "low"))
+HIGH, MIDDLE, LOW = (QueueName(name) for name in ("k_Pri0", "k_Pri5", "k"))
 QUEUES = (HIGH, MIDDLE, LOW)
 
 
@@ -205,7 +205,7 @@ async def test_at_most_one_request_of_a_level_waits_while_others_run(scene: Scen
     await scene.serve()
     await scene.clock.advance(1.0)
     waiting_in_queues = [len(scene.broker.look_up(queue).ready) for queue in QUEUES]
-    assert scene.served == [f"high {number}" for number in range(concurrency)]
+    assert scene.served == [f"{HIGH} {number}" for number in range(concurrency)]
     assert waiting_in_queues == [2, concurrency + 2, concurrency + 2]
 
 

@@ -30,7 +30,7 @@ from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
-Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")
+Q, HIGH, LOW = QueueName("q"), QueueName("q_Pri0"), QueueName("q_Pri7")
 
 
 def test_missing_settings_have_defaults() -> None:
@@ -79,7 +79,7 @@ def test_message_of_an_older_leader_is_ignored() -> None:
 
 
 def test_queues_replace_the_queues() -> None:
-    state = apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=["high", "low", "high"]))
+    state = apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=[HIGH, LOW, HIGH]))
     assert state.queues == (HIGH, LOW)
 
 
@@ -92,9 +92,9 @@ def test_queues_that_are_none_change_nothing(queues: object) -> None:
 @pytest.mark.parametrize(
     ("queue", "queues", "share"),
     [
-        (Q, (Q,), Share(priority=0, prefetch=8)),
-        (HIGH, (HIGH, LOW), Share(priority=0, prefetch=None)),
-        (LOW, (HIGH, LOW), Share(priority=1, prefetch=None)),
+        (Q, (Q,), Share(prefetch=8)),
+        (HIGH, (HIGH, LOW), Share(prefetch=None)),
+        (LOW, (HIGH, LOW), Share(prefetch=None)),
         (Q, (HIGH, LOW), None),
         (Q, (), None),
     ],
@@ -110,7 +110,7 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
 def test_prefetch_has_room_for_a_batch_that_runs_and_one_that_is_collected(
     prefetch: int | None, largest: int, more: int
 ) -> None:
-    assert more_for_batches(Share(0, prefetch), largest) == more
+    assert more_for_batches(Share(prefetch), largest) == more
 
 
 def test_cancel_needs_both_names() -> None:

@@ -14,7 +14,7 @@ from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.names import QueueName
+from osrdyne.protocol.names import PRIORITIES, QueueName, priority_of
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.scheduling.prefetch import Prefetch, QueueConsumer
 from osrdyne_worker.runtime.connection import BrokerConnection
@@ -27,15 +27,21 @@ log = get_logger("worker")
 
 
 class Share(NamedTuple):
-    """How a queue is consumed. `priority`: 0 is the highest. `prefetch`: the requests that may be in the worker; None:
-    one may wait, however many run."""
+    """How a queue is consumed. `prefetch`: the requests that may be in the worker; None: one may wait, however many
+    run."""
 
-    priority: int
     prefetch: int | None
 
 
+def rank_of(queue: QueueName) -> int:
+    """The priority of the requests of a queue; 0 is the highest. It does not depend on the queues that are consumed
+    with it, so that requests that wait in the worker keep their place when these change."""
+    level = priority_of(queue)
+    return len(PRIORITIES) if level is None else level
+
+
 def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
-    """The share of `queue` when `queues` are consumed, highest priority first; None: it is not consumed.
+    """The share of `queue` when `queues` are consumed; None: it is not consumed.
 
     A single queue fills all slots of the worker. Of several queues, one request each may wait in the worker, which runs
     the highest one next. With one slot the running request counts as well: a second request of the same queue would
@@ -43,7 +49,7 @@ def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) 
     """
     if queue not in queues:
         return None
-    return Share(queues.index(queue), concurrency if len(queues) == 1 or concurrency == 1 else None)
+    return Share(concurrency if len(queues) == 1 or concurrency == 1 else None)
 
 
 def more_for_batches(share: Share, largest_batch: int) -> int:
@@ -68,6 +74,7 @@ class Intake:
         self._clock = runtime.clock
         self._broker = broker
         self._queue = queue
+        self._rank = rank_of(queue)
         self._queues = queues
         self._processor = processor
         # One level for each queue, not for each connection: requests of a lost connection may still run.
@@ -95,7 +102,7 @@ class Intake:
         """Wait for the queue and consume it. After a failure, wait for the back-off."""
         if not self._failures:
             # Not after a failure: a queue that cannot be consumed must not block the levels below it.
-            self._level.expect(share.priority)
+            self._level.expect(self._rank)
         try:
             if await self._queue_exists():
                 await self._consume(share)
@@ -129,7 +136,7 @@ class Intake:
         return True
 
     async def _consume(self, share: Share) -> None:
-        """Consume until the share changes. If a consumer fails, closes the channel and raises `BrokerError`."""
+        """Consume until there is no share. If a consumer fails, closes the channel and raises `BrokerError`."""
         # One channel for all shares: running requests are acknowledged on the channel that delivered them.
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._broker.connection.channel()
@@ -141,15 +148,15 @@ class Intake:
             async with asyncio.TaskGroup() as group:
                 consumers = _Consumers(self, channel, share, group)
                 try:
-                    while self._share == share:
+                    while (now := self._share) is not None:
+                        # Requests in the worker stay there: RabbitMQ would deliver them behind later ones, and count
+                        # their return as a failed delivery (before 4.3).
+                        consumers.use(now)
                         await self._queues.changed()
                 finally:
                     # Before the cancels: a request that begins now must not open a further consumer.
                     consumers.stop()
-                if self._share is None:
-                    self._level.detach()
-                else:  # it is consumed again at once: lower levels must wait meanwhile
-                    self._level.expect(self._share.priority)
+                self._level.detach()
                 # RabbitMQ does not read from a blocked connection: the answer to the cancel would time out.
                 await self._broker.until_unblocked()
                 # The channel stays open: running requests are acknowledged on it later.
@@ -162,7 +169,8 @@ class Intake:
             self._lose_channel()
             # The first error is enough: it has closed the channel of all consumers.
             raise failures[0]
-        # Requests that have not begun. RabbitMQ delivers them to another worker, or to the next share.
+        # Requests that have not begun. RabbitMQ delivers them to another worker, or here when the queue is consumed
+        # again.
         self._processor.requeue(channel=channel)
         log.info("no longer taking requests", queue=self._queue)
 
@@ -178,12 +186,11 @@ class Intake:
 
 
 class _Consumers:
-    """The AMQP consumers of one intake with one share, as its prefetch opens and closes them."""
+    """The AMQP consumers of one intake, as its prefetch opens and closes them."""
 
     def __init__(self, intake: Intake, channel: Channel, share: Share, group: asyncio.TaskGroup) -> None:
         self._intake = intake
         self._channel = channel
-        self._share = share
         self._group = group
         self._prefetch = Prefetch(
             limit=share.prefetch,
@@ -195,6 +202,12 @@ class _Consumers:
         )
         self._prefetch.start()
 
+    def use(self, share: Share) -> None:
+        """Change the share. Requests that have arrived stay in the worker."""
+        self._prefetch.use(
+            share.prefetch, more_for_batches=more_for_batches(share, self._intake._processor.largest_batch)
+        )
+
     def stop(self) -> None:
         """Open no further consumers."""
         self._prefetch.stop()
@@ -203,7 +216,7 @@ class _Consumers:
         await asyncio.gather(*(self._close(consumer) for consumer in self._prefetch.open))
 
     def _open(self, opening: QueueConsumer) -> None:
-        # In the task group of the share: when one consumer fails, all of them end and the channel is replaced.
+        # In one task group: when one consumer fails, all of them end and the channel is replaced.
         self._group.create_task(self._hand_over(opening), name="intake-consumer")
 
     def _close_soon(self, closing: QueueConsumer) -> None:
@@ -222,10 +235,10 @@ class _Consumers:
         consumer = opening.consumer = await self._channel.consume(intake._queue, prefetch=opening.prefetch)
         # RabbitMQ has confirmed the consumer: the back-off begins again with the next failure.
         intake._failures = 0
-        if intake._share == self._share and opening in self._prefetch.open:
-            intake._level.attach(self._share.priority, self._count_ready)
+        if intake._share is not None and opening in self._prefetch.open:
+            intake._level.attach(intake._rank, self._count_ready)
         else:
-            # The share has changed meanwhile, or the consumer is no longer needed.
+            # The queue is not consumed any more, or the consumer is no longer needed.
             await self._close(opening)
         async for delivery in consumer:
             if intake._share is None:
@@ -234,7 +247,7 @@ class _Consumers:
                 continue
             intake._processor.accept(
                 delivery,
-                priority=self._share.priority,
+                priority=intake._rank,
                 broker=intake._broker,
                 level=intake._level,
                 held=self._prefetch.hold(opening),
@@ -246,7 +259,7 @@ class _Consumers:
         try:
             await self._channel.cancel(closing.consumer)
         except BrokerError as error:
-            # `_consume` raises the same error, which ends the share.
+            # `_consume` raises the same error, which ends all consumers of the queue.
             closing.consumer.end(error)
 
     async def _count_ready(self) -> int | None:

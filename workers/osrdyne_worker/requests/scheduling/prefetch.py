@@ -104,6 +104,19 @@ class Prefetch:
         # Without a limit, one request of each queue: the worker then holds the next request of each level.
         self._open(1 if self._limit is None else self._limit)
 
+    def use(self, limit: int | None, *, more_for_batches: int) -> None:
+        """Change the limit. Requests that have arrived stay in the worker, in their order."""
+        self._more_for_batches = more_for_batches
+        if limit == self._limit:
+            return
+        self._limit = limit
+        if limit is None:
+            # Those with the prefetch of the former limit bring more than one request that waits.
+            for consumer in [one for one in self.open if one.prefetch > 1 and not one.for_batches]:
+                self._remove(consumer)
+                self._close_soon(consumer)
+        self._open_missing()
+
     def stop(self) -> None:
         """Open no further consumer."""
         self._stopped = True
@@ -125,9 +138,7 @@ class Prefetch:
     def change(self, request: HeldRequest, state: HeldState) -> None:
         """Change the state of a request, and open consumers for the requests that may arrive now."""
         self._set(request, state)
-        # As many as are missing, each with a prefetch of 1: RabbitMQ cannot raise the prefetch of an open consumer.
-        for _ in range(-self._surplus()):
-            self._open(1)
+        self._open_missing()
 
     async def settle(self, request: HeldRequest) -> None:
         """Close a consumer if RabbitMQ would deliver one request too many after the acknowledgement of `request`."""
@@ -151,6 +162,14 @@ class Prefetch:
         if request.in_batch is not None:
             self._kinds[request.in_batch] -= 1
             self._adapt_to_kinds()
+        if self._limit is None:
+            # A request of a closed consumer may leave without a run: none follows it.
+            self._open_missing()
+
+    def _open_missing(self) -> None:
+        # Each with a prefetch of 1: RabbitMQ cannot raise the prefetch of an open consumer.
+        for _ in range(-self._surplus()):
+            self._open(1)
 
     def _open(self, prefetch: int, *, for_batches: bool = False) -> QueueConsumer:
         consumer = QueueConsumer(prefetch, for_batches=for_batches)
