@@ -322,7 +322,7 @@ async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(
 
 async def test_two_queues_fill_a_batch_each(bench: BatchBench) -> None:
     """Without batch handlers, one request of each of several queues may wait in a worker."""
-    high, low = QueueName("high"), QueueName("low")
+    high, low = QueueName("high_Pri0"), QueueName("low")
     for queue in (high, low):
         bench.broker.declare_queue(queue, {})
         for number in range(5):
@@ -339,7 +339,7 @@ async def test_two_queues_fill_a_batch_each(bench: BatchBench) -> None:
         intake.cancel()
     await asyncio.wait(intakes)
     assert bench.sizes == [5, 5]
-    assert [name_of(call).split()[0] for call in bench.calls[1:]] == ["high"] * 5 + ["low"] * 5
+    assert [name_of(call).split()[0] for call in bench.calls[1:]] == ["high_Pri0"] * 5 + ["low"] * 5
 
 
 # -- the dispatcher ----------------------------------------------------------------------------------------------------
