@@ -17,6 +17,8 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from aiormq.exceptions import ChannelAccessRefused
+
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
@@ -195,19 +197,44 @@ class GuardedChannel:
     """A channel to publish on. Replies and look-ups that could close its connection go over `direct` instead.
 
     `takes_any`: this RabbitMQ accepts replies to any address, so that only look-ups could close the connection.
+    `reopen` opens another channel when RabbitMQ has closed this one because the user may not publish; without it, the
+    channel stays closed.
     """
 
-    def __init__(self, channel: Channel, direct: DirectReplies, *, takes_any: bool = False) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        direct: DirectReplies,
+        *,
+        takes_any: bool = False,
+        reopen: Callable[[], Awaitable[Channel]] | None = None,
+    ) -> None:
         self._channel = channel
         self._direct = direct
         self._takes_any = takes_any
+        self._reopen = reopen
+        self._reopening = asyncio.Lock()
+        self._refused = False
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish as `Channel.publish` does."""
         if exchange == "" and routing_key.startswith(DIRECT_REPLY_TO) and not self._takes_any:
             await self._direct.publish(message, routing_key)
-        else:
-            await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+            return
+        channel = await self._open_channel()
+        try:
+            await channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+        except BrokerAccessError:
+            # Before `wait_closed` resumes: the end of this channel is not the loss of the connection.
+            self._refused = True
+            raise
+
+    async def _open_channel(self) -> Channel:
+        if self._refused and self._reopen is not None:
+            async with self._reopening:
+                if self._refused:
+                    self._channel, self._refused = await self._reopen(), False
+        return self._channel
 
     async def has_consumer(self, address: str) -> bool:
         """Whether this direct reply-to address has a consumer. Raises `BrokerError` if RabbitMQ gives no answer now."""
@@ -217,7 +244,13 @@ class GuardedChannel:
         await self._channel.ping()
 
     async def wait_closed(self) -> BaseException | None:
-        return await self._channel.wait_closed()
+        """Wait until the channel is closed for good; return the reason, or None if this side closed it."""
+        while True:
+            reason = await self._channel.wait_closed()
+            if self._reopen is None or not isinstance(reason, ChannelAccessRefused):
+                return reason
+            self._refused = True
+            await self._open_channel()
 
     async def close(self) -> None:
         """Close the connection for replies; the channel belongs to the connection that opened it."""
@@ -225,26 +258,48 @@ class GuardedChannel:
 
 
 async def guarded_channel(
-    connection: Connection, open_another: Callable[[], Awaitable[Connection]], *, clock: Clock
+    connection: Connection, open_another: Callable[[], Awaitable[Connection]], *, clock: Clock, reopens: bool = False
 ) -> GuardedChannel:
-    """Open a channel with confirms that no reply address can close."""
+    """Open a channel with confirms that no reply address can close. `reopens`: a channel that RabbitMQ closes because
+    the user may not publish is replaced."""
     takes_any = _version(connection.server_version) >= FIRST_THAT_TAKES_ANY
     direct = DirectReplies(open_another, clock=clock)
-    return GuardedChannel(await connection.channel(confirms=True), direct, takes_any=takes_any)
+    channel = await connection.channel(confirms=True)
+    reopen = (lambda: connection.channel(confirms=True)) if reopens else None
+    return GuardedChannel(channel, direct, takes_any=takes_any, reopen=reopen)
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
-async def publish_reply(publish: Callable[[], Awaitable[None]], *, clock: Clock) -> None:
+async def publish_reply(
+    publish: Callable[[], Awaitable[None]],
+    *,
+    clock: Clock,
+    until: float | None = None,
+    on_wait: Callable[[], None] = lambda: None,
+) -> None:
     """Publish a reply to any address with `publish`, and again while its queue is full. For controller and workers.
 
-    Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once.
+    With `until` (monotonic seconds) it is tried until then, also while the user may not publish; without, a few times.
+    `on_wait` is called once, when the few attempts have failed. Raises what `publish` raises: the last of these errors,
+    or any other error at once.
     """
-    for attempt in range(1, PUBLISH_ATTEMPTS):
+    attempt = 0
+    while True:
+        attempt += 1
         try:
             return await publish()
-        except QueueFullError:
-            await clock.sleep(QUEUE_FULL.delay(attempt))
-    await publish()
+        except (QueueFullError, BrokerAccessError) as error:
+            if until is None and (attempt == PUBLISH_ATTEMPTS or isinstance(error, BrokerAccessError)):
+                raise
+            if attempt == PUBLISH_ATTEMPTS:
+                on_wait()
+            delay = QUEUE_FULL.delay(attempt)
+            if until is not None:
+                left = until - clock.monotonic()
+                if left <= 0:
+                    raise
+                delay = min(delay, left)
+            await clock.sleep(delay)

@@ -65,6 +65,8 @@ class InFlight:
     has_slot: bool = False
     paused: bool = False
     """Its answer is a stream that waits for credit, and it has given its slot back meanwhile."""
+    waits_to_answer: bool = False
+    """Its answer waits for room in the reply queue, and others may run meanwhile."""
     in_handler: bool = False
     """Its handler runs; after an interruption until the handler ends, although the request is already settled."""
     is_abandoned: bool = False

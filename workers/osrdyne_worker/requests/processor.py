@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO
-from osrdyne.errors import BrokerError, InvalidMessageError, PublishRefusedError
+from osrdyne.errors import BrokerAccessError, BrokerError, InvalidMessageError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import MAX_NAMED_REQUESTS, REPLY_TO_REFUSED, RETRIED, Event, text_fingerprint
 from osrdyne.protocol.data_versions import DATA_RELOADED_HEADER, DATA_VERSION_HEADER, required_data_version
@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 
 MAX_WAITING_FOR_DATA = 100
 """Requests that may wait for a reload without counting towards the prefetch."""
+
+MAX_WAITING_TO_ANSWER = 20
+"""Requests whose answers may wait for room in a reply queue without counting towards the prefetch."""
 
 MAX_TEXT = 200
 """Characters of a client's text in a report or a log event."""
@@ -605,7 +608,7 @@ class Processor:
         call, group_id = job.call, job.group_id
         try:
             response = await self.streams.send(job, lambda: self._dispatcher.next_part(parts, call, group_id=group_id))
-        except PublishRefusedError as error:
+        except (PublishRefusedError, BrokerAccessError) as error:
             # As in `_answer`: a failed delivery, so that the delivery limit ends the request.
             log.warning("part of a stream refused by its queue", path=shown_path(job.request.path), reason=str(error))
             return Outcome.REJECTED
@@ -697,11 +700,26 @@ class Processor:
         try:
             # Over the connection that delivered the request, or one opened beside it: if that is lost, RabbitMQ
             # delivers the request again anyway.
-            return await self._replies.send(job.broker.replies, job.request, with_attempts(job.request, response))
-        except PublishRefusedError as error:
-            # The reply queue is full. The next run may find room; the delivery limit ends the request otherwise.
-            log.warning("reply refused by its queue", path=shown_path(job.request.path), reason=str(error))
-            return Outcome.REJECTED
+            return await self._replies.send(
+                job.broker.replies,
+                job.request,
+                with_attempts(job.request, response),
+                on_wait=lambda: self._wait_to_answer(job),
+            )
+        except (PublishRefusedError, BrokerAccessError) as error:
+            log.warning("reply refused", path=shown_path(job.request.path), reason=str(error))
+            # Its caller has given up; without a deadline, the next run may find room.
+            return Outcome.ABANDONED if job.request.deadline_ms is not None else Outcome.REJECTED
+
+    def _wait_to_answer(self, job: InFlight) -> None:
+        """Let other requests run while the reply queue of this one is full, or RabbitMQ refuses to publish to it."""
+        path = shown_path(job.request.path)
+        log.warning("reply refused, it is tried until the deadline of the request", path=path)
+        waiting = sum(other.waits_to_answer for other in self._jobs.values())
+        # At most so many: each holds its answer in memory.
+        if waiting < MAX_WAITING_TO_ANSWER:
+            job.waits_to_answer = True
+            job.set_aside()
 
     async def _reject(self, job: InFlight) -> None:
         """Return a request to its queue as failed, after an unexpected error."""

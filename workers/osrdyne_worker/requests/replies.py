@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError, OsrdyneError
@@ -23,6 +23,9 @@ from osrdyne_worker.requests.inflight import InFlight
 CANCEL_CHECK_INTERVAL = 0.5
 """Seconds between two checks whether the call was cancelled, while a thread waits for the confirm of its progress."""
 
+UNTIL_NO_DEADLINE = 600.0
+"""Seconds for which the answer to a request without a deadline is tried while its queue does not take it."""
+
 log = get_logger("worker")
 
 
@@ -35,32 +38,50 @@ class ReplySender:
     clock: Clock
     reference_statuses: bool = False
 
-    async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> Response:
+    async def send(
+        self,
+        channel: Channel | GuardedChannel,
+        request: Request,
+        response: Response,
+        *,
+        on_wait: Callable[[], None] | None = None,
+    ) -> Response:
         """Publish with a confirm; do nothing for a request without a usable reply address.
 
         Returns the response that was sent: an `error` in place of one that AMQP cannot carry. If the reply queue is
-        full, tries again a few times, and then raises `PublishRefusedError`.
+        full, tries again a few times, and then raises `PublishRefusedError`. With `on_wait`, which is called then, it
+        is tried until the deadline of the request, also while RabbitMQ refuses the user (`BrokerAccessError`).
         """
         if request.reply_to is None:
             return response
         sent = fitting(response, request, self.max_bytes)
         try:
-            await self._publish(channel, request.reply_to, self._message(request, sent))
+            await self._publish(channel, request, self._message(request, sent), on_wait)
         except (TypeError, ValueError, MessageTooLargeError) as error:  # invalid headers set by a handler
             log.error("reply has invalid headers", path=shown_path(request.path), reason=str(error))
             sent = unsendable(error, request, response)
-            await self._publish(channel, request.reply_to, self._message(request, sent))
+            await self._publish(channel, request, self._message(request, sent), on_wait)
         return sent
 
     def _message(self, request: Request, response: Response) -> Message:
         return reply_message(request, response, worker_id=self.worker_id, reference_statuses=self.reference_statuses)
 
-    async def _publish(self, channel: Channel | GuardedChannel, reply_to: str, message: Message) -> None:
+    async def _publish(
+        self, channel: Channel | GuardedChannel, request: Request, message: Message, on_wait: Callable[[], None] | None
+    ) -> None:
+        until = None
+        if on_wait is not None:
+            left = UNTIL_NO_DEADLINE
+            if request.deadline_ms is not None:
+                left = min(left, (request.deadline_ms - now_ms(self.clock)) / 1000)
+            until = self.clock.monotonic() + left
         try:
             # Crash before the confirm: the request is delivered again and runs twice. After it: it is answered twice.
             await publish_reply(
-                lambda: channel.publish(message, exchange="", routing_key=reply_to),
+                lambda: channel.publish(message, exchange="", routing_key=request.reply_to or ""),
                 clock=self.clock,
+                until=until,
+                on_wait=on_wait or (lambda: None),
             )
         except AddressRefusedError as error:
             # RabbitMQ cannot decode the address: a further attempt would close the connection again.

@@ -120,7 +120,7 @@ async def open_broker_connection(options: ConnectionOptions, clock: Clock) -> Br
     """Connect. Raises what `osrdyne.amqp.connect` raises."""
     connection = await connect(options)
     try:
-        replies = await guarded_channel(connection, lambda: connect(options), clock=clock)
+        replies = await guarded_channel(connection, lambda: connect(options), clock=clock, reopens=True)
         return BrokerConnection(connection, replies, clock)
     except BaseException:
         await connection.close()

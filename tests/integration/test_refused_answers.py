@@ -1,0 +1,82 @@
+"""Answers that RabbitMQ refuses for a time: a real worker process and real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+from worker_process import PATIENCE, Stage, stage
+
+from osrdyne.amqp import Message
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import Permissions
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.protocol.names import QueueName
+
+pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
+
+NOT_THE_DEFAULT_EXCHANGE = "^(?!amq.default).*"
+
+
+@pytest.fixture
+async def user(management: ManagementClient) -> AsyncIterator[str]:
+    name = f"worker-{secrets.token_hex(4)}"
+    await management.put_user(name, password=name)
+    yield name
+    await management.delete_user(name)
+
+
+def uri_of(broker: EmbeddedBroker, user: str) -> str:
+    uri = urlsplit(broker.amqp_uri)
+    return uri._replace(netloc=f"{user}:{user}@{uri.netloc.rpartition('@')[2]}").geturl()
+
+
+async def ask(scene: Stage, replies: QueueName, path: str = "/echo", **properties: str) -> None:
+    message = Message(b"1", headers={"x-rpc-path": path}, reply_to=replies, **properties)  # type: ignore[arg-type]
+    await scene.channel.publish(message, exchange=scene.names.requests_exchange, routing_key=scene.key)
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_answer_waits_for_the_permission_to_publish_it(
+    broker: EmbeddedBroker, pool_id: str, management: ManagementClient, user: str
+) -> None:
+    """No request runs twice: the handler counts its runs in the queue of its own answers."""
+    async with stage(broker.amqp_uri, pool_id) as scene:
+        replies = QueueName(f"{pool_id}-callers")
+        await scene.channel.declare_queue(replies, exclusive=True)
+        await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))
+        scene.uri = uri_of(broker, user)
+        worker = await scene.start(runtime={"concurrency": 4})
+        for number in range(10):
+            await ask(scene, replies, correlation_id=str(number))
+        await worker.until_line("tried until the deadline")
+        assert (await scene._request_queue(replies)).ready == 0
+        await management.put_permissions(user, Permissions(".*", ".*", ".*"))
+        async with asyncio.timeout(PATIENCE):
+            answers = await scene.channel.consume(replies, no_ack=True)
+            found = [(await answers.get()).properties.correlation_id for _ in range(10)]
+        assert sorted(found) == [str(number) for number in range(10)]
+        assert not [line for line in worker.lines if "no connection to RabbitMQ" in line]
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_full_reply_queue_gets_its_answers_and_holds_up_no_other_caller(
+    broker: EmbeddedBroker, pool_id: str
+) -> None:
+    async with stage(broker.amqp_uri, pool_id) as scene:
+        full = QueueName(f"{pool_id}-callers")
+        limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-queue-type": "quorum"}
+        await scene.channel.declare_queue(full, arguments=limits)
+        worker = await scene.start(runtime={"concurrency": 2})
+        for number in range(6):
+            await ask(scene, full, correlation_id=str(number))
+        await worker.until_line("tried until the deadline")
+        assert (await scene.caller.call("/echo", b"other")).body == b"other"
+        async with asyncio.timeout(PATIENCE):
+            answers = await scene.channel.consume(full, no_ack=True)
+            found = [(await answers.get()).properties.correlation_id for _ in range(6)]
+        assert sorted(found) == [str(number) for number in range(6)]
+        await scene.channel.delete_queue(full)
