@@ -70,38 +70,34 @@ def failed(status: str, **error: object) -> Reply:
     return Reply(status, body=json.dumps({"error": error}).encode())
 
 
-def test_ok_is_not_an_error() -> None:
-    assert error_from_reply(Reply(), key="k", path="/p") is None
-
-
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
 def test_every_status_has_an_error_of_its_own(status: Status) -> None:
     error = error_of(Reply(status))
     assert (type(error), error.status, error.code) == (KINDS[status], status, CODES[status])
+    assert isinstance(error, OsrdyneError)
 
 
 def test_error_carries_the_facts_of_the_answer() -> None:
     reply = Reply("capacity", code=529, detail="Full.", worker_id="w", retry_after=2.5)
     error = error_of(reply)
     assert (error.code, error.detail, error.worker_id, error.retry_after) == (529, "Full.", "w", 2.5)
-    assert (str(error), error.fields) == ("The pool has no room for another key: Full.", {"key": "k", "path": "/p"})
+    assert error.fields == {"key": "k", "path": "/p"}
+    assert str(error).endswith("Full.")
+    assert error_from_reply(Reply(), key="k", path="/p") is None
 
 
-def test_failed_request_tells_the_handlers_words_and_code() -> None:
+def test_failed_request_has_the_words_and_the_code_of_the_handler() -> None:
     error = error_of(failed("error", code="no-such-view", message="There is no view x.", path="/sql", hint="y"))
-    assert str(error) == "The request failed (no-such-view): There is no view x."
+    assert "(no-such-view): There is no view x." in str(error)
     assert (error.error.path, dict(error.error.details)) == ("/sql", {"hint": "y"})
-
-
-def test_code_that_repeats_the_status_is_not_repeated() -> None:
-    error = error_of(failed("capacity", code="capacity", message="Full."))
-    assert str(error) == "The pool has no room for another key: Full."
+    assert "(capacity)" not in str(error_of(failed("capacity", code="capacity", message="Full.")))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": 1}', b"[" * 100_000], ids=range(5))
 def test_body_without_an_error_in_it_is_not_a_fault(body: bytes) -> None:
     error = error_of(Reply("error", body=body, detail="first\nsecond"))
-    assert (str(error), error.error.message) == ("The request failed: first", "")
+    assert str(error).endswith(": first")
+    assert error.error.message == ""
 
 
 def test_log_lines_of_a_failed_start_come_from_the_body_or_the_detail() -> None:
@@ -115,25 +111,14 @@ def test_log_lines_of_a_failed_start_come_from_the_body_or_the_detail() -> None:
 def test_status_of_a_later_version_is_named() -> None:
     error = error_of(Reply("of-tomorrow", detail="Slow down.", retry_after=3.0))
     assert isinstance(error, UnknownStatusError)
-    assert str(error) == "The request ended with an unknown status, 'of-tomorrow': Slow down."
+    assert "'of-tomorrow'" in str(error)
     assert (error.retry_after, error.code) == (3.0, None)
-
-
-def test_all_errors_are_request_errors_of_the_one_tree() -> None:
-    assert issubclass(RequestError, OsrdyneError)
-    assert all(issubclass(kind, RequestError) for kind in KINDS.values())
 
 
 def test_reply_from_the_wire_reads_byte_arrays_and_text() -> None:
     headers = {"x-status": bytearray(b"error"), "x-code": 418, "x-worker-id": "w", "mine": 1}
     reply = Reply.from_wire(headers=headers, body=b"1", content_type=None)
-    assert (type(reply), reply.status, reply.code, reply.worker_id, reply.headers) == (
-        Reply,
-        "error",
-        418,
-        "w",
-        {"mine": 1},
-    )
+    assert (reply.status, reply.code, reply.worker_id, reply.headers) == ("error", 418, "w", {"mine": 1})
 
 
 def test_json_of_a_reply_that_is_something_else_shows_what_it_is() -> None:
@@ -152,7 +137,7 @@ def test_arrow_reply_becomes_a_table() -> None:
     assert Reply(body=sink.getvalue().to_pybytes(), content_type=ARROW_TYPE).arrow() == table
 
 
-@pytest.mark.parametrize(("content_type", "match"), [(None, "accept=ARROW_TYPE"), (ARROW_TYPE, "not an Arrow stream")])
+@pytest.mark.parametrize(("content_type", "match"), [(None, "accept=ARROW_TYPE"), (ARROW_TYPE, "Arrow")])
 def test_reply_that_is_not_an_arrow_stream_reports_it(content_type: str | None, match: str) -> None:
     with pytest.raises(InvalidMessageError, match=match):
         Reply(body=b"{}", content_type=content_type).arrow()
@@ -160,5 +145,5 @@ def test_reply_that_is_not_an_arrow_stream_reports_it(content_type: str | None, 
 
 @pytest.mark.parametrize("name", sorted(errors.RENAMED))
 def test_earlier_names_of_errors_work_with_a_warning(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"is now called {errors.RENAMED[name]}"):
+    with pytest.warns(DeprecationWarning, match=errors.RENAMED[name]):
         assert getattr(errors, name) is getattr(errors, errors.RENAMED[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -49,6 +49,16 @@ async def received(queue: PartQueue) -> list[bytes]:
     return found
 
 
+async def waiting_part(queue: PartQueue) -> list[bytes]:
+    """The next part, if there is one already."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            found = await queue.next()
+            queue.consumed()
+            return [] if found is None else [found]
+    return []
+
+
 async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumption() -> None:
     queue = PartQueue(credit=4)
     assert queue.grant is None
@@ -80,9 +90,9 @@ async def test_stream_that_begins_anew_after_the_first_row_ends_the_call() -> No
     queue = PartQueue(credit=4)
     queue.arrived(part(1))
     await queue.next()
-    with pytest.raises(StreamInterruptedError, match="started again"):
+    with pytest.raises(StreamInterruptedError):
         queue.arrived(part(1, SECOND, attempt=2))
-    with pytest.raises(StreamInterruptedError, match="started again"):
+    with pytest.raises(StreamInterruptedError):
         queue.ends(Reply(content_type="application/json"))
 
 
@@ -109,9 +119,9 @@ async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning
 def test_lost_part_ends_the_call() -> None:
     queue = PartQueue(credit=4)
     queue.arrived(part(1))
-    with pytest.raises(StreamInterruptedError, match="lost"):
+    with pytest.raises(StreamInterruptedError):
         queue.arrived(part(3))
-    with pytest.raises(StreamInterruptedError, match="lost"):
+    with pytest.raises(StreamInterruptedError):
         queue.ends(last(2))
 
 
@@ -123,51 +133,39 @@ def test_progress_of_a_handler_and_errors_are_no_parts() -> None:
     assert queue.ends(last(7, status=Status.ERROR))
 
 
-@dataclass
-class World:
-    """Workers that stream the numbers 1 to n, of which each may be lost at any moment; RabbitMQ keeps the order."""
-
-    replies: list[Reply] = field(default_factory=list)
-
-    def stream(self, attempt: int, sent: int, size: int, *, ends: bool) -> None:
-        name = f"{attempt:x}" * 32
-        self.replies += [part(number, name, attempt) for number in range(1, sent + 1)]
-        if ends:
-            self.replies.append(last(size, name, attempt))
-
-
 @given(
     size=st.integers(0, 6),
     attempts=st.lists(st.integers(0, 6), max_size=3),
     taken=st.lists(st.booleans(), min_size=40, max_size=40),
 )
 async def test_caller_gets_every_part_once_or_an_error(size: int, attempts: list[int], taken: list[bool]) -> None:
-    """`attempts`: how many parts each lost worker has sent; `taken`: whether the caller takes a part between two."""
-    world = World()
-    for number, sent in enumerate(attempts, start=1):
-        world.stream(number, min(sent, size), size, ends=False)
-    world.stream(len(attempts) + 1, size, size, ends=True)
+    """Workers stream the numbers 1 to n, and each may be lost at any moment; RabbitMQ keeps the order. `attempts`: how
+    many parts each lost worker has sent; `taken`: whether the caller takes a part between two."""
+    replies: list[Reply] = []
+    for attempt, sent in enumerate([*attempts, size], start=1):
+        replies += [part(number, f"{attempt:x}" * 32, attempt) for number in range(1, min(sent, size) + 1)]
+    attempt = len(attempts) + 1
+    replies.append(last(size, f"{attempt:x}" * 32, attempt))
     queue, found, ended = PartQueue(credit=64), [], False
     try:
-        for reply, takes in zip(world.replies, taken, strict=False):
+        for reply, takes in zip(replies, taken, strict=False):
             if reply.progress:
                 queue.arrived(reply)
             else:
                 ended = queue.ends(reply)
-            if takes and queue._parts:
-                found.append(await queue.next())
-                queue.consumed()
+            if takes:
+                found += await waiting_part(queue)
         found += await received(queue)
     except StreamInterruptedError:
         ended = False
-    numbers = [int(one[1:]) for one in found if one is not None]
+    numbers = [int(one[1:]) for one in found]
     assert numbers == list(range(1, len(numbers) + 1)), "a beginning, without gaps and repetitions"
-    assert len({one[:1] for one in found if one is not None}) <= 1, "of one worker"
+    assert len({one[:1] for one in found}) <= 1, "of one worker"
     assert not ended or len(numbers) == size
 
 
 def test_body_that_is_no_arrow_stream_is_an_error() -> None:
-    with pytest.raises(InvalidMessageError, match="not an Arrow stream"):
+    with pytest.raises(InvalidMessageError):
         list(BatchDecoder().decode(b"{}{}{}{}{}{}"))
 
 
@@ -179,18 +177,10 @@ def test_wanted_credit_is_a_positive_number(value: object, credit: int | None) -
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {STREAM_HEADER: FIRST},
-        {STREAM_HEADER: "x" * 32, "x-stream-credit": 1},
-        {STREAM_HEADER: FIRST, "x-stream-credit": -1},
-        {STREAM_HEADER: FIRST, "x-stream-credit": "9"},
-        {STREAM_HEADER: 1, "x-stream-credit": 1},
-    ],
+    ("stream", "credit"), [(None, None), (FIRST, None), ("x" * 32, 1), (FIRST, -1), (FIRST, "9"), (1, 1)]
 )
-def test_malformed_credit_message_is_none(headers: dict[str, object]) -> None:
-    assert Grant.from_wire(headers) is None
+def test_malformed_credit_message_is_none(stream: object, credit: object) -> None:
+    assert Grant.from_wire({STREAM_HEADER: stream, "x-stream-credit": credit}) is None
 
 
 def test_credit_message_survives_the_wire() -> None:
