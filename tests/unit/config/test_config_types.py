@@ -27,21 +27,13 @@ def test_duration_is_read(text: object, seconds: float) -> None:
      float("inf"), 10**400, "9" * 400, "9" * 400 + "d", "9" * 20, "9" * 20 + "s", "P" + "9" * 20 + "D"],
 )  # fmt: skip
 def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value: object) -> None:
-    with pytest.raises(ValueError, match=r"10s|not negative"):
+    with pytest.raises(ValueError, match=r"10s|negative"):
         parse_duration(value)
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("16MiB", 16 * 2**20),
-        ("60 KiB", 61_440),
-        ("1GB", 10**9),
-        ("2.5KB", 2500),
-        ("1.5KiB", 1536),
-        ("1000", 1000),
-        (7, 7),
-    ],
+    [("16MiB", 16 * 2**20), ("60 KiB", 61_440), ("1GB", 10**9), ("2.5KB", 2500), ("1.5KiB", 1536), (7, 7)],
 )
 def test_size_is_read(text: object, size: int) -> None:
     assert parse_size(text) == size

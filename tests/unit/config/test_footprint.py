@@ -7,15 +7,6 @@ from osrdyne.config.models import SMALL_FOOTPRINT, WorkerSettings
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def test_standard_footprint_changes_nothing() -> None:
-    assert WorkerSettings().effective_spark_conf() == {}
-    given = WorkerSettings(spark_conf={"a.b": "c"})
-    assert given.to_worker_config(max_clock_skew=0, start_timeout=300)["spark"] == {
-        "master": "local[*]",
-        "conf": {"a.b": "c"},
-    }
-
-
 def test_small_footprint_yields_to_the_settings_of_the_user() -> None:
     conf = {"spark.driver.memory": "1g", OPTIONS: "-XX:+UseG1GC", "a.b": "c"}
     effective = WorkerSettings(footprint="small", spark_conf=conf).effective_spark_conf()

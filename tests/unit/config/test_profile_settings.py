@@ -54,32 +54,30 @@ def test_memory_yields_to_a_setting_of_spark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "message"),
+    ("profile", "place"),
     [
-        ({"match": "a{b"}, r"the { at character 2 is not closed"),
-        ({"match": "{a:(?=b)}"}, r"the expression of 'a' is not valid: .*\(the syntax is that of RE2\)"),
-        ({"match": "{a:(b)}"}, r"has groups"),
-        ({"match": "a", "spark_master": "nowhere"}, r"'nowhere' is not a Spark master"),
-        ({"match": "a", "memory": "100MiB"}, r"greater than or equal to 471859200"),
-        ({"match": "a", "colour": "red"}, r"Extra inputs"),
-        ({"match": "a", "cores": 2}, r"worker\.profiles\.0\.cores: only workers on a cluster have cores: write"),
-        ({"match": "a", "spark_master": "sc://h:1", "memory": "1GiB"}, r"worker\.profiles\.0\.memory: .* remove it"),
-        ({"match": "a", "stop_delay": "1s"}, r"worker\.profiles\.0\.stop_delay: .* raise it"),
-        (
-            {"match": "a", "spark_master": "k8s://https://h:1"},
-            r"worker\.profiles\.0\.spark_master: .* set spark\.kubernetes\.container\.image in spark_conf",
-        ),
+        ({"match": "a{b"}, "character 2"),
+        ({"match": "{a:(?=b)}"}, "'a'.*RE2"),
+        ({"match": "{a:(b)}"}, "groups"),
+        ({"match": "a", "spark_master": "nowhere"}, "'nowhere'"),
+        ({"match": "a", "memory": "100MiB"}, "471859200"),
+        ({"match": "a", "colour": "red"}, "colour"),
+        ({"match": "a", "cores": 2}, r"worker\.profiles\.0\.cores"),
+        ({"match": "a", "spark_master": "sc://h:1", "memory": "1GiB"}, r"worker\.profiles\.0\.memory"),
+        ({"match": "a", "stop_delay": "1s"}, r"worker\.profiles\.0\.stop_delay"),
+        ({"match": "a", "spark_master": "k8s://https://h:1"}, r"spark\.kubernetes\.container\.image in spark_conf"),
+        ({"match": "a", "spares": 1}, r"worker\.profiles\.0\.spares: .*placement: pooled"),
     ],
 )
-def test_wrong_profiles_are_refused_with_their_place(profile: dict[str, object], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+def test_wrong_profiles_are_refused_with_their_place(profile: dict[str, object], place: str) -> None:
+    with pytest.raises(ValidationError, match=place):
         settings_of(profile)
 
 
 def test_second_profile_of_one_pattern_and_too_many_profiles_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"worker\.profiles\.1\.match: an earlier profile has the pattern 'a'"):
+    with pytest.raises(ValidationError, match=r"worker\.profiles\.1\.match: .*'a'"):
         settings_of({"match": "a"}, {"match": "a"})
-    with pytest.raises(ValidationError, match=f"at most {MAX_PROFILES}"):
+    with pytest.raises(ValidationError, match=f"{MAX_PROFILES}"):
         settings_of(*({"match": f"a{number}"} for number in range(MAX_PROFILES + 1)))
 
 
@@ -116,9 +114,7 @@ def test_profiles_of_a_configuration_are_refused_without_their_values(tmp_path) 
     assert "hidden" not in str(failure.value)
 
 
-def test_spares_need_pooled_workers_and_processes() -> None:
-    with pytest.raises(ValidationError, match=r"worker\.profiles\.0\.spares: .* add placement: pooled"):
-        settings_of({"match": "a", "spares": 1})
+def test_spares_of_a_profile_are_its_own() -> None:
     settings = settings_of({"match": "a", "placement": "pooled", "spares": 3}, pooled={"spares": 1})
     assert settings.with_profile(settings.worker.profiles[0]).worker.pooled.spares == 3
     assert settings.worker.pooled.spares == 1
@@ -126,7 +122,7 @@ def test_spares_need_pooled_workers_and_processes() -> None:
 
 def test_spares_of_different_settings_must_fit_into_the_processes() -> None:
     profiles = ({"match": "a", "concurrency": 2, "spares": 2}, {"match": "b", "concurrency": 3, "spares": 0})
-    with pytest.raises(ValidationError, match=r"worker\.profiles: .* 3 different settings need up to 4 processes"):
+    with pytest.raises(ValidationError, match=r"worker\.profiles: .* 4 processes"):
         settings_of(*profiles, placement="pooled", pooled={"max_processes": 3})
     settings_of(*profiles, placement="pooled", pooled={"max_processes": 4})
     # These share the processes of the pool.

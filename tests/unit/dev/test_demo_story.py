@@ -42,31 +42,27 @@ async def in_groups(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "marker"),
     [
-        (BrokerUnavailableError("RabbitMQ is gone."), "The demo failed: RabbitMQ is gone."),
-        (TimeoutError(), "The demo failed: TimeoutError"),
-        (KeyError("rows"), "The demo failed: KeyError: 'rows'"),
+        (BrokerUnavailableError("RabbitMQ is gone."), "RabbitMQ is gone."),
+        (TimeoutError(), "TimeoutError"),
+        (KeyError("rows"), "KeyError: 'rows'"),
     ],
 )
 def test_failure_in_task_groups_is_one_line(
-    demo_story: ModuleType, capsys: pytest.CaptureFixture[str], error: Exception, line: str
+    demo_story: ModuleType, capsys: pytest.CaptureFixture[str], error: Exception, marker: str
 ) -> None:
     assert demo_story.run_demo(in_groups(error)) == 1
     printed = capsys.readouterr()
-    assert (printed.out.strip(), printed.err) == (line, "")
+    assert (len(printed.out.strip().splitlines()), printed.err) == (1, "")
+    assert marker in printed.out
 
 
-def test_failed_check_is_one_line(demo_story: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    async def story() -> None:
-        demo_story.check(False, "all keys answer")
+def test_failed_check_is_one_line_and_a_story_without_failure_ends_with_code_0(
+    demo_story: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story(answers: bool) -> None:
+        demo_story.check(answers, "all keys answer")
 
-    assert demo_story.run_demo(story()) == 1
-    assert capsys.readouterr().out.strip() == "The demo failed: all keys answer"
-
-
-def test_story_without_failure_ends_with_code_0(demo_story: ModuleType) -> None:
-    async def story() -> None:
-        demo_story.tell("done")
-
-    assert demo_story.run_demo(story()) == 0
+    assert [demo_story.run_demo(story(answers)) for answers in (False, True)] == [1, 0]
+    assert "The demo failed: all keys answer" in capsys.readouterr().out

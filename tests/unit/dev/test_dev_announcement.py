@@ -40,11 +40,10 @@ def test_announcement_of_an_ended_process_is_ignored() -> None:
     assert find_announcement() is None
 
 
-def test_second_stack_is_refused_and_takes_nothing_from_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_stack_is_refused_and_takes_nothing_from_the_first() -> None:
     with announced(SETTINGS, api_port=4567) as file:
         before = file.read_text()
         assert execute(["dev", "--set", "api.port=0"], debug=False) == 2
-        assert "osrdyne dev is already running" in capsys.readouterr().err
         assert file.read_text() == before
 
 
@@ -55,9 +54,8 @@ def test_directory_that_cannot_be_written_is_named_with_the_variable(
     (tmp_path / "file").touch()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv(variable, str(tmp_path / "file"))
-    with pytest.raises(ConfigurationError) as raised, announced(SETTINGS, api_port=4567):
+    with (
+        pytest.raises(ConfigurationError, match=f"{tmp_path}/file/osrdyne/dev.yaml.*{variable}"),
+        announced(SETTINGS, api_port=4567),
+    ):
         pass
-    assert raised.value.message == (
-        f"Cannot write {tmp_path}/file/osrdyne/dev.yaml, with which other commands find osrdyne dev: Not a directory. "
-        f"Set {variable} to a directory in which you may write."
-    )
