@@ -48,13 +48,10 @@ def test_unreachable_broker_of_the_defaults_is_a_reason_to_start_one(
     )
     with pytest.raises(typer.Exit):
         module.call("k", "/sql")
-    assert capsys.readouterr().err.splitlines() == [
-        "No RabbitMQ.",
-        "Start `osrdyne dev`, or name your RabbitMQ with --broker, --config or broker.uri.",
-    ]
+    assert "osrdyne dev" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
         module.call("k", "/sql", broker="amqp://guest@127.0.0.1")
-    assert capsys.readouterr().err.splitlines() == ["No RabbitMQ."]
+    assert "osrdyne dev" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.Cap
         ["a[red]", "1"],
         ["\\x1b[2J", "NULL"],
     ]
-    assert printed.err == "2 rows; there are more, the limit of rows is reached\n"
+    assert "limit of rows" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -107,37 +104,30 @@ def test_body_that_is_not_json_is_printed_as_it_is(
 def test_answer_that_is_not_arrow_is_refused_if_arrow_was_requested(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as raised:
         print_answer(reply({}), CallOutput.ARROW)
-    assert (raised.value.exit_code, "does not return Arrow" in capsys.readouterr().err) == (1, True)
+    assert (raised.value.exit_code, "Arrow" in capsys.readouterr().err) == (1, True)
 
 
 def test_failed_start_shows_the_last_lines_of_the_log() -> None:
     answer = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
     error = error_from_reply(answer, key="k", path="/p")
     assert isinstance(error, StartFailedError)
-    assert error_lines(error) == [
-        "The worker could not be started: It died.",
-        "The last lines of its log:",
-        "  Traceback",
-        "  ValueError: \\x1b[1mno",
-        "Code 503.",
-        "Try again in 30 s.",
-    ]
+    lines = error_lines(error)
+    assert lines[2:4] == ["  Traceback", "  ValueError: \\x1b[1mno"]
+    assert "30 s" in lines[-1]
 
 
-def test_detail_is_shown_below_the_error() -> None:
-    body = json.dumps({"error": {"message": "No."}}).encode()
-    error = error_from_reply(Reply("error", body=body, detail="No.\nAsk for less."), key="k", path="/p")
+@pytest.mark.parametrize(
+    ("answer", "lines"),
+    [
+        (Reply("error", detail="No.\nAsk for less."), ["Ask for less.", "Code 500."]),
+        (Reply("error", code=503, headers={ATTEMPTS_HEADER: 3}), ["Code 503, after 3 attempts."]),
+    ],
+    ids=["detail", "attempts"],
+)
+def test_facts_of_the_answer_are_shown_below_the_error(answer: Reply, lines: list[str]) -> None:
+    error = error_from_reply(answer, key="k", path="/p")
     assert error is not None
-    assert error_lines(error) == ["The request failed: No.", "Ask for less.", "Code 500."]
-
-
-def test_code_and_attempts_are_shown_below_the_error() -> None:
-    error = error_from_reply(Reply("error", code=503, headers={ATTEMPTS_HEADER: 3}), key="k", path="/p")
-    assert error is not None
-    assert error_lines(error) == ["The request failed.", "Code 503, after 3 attempts."]
-
-
-def test_error_without_an_answer_has_no_code() -> None:
+    assert error_lines(error)[1:] == lines
     assert error_lines(ConnectionLostError("Lost.")) == ["Lost."]
 
 
@@ -185,20 +175,17 @@ def test_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(
     monkeypatch.setenv(f"{module.TOKEN_VARIABLE}_FILE", str(file))
     assert module.token_for(None) == "of-a-file"
     monkeypatch.setenv(module.TOKEN_VARIABLE, "of-the-environment")
-    with pytest.raises(ConfigurationError, match="not both"):
+    with pytest.raises(ConfigurationError, match=module.TOKEN_VARIABLE):
         module.token_for(None)
     monkeypatch.delenv(f"{module.TOKEN_VARIABLE}_FILE")
     assert module.token_for(None) == "of-the-environment"
-    with pytest.raises(ConfigurationError, match="--token-file: cannot read"):
+    with pytest.raises(ConfigurationError, match="--token-file"):
         module.token_for(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, None), ("10", 10), ("2026-11-22T10:00:00Z",) * 2])
 def test_range_of_the_log_takes_offsets_and_times(text: str | None, expected: object) -> None:
     assert range_end(text, "--from") == expected
-
-
-def test_invalid_range_of_the_log_is_refused_with_its_option() -> None:
-    with pytest.raises(typer.BadParameter) as raised:
+    with pytest.raises(typer.BadParameter, match="'soon'") as raised:
         range_end("soon", "--to")
-    assert (raised.value.param_hint, "'soon' is neither an offset nor a time" in str(raised.value)) == ("--to", True)
+    assert raised.value.param_hint == "--to"

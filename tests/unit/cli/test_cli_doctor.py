@@ -25,39 +25,36 @@ def check(environment: dict[str, str], **settings: object) -> Finding:
 
 
 @pytest.mark.parametrize(
-    ("version", "ok"), [("17.0.9", True), ("21", True), ("22-ea", True), ("11.0.1", False), ("1.8.0_392", False)]
+    ("answer", "ok"),
+    [
+        ('openjdk version "17.0.9" 2023-10-17', True),
+        ('openjdk version "21" 2023-10-17', True),
+        ('openjdk version "22-ea" 2023-10-17', True),
+        ('openjdk version "11.0.1" 2023-10-17', False),
+        ('openjdk version "1.8.0_392" 2023-10-17', False),
+        ("hello", False),
+    ],
 )
-def test_java_must_be_17_or_later(tmp_path: Path, version: str, ok: bool) -> None:
-    finding = check(java_home(tmp_path, f"echo 'openjdk version \"{version}\" 2023-10-17' >&2"))
-    assert finding.ok is ok
+def test_java_must_be_17_or_later(tmp_path: Path, answer: str, ok: bool) -> None:
+    assert check(java_home(tmp_path, f"echo '{answer}' >&2")).ok is ok
 
 
-def test_missing_java_is_fatal_with_a_remedy(tmp_path: Path) -> None:
-    finding = check({"PATH": str(tmp_path)})
-    assert (finding.ok, finding.fatal, finding.message) == (False, True, "No Java was found.")
-    assert finding.remedy is not None
-
-
-@pytest.mark.parametrize("settings", [{"driver": "noop"}, {"worker": {"spark_master": "sc://spark"}}])
-def test_missing_java_is_not_a_failure_where_spark_runs_elsewhere(tmp_path: Path, settings: dict[str, object]) -> None:
-    assert not check({"PATH": str(tmp_path)}, **settings).fatal
-
-
-def test_java_home_without_java_is_named(tmp_path: Path) -> None:
-    finding = check({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
-    assert finding.message == f"{tmp_path}/bin/java does not run."
-
-
-def test_java_that_says_nonsense_is_refused(tmp_path: Path) -> None:
-    assert not check(java_home(tmp_path, "echo hello")).ok
+@pytest.mark.parametrize(
+    ("settings", "fatal"),
+    [({}, True), ({"driver": "noop"}, False), ({"worker": {"spark_master": "sc://spark"}}, False)],
+    ids=["spark here", "no workers", "spark elsewhere"],
+)
+def test_missing_java_is_fatal_unless_spark_runs_elsewhere(
+    tmp_path: Path, settings: dict[str, object], fatal: bool
+) -> None:
+    finding = check({"PATH": str(tmp_path)}, **settings)
+    assert (finding.ok, finding.fatal, finding.remedy is None) == (False, fatal, False)
+    wrong_home = check({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, **settings)
+    assert f"{tmp_path}/bin/java" in wrong_home.message
 
 
 def check_master(master: str) -> list[Finding]:
     return check_spark_master(Settings.model_validate({"worker": {"spark_master": master}}))
-
-
-def test_local_spark_needs_no_cluster() -> None:
-    assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
 
 
 def test_several_masters_are_named_without_their_tokens() -> None:
@@ -83,7 +80,8 @@ def test_one_reachable_master_is_enough() -> None:
         [missing] = check_master(f"spark://{away}")
     assert found.ok
     assert (missing.ok, missing.fatal) == (False, False)
-    assert missing.message == f"{away} does not accept connections: Connection refused."
+    assert away in missing.message
+    assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
 
 
 def test_yarn_needs_the_configuration_of_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,10 @@ def test_invalid_duration_is_wrong_usage(text: str) -> None:
     assert error.value.param_hint == "--expires"
 
 
-def test_header_is_name_and_value() -> None:
+def test_header_is_name_and_value_and_no_token() -> None:
     assert parse_header("a=b=c") == ("a", "b=c")
     with pytest.raises(typer.BadParameter, match="name=value"):
         parse_header("a")
-
-
-def test_token_is_no_header() -> None:
     with pytest.raises(typer.BadParameter, match="--token-file") as error:
         parse_header("Authorization=Bearer secret")
     assert "secret" not in str(error.value)

@@ -17,30 +17,25 @@ def test_files_come_out_as_they_went_in() -> None:
     assert tls_of(with_tls("amqps://u:p@h:5671/v?heartbeat=5", FILES)) == FILES
 
 
-def test_other_parameters_and_the_rest_of_the_uri_stay() -> None:
-    uri = with_tls("amqps://u:p%2F@h:5671/v%2Fw?heartbeat=5", TlsFiles(ca_file="/ca.pem"))
-    assert uri == "amqps://u:p%2F@h:5671/v%2Fw?heartbeat=5&cacertfile=/ca.pem"
-
-
-def test_nothing_is_printed_without_content() -> None:
-    assert with_tls("amqps://h/", TlsFiles()) == "amqps://h/"
-
-
-def test_plain_uri_gets_no_files() -> None:
-    assert with_tls("amqp://h/", FILES) == "amqp://h/"
-
-
-def test_given_authority_replaces_the_one_of_the_uri() -> None:
-    assert with_tls("amqps://h/?cafile=/old.pem", TlsFiles(ca_file="/new.pem")) == "amqps://h/?cacertfile=/new.pem"
-
-
-def test_parameter_cafile_is_an_alias() -> None:
-    assert tls_of("amqps://h/?cafile=/ca.pem") == TlsFiles(ca_file="/ca.pem")
+@pytest.mark.parametrize(
+    ("uri", "files", "written"),
+    [
+        ("amqps://u:p%2F@h:5671/v%2Fw?a=5", "/ca.pem", "amqps://u:p%2F@h:5671/v%2Fw?a=5&cacertfile=/ca.pem"),
+        ("amqps://h/?cafile=/old.pem", "/ca.pem", "amqps://h/?cacertfile=/ca.pem"),
+        ("amqps://h/", None, "amqps://h/"),
+        ("amqp://h/", "/ca.pem", "amqp://h/"),
+    ],
+    ids=["other parameters stay", "given authority counts", "no files", "no TLS"],
+)
+def test_files_are_parameters_of_the_uri(uri: str, files: str | None, written: str) -> None:
+    assert with_tls(uri, TlsFiles(ca_file=files)) == written
 
 
 def test_verify_that_means_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="verify_peer or verify_none"):
         tls_of("amqps://h/?verify=maybe")
+    with pytest.raises(ValidationError, match="verify_peer or verify_none"):
+        BrokerSettings(uri=SecretStr("amqps://h/?verify=no"))
 
 
 def test_other_user_takes_the_place_of_the_first() -> None:
@@ -49,22 +44,11 @@ def test_other_user_takes_the_place_of_the_first() -> None:
     assert (parts.hostname, parts.port, parts.path, parts.query) == ("::1", 5671, "/v", "verify=verify_none")
 
 
-def test_workers_get_the_files_of_the_controller() -> None:
+def test_workers_get_the_files_of_the_controller_unless_they_have_a_uri_of_their_own() -> None:
+    files = TlsFiles(ca_file="/ca.pem")
     settings = BrokerSettings(uri=SecretStr("amqps://h/"), tls=TlsSettings(ca_file="/ca.pem"))
-    assert tls_of(settings.effective_worker_uri()) == settings.effective_tls() == TlsFiles(ca_file="/ca.pem")
-
-
-def test_worker_uri_is_given_as_it_is() -> None:
-    settings = BrokerSettings(
-        uri=SecretStr("amqps://h/"), worker_uri=SecretStr("amqps://inside/"), tls=TlsSettings(ca_file="/ca.pem")
-    )
-    assert settings.effective_worker_uri() == "amqps://inside/"
-
-
-def test_files_in_the_uri_are_the_controllers_own() -> None:
-    assert BrokerSettings(uri=SecretStr("amqps://h/?cacertfile=/ca.pem")).effective_tls().ca_file == "/ca.pem"
-
-
-def test_configuration_refuses_a_verify_that_means_nothing() -> None:
-    with pytest.raises(ValidationError, match="verify_peer or verify_none"):
-        BrokerSettings(uri=SecretStr("amqps://h/?verify=no"))
+    assert tls_of(settings.effective_worker_uri()) == settings.effective_tls() == files
+    own = settings.model_copy(update={"worker_uri": SecretStr("amqps://inside/")})
+    assert own.effective_worker_uri() == "amqps://inside/"
+    for name in ("cacertfile", "cafile"):
+        assert BrokerSettings(uri=SecretStr(f"amqps://h/?{name}=/ca.pem")).effective_tls() == files

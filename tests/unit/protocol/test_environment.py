@@ -45,15 +45,12 @@ def test_odd_keys_survive_a_real_process_environment() -> None:
         assert WorkerEnvironment.from_variables(variables) == environment(key)
 
 
-def test_only_a_paused_worker_has_a_variable_that_says_so() -> None:
-    assert "WORKER_PAUSED" not in environment().to_variables()
+def test_only_a_paused_worker_has_a_variable_for_it_and_the_base_queue_is_that_of_the_lowest_priority() -> None:
+    variables = environment().to_variables()
+    assert "WORKER_PAUSED" not in variables
+    assert environment().requests_queue == variables["WORKER_REQUESTS_QUEUE"] == "p-req-k"
     paused = replace(environment(), paused=True)
     assert WorkerEnvironment.from_variables(paused.to_variables()) == paused
-
-
-def test_base_queue_is_the_one_of_the_lowest_priority() -> None:
-    assert environment().requests_queue == "p-req-k"
-    assert environment().to_variables()["WORKER_REQUESTS_QUEUE"] == "p-req-k"
 
 
 def test_variables_of_the_reference_protocol_are_enough() -> None:
@@ -64,6 +61,9 @@ def test_variables_of_the_reference_protocol_are_enough() -> None:
     assert worker.requests_queues == ("p-req-k",)
     assert (worker.activity_exchange, worker.control_exchange) == ("p-activity-xchg", "p-ctl-xchg")
     assert (worker.retry_exchange, worker.max_message_bytes) == (None, 16 * 2**20)
+    least = WorkerEnvironment.from_variables({"WORKER_ID": "w", "WORKER_KEY": "a/b", "WORKER_AMQP_URI": "amqp://h"})
+    assert (least.pool, least.requests_queues) == ("core", ("core-req-a/b",))
+    assert least.activity_exchange == "core-activity-xchg"
 
 
 @pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_AMQP_URI", "WORKER_KEY"])
@@ -112,22 +112,13 @@ def test_uri_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | 
         WorkerEnvironment.from_variables({**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)})
 
 
-def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "worker_id"), [("true", "pod-7"), ("", "w1"), ("0", "w1"), ("false", "w1"), ("False", "w1")]
+)
+def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch, value: str, worker_id: str) -> None:
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "pod-7"}))
-    variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": "true"}
-    assert WorkerEnvironment.from_variables(variables).worker_id == "pod-7"
-
-
-@pytest.mark.parametrize("value", ["", "0", "false", "False"])
-def test_replica_keeps_its_own_id_when_the_variable_says_no(value: str) -> None:
     variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": value}
-    assert WorkerEnvironment.from_variables(variables).worker_id == environment().worker_id
-
-
-def test_worker_of_the_reference_daemon_has_the_references_defaults() -> None:
-    worker = WorkerEnvironment.from_variables({"WORKER_ID": "w", "WORKER_KEY": "a/b", "WORKER_AMQP_URI": "amqp://h"})
-    assert (worker.pool, worker.requests_queues) == ("core", ("core-req-a/b",))
-    assert worker.activity_exchange == "core-activity-xchg"
+    assert WorkerEnvironment.from_variables(variables).worker_id == worker_id
 
 
 def test_repr_shows_neither_the_uri_nor_the_configuration() -> None:

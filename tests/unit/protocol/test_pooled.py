@@ -107,21 +107,19 @@ class TestQuestions:
             assert error.message.startswith(f"{command}.")
 
     @pytest.mark.parametrize("command", [Command.PAUSE, Command.RESUME, Command.CANCEL, Command.QUEUES, Command.POISON])
-    def test_command_to_a_worker_is_no_question(self, command: Command) -> None:
-        assert question_of_control(ControlMessage(command, Generation(1, 1), {"id": "q"})) is None
-
-    def test_drain_without_an_id_is_understood(self) -> None:
+    def test_command_to_a_worker_is_no_question_and_a_drain_needs_no_id(self, command: Command) -> None:
         assert question_of_control(ControlMessage(Command.DRAIN, Generation(1, 1))) == Drain("")
+        assert question_of_control(ControlMessage(command, Generation(1, 1), {"id": "q"})) is None
 
     @pytest.mark.parametrize(
         ("change", "place"),
         [
-            ({"worker_id": "w2"}, "assign.worker: worker_id and key differ"),
-            ({"key": "other"}, "assign.worker: worker_id and key differ"),
+            ({"worker_id": "w2"}, "assign.worker: "),
+            ({"key": "other"}, "assign.worker: "),
             ({"slot": -1}, "assign.worker.slot: "),
             ({"started_at": float("nan")}, "assign.worker.started_at: "),
-            ({"variables": {"WORKER_ID": "w1", "WORKER_KEY": "k"}}, "WORKER_AMQP_URI is missing"),
-            ({"variables": {"WORKER_AMQP_URI_FILE": "/etc/shadow"}}, "WORKER_AMQP_URI_FILE names a file"),
+            ({"variables": {"WORKER_ID": "w1", "WORKER_KEY": "k"}}, "WORKER_AMQP_URI "),
+            ({"variables": {"WORKER_AMQP_URI_FILE": "/etc/shadow"}}, "WORKER_AMQP_URI_FILE "),
             ({"variables": {"WORKER_AMQP_URI": [SECRET]}}, "assign.worker.variables.WORKER_AMQP_URI: "),
         ],
     )
@@ -160,14 +158,12 @@ class TestState:
         except InvalidMessageError as error:
             assert error.message.startswith("process-state")
 
-    def test_error_names_the_place(self) -> None:
+    def test_error_names_the_place_and_fields_of_a_later_version_are_ignored(self) -> None:
+        later = ActivityReport("pooled", Event.PROCESS_STATE, "p", {"sequence": 1, "weather": "fine"})
+        assert process_state_of(later) == ProcessState(1)
         details = {"sequence": 1, "assignments": [{"worker_id": "w", "key": "k", "slot": 0}]}
         with pytest.raises(InvalidMessageError, match=r"process-state\.assignments\.0\.spec_hash: "):
             process_state_of(ActivityReport("pooled", Event.PROCESS_STATE, "p", details))
-
-    def test_fields_of_a_later_version_are_ignored(self) -> None:
-        report = ActivityReport("pooled", Event.PROCESS_STATE, "p", {"sequence": 1, "weather": "fine"})
-        assert process_state_of(report) == ProcessState(1)
 
     def test_later_report_of_a_process_is_newer_also_after_a_restart(self) -> None:
         first, second = ProcessState(1, started_at=5.0), ProcessState(2, started_at=5.0)
@@ -180,6 +176,7 @@ class TestState:
 
 class TestEnvironment:
     def test_process_has_no_request_queue(self) -> None:
+        assert "WORKER_PLACEMENT" not in environment().to_variables()
         process = environment(key=PROCESS_KEY, requests_queues=(), placement=Placement.POOLED)
         variables = process.to_variables()
         assert variables["WORKER_PLACEMENT"] == "pooled"
@@ -187,6 +184,3 @@ class TestEnvironment:
         assert WorkerEnvironment.from_variables(variables) == process
         del variables["WORKER_REQUESTS_QUEUES"]
         assert WorkerEnvironment.from_variables(variables) == process
-
-    def test_dedicated_worker_has_the_variables_that_it_had(self) -> None:
-        assert "WORKER_PLACEMENT" not in environment().to_variables()

@@ -29,8 +29,3 @@ def test_answer_reads_back_as_it_was_written() -> None:
 )  # fmt: skip
 def test_other_body_is_no_start(body: bytes) -> None:
     assert StartProgress.from_json(body) is None
-
-
-def test_what_a_person_reads_names_position_reason_and_time() -> None:
-    assert str(StartProgress(0, 4.4)) == "the worker is starting; ready in about 4 s"
-    assert str(StartProgress(2, None, "max_groups")) == "start 2 in the queue, waiting for max_groups"

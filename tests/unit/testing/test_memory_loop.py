@@ -54,24 +54,6 @@ def test_tasks_take_turns_as_on_a_loop_of_asyncio(loop: MemoryLoop) -> None:
     assert len(said) == 12
 
 
-def test_virtual_time_passes_in_order(loop: MemoryLoop) -> None:
-    clock = VirtualClock(monotonic=0)
-    woken: list[float] = []
-
-    async def sleeper(seconds: float) -> None:
-        await clock.sleep(seconds)
-        woken.append(clock.monotonic())
-
-    async def history() -> None:
-        async with asyncio.TaskGroup() as group:
-            for seconds in (5.0, 1.0, 3.0):
-                group.create_task(sleeper(seconds))
-            await clock.advance(10)
-
-    loop.run_until_complete(history())
-    assert woken == [1.0, 3.0, 5.0]
-
-
 def test_two_tasks_that_wait_for_the_loop_to_settle_continue_one_after_the_other(loop: MemoryLoop) -> None:
     said: list[str] = []
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Request
 from osrdyne_worker import Answer, App, Call, Context, RequestError
-from osrdyne_worker.app.codec import answer_to_response, decoder_for, error_response, field_path, is_large
+from osrdyne_worker.app.codec import answer_to_response, decoder_for, error_response, is_large
 from osrdyne_worker.requests.replies import fitting, reply_message
 
 
@@ -29,14 +29,18 @@ class Point:
     y: int = 0
 
 
-def decode(request_type: Any, body: bytes) -> Any:
+def app_of(request_type: Any) -> App:
     app = App()
 
     def handler(call: Call, request: Any) -> None: ...
 
     handler.__annotations__["request"] = request_type
     app.handler("/p")(handler)
-    decoder = decoder_for(app.registered_handlers()["/p"])
+    return app
+
+
+def decode(request_type: Any, body: bytes) -> Any:
+    decoder = decoder_for(app_of(request_type).registered_handlers()["/p"])
     assert decoder is not None
     return decoder(body)
 
@@ -67,35 +71,28 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
 
 
 @pytest.mark.parametrize(
-    ("request_type", "body", "code", "text"),
+    ("request_type", "body", "code", "named"),
     [
-        (Query, b"{", "invalid_json", "The body is not JSON"),
-        (Query, b"\xff", "invalid_json", "The body is not JSON"),
-        (Query, b"[" * 100_000, "invalid_json", "The body is not JSON"),
-        (Query, b"", "invalid_request", "Field query is missing."),
-        (Query, b'{"query": "q", "limit": 0}', "invalid_request", "Field limit is wrong"),
-        (Query, b"[]", "invalid_request", "The body is wrong"),
-        (Point, b'{"x": "a", "y": "b"}', "invalid_request", "(1 more)"),
-        (Strict, b'{"sql": "q"}', "invalid_request", "Field sql is unknown; the fields are query, from."),
-        (list[Strict], b'[{"sql": "q"}]', "invalid_request", "Field [0].sql is unknown."),
-        (str, b"a\xff", "invalid_text", "at byte 1"),
+        (Query, b"{", "invalid_json", "JSON"),
+        (Query, b"\xff", "invalid_json", "JSON"),
+        (Query, b"[" * 100_000, "invalid_json", "JSON"),
+        (Query, b"", "invalid_request", "query"),
+        (Query, b'{"query": "q", "limit": 0}', "invalid_request", "limit"),
+        (Query, b"[]", "invalid_request", "body"),
+        (Point, b'{"x": "hunter2", "y": "b"}', "invalid_request", "(1 more)"),
+        (Strict, b'{"sql": "q"}', "invalid_request", "query, from"),
+        (list[Strict], b'[{}, {"sql": "q"}]', "invalid_request", "[1].sql"),
+        (str, b"a\xff", "invalid_text", "byte 1"),
     ],
 )
-def test_body_that_does_not_fit_is_refused(request_type: Any, body: bytes, code: str, text: str) -> None:
+def test_body_that_does_not_fit_is_refused_without_its_values(
+    request_type: Any, body: bytes, code: str, named: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         decode(request_type, body)
     assert (caught.value.code, caught.value.error_code) == (400, code)
-    assert text in caught.value.message
-
-
-def test_refusal_does_not_repeat_the_values() -> None:
-    with pytest.raises(RequestError) as caught:
-        decode(Point, b'{"x": "hunter2"}')
+    assert named in caught.value.message
     assert "hunter2" not in json.dumps([caught.value.message, caught.value.details])
-
-
-def test_field_path_reads_like_code() -> None:
-    assert field_path(("tables", 0, "columns", 2, "name")) == "tables[0].columns[2].name"
 
 
 @pytest.mark.parametrize(
@@ -117,12 +114,6 @@ def test_answer_becomes_a_response(value: Any, body: bytes, content_type: str | 
     assert (response.body, response.content_type, response.progress) == (body, content_type, False)
 
 
-def test_answer_that_json_cannot_hold_is_an_error_of_the_handler() -> None:
-    with pytest.raises(RequestError) as caught:
-        answer_to_response({"a": object()})
-    assert (caught.value.code, caught.value.error_code) == (500, "invalid_answer")
-
-
 class Wide(BaseModel, extra="allow"):
     rows: list[int] = []
 
@@ -131,55 +122,43 @@ CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
 
-@pytest.mark.parametrize(
-    ("value", "large"),
-    [
-        (None, False),
-        (b"x" * 100_000, False),
-        ("x" * 100_000, True),
-        ({"count": 3}, False),
-        (Query(query="q"), False),
-        (Point(1, 2), False),
-        ([{"id": id_, "name": "sensor"} for id_ in range(200)], False),
-        ([{"id": id_, "name": "sensor"} for id_ in range(20_000)], True),
-        ({"rows": [1.5] * 20_000, "more": False}, True),
-        (Answer({"text": "x" * 100_000}), True),
-        (Query(query="q" * 100_000), True),
-        (Wide(rows=[1] * 20_000), True),
-        (Wide(other="x" * 100_000), True),
-        ([Point(1, 2)] * 20_000, True),
-        ({"numbers": (number for number in range(3))}, True),
-        (CYCLE, True),
-        (Point, False),
-    ],
-    ids=[
-        "none",
-        "bytes",
-        "text",
-        "dict",
-        "model",
-        "dataclass",
-        "some rows",
-        "many rows",
-        "column",
-        "answer",
-        "large model",
-        "list of a model",
-        "extra of a model",
-        "many dataclasses",
-        "generator",
-        "cycle",
-        "class",
-    ],
-)
-def test_answer_is_large_if_it_takes_long_to_encode(value: Any, large: bool) -> None:
-    assert is_large(value) is large
+SMALL_ANSWERS: dict[str, Any] = {
+    "none": None,
+    "bytes": b"x" * 100_000,
+    "dict": {"count": 3},
+    "model": Query(query="q"),
+    "dataclass": Point(1, 2),
+    "some rows": [{"id": id_, "name": "sensor"} for id_ in range(200)],
+    "class": Point,
+}
+LARGE_ANSWERS: dict[str, Any] = {
+    "text": "x" * 100_000,
+    "many rows": [{"id": id_, "name": "sensor"} for id_ in range(20_000)],
+    "column": {"rows": [1.5] * 20_000, "more": False},
+    "answer": Answer({"text": "x" * 100_000}),
+    "large model": Query(query="q" * 100_000),
+    "list of a model": Wide(rows=[1] * 20_000),
+    "extra of a model": Wide(other="x" * 100_000),
+    "many dataclasses": [Point(1, 2)] * 20_000,
+    "generator": {"numbers": (number for number in range(3))},
+    "cycle": CYCLE,
+}
+
+
+@pytest.mark.parametrize("name", SMALL_ANSWERS | LARGE_ANSWERS)
+def test_answer_is_large_if_it_takes_long_to_encode(name: str) -> None:
+    assert is_large((SMALL_ANSWERS | LARGE_ANSWERS)[name]) is (name in LARGE_ANSWERS)
 
 
 def test_error_response_has_the_documented_body() -> None:
     response = error_response(RequestError("no", 403, "refused", {"hint": "h"}), path="/p")
     assert json.loads(response.body) == {"error": {"code": "refused", "message": "no", "path": "/p", "hint": "h"}}
     assert (response.status, response.code, response.detail) == ("error", 403, "no")
+    message = reply_message(Request("k", b"", reply_to="r"), response, worker_id="w", reference_statuses=True)
+    assert (message.headers["x-status"], message.headers["x-osrdyne-status"]) == (bytearray(b"core_error"), "error")
+    with pytest.raises(RequestError) as caught:
+        answer_to_response({"a": object()})
+    assert (caught.value.code, caught.value.error_code) == (500, "invalid_answer")
 
 
 def test_too_large_progress_stays_progress() -> None:
@@ -195,80 +174,47 @@ def test_reply_is_persistent_where_it_can_be_stored(reply_to: str, persistent: b
     assert message.headers["x-worker-id"] == "w"
 
 
-def test_reply_of_a_pool_with_reference_statuses_is_a_core_error() -> None:
-    response = error_response(RequestError("no", 403, "refused"), path="/p")
-    message = reply_message(Request("k", b"", reply_to="r"), response, worker_id="w", reference_statuses=True)
-    assert (message.headers["x-status"], message.headers["x-osrdyne-status"]) == (bytearray(b"core_error"), "error")
-
-
-def test_path_with_two_handlers_is_refused() -> None:
+def test_second_handler_or_hook_is_refused() -> None:
     app = App()
     app.handler("/p")(lambda call: None)
-    with pytest.raises(ConfigurationError, match="two handlers"):
+    with pytest.raises(ConfigurationError, match="/p"):
         app.handler("/p")
-
-
-@pytest.mark.parametrize("hook", ["on_start", "on_stop", "default_handler"])
-def test_second_hook_is_refused(hook: str) -> None:
-    app = App()
-    getattr(app, hook)(lambda context: None)
-    with pytest.raises(ConfigurationError, match="already"):
+    for hook in ("on_start", "on_stop", "default_handler"):
         getattr(app, hook)(lambda context: None)
+        with pytest.raises(ConfigurationError):
+            getattr(app, hook)(lambda context: None)
 
 
 @pytest.mark.parametrize("handler", [lambda: None, lambda a, b, c: None, lambda *, call: None])
 def test_handler_with_other_parameters_is_refused(handler: Any) -> None:
     app = App()
     app.handler("/p")(handler)
-    with pytest.raises(ConfigurationError, match=r"must take \(call\) or \(call, request\)"):
+    with pytest.raises(ConfigurationError, match=r"\(call, request\)"):
         app.registered_handlers()
 
 
-def test_request_type_that_cannot_be_found_is_refused() -> None:
-    app = App()
-
-    @app.handler("/p")
-    def handler(call: Call, request: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
-
-    with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
-        app.registered_handlers()
+class Incomplete(BaseModel):
+    field: Nowhere  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize("annotation", ["json.Missing", "not an expression"])
-def test_request_type_whose_annotation_fails_is_refused(annotation: str) -> None:
-    app = App()
-
-    def handler(call: Call, request: Any) -> None: ...
-
-    handler.__annotations__["request"] = annotation
-    app.handler("/p")(handler)
-    with pytest.raises(ConfigurationError, match=r"handler .* of '/p' cannot be found"):
-        app.registered_handlers()
+class Opaque: ...
 
 
-def test_request_type_with_an_undefined_field_is_refused() -> None:
-    class Incomplete(BaseModel):
-        field: Nowhere  # type: ignore[name-defined]  # noqa: F821
-
-    with pytest.raises(ConfigurationError, match=r"cannot be validated: .*Incomplete.* is not fully defined"):
-        decode(Incomplete, b"{}")
+@pytest.mark.parametrize("annotation", ["Nowhere", "json.Missing", "not an expression", Incomplete, Opaque], ids=str)
+def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: Any) -> None:
+    name = annotation if annotation == "Nowhere" else getattr(annotation, "__name__", "'/p'")
+    with pytest.raises(ConfigurationError, match=name):
+        decode(annotation, b"{}")
 
 
 def test_batch_handler_may_take_a_list_without_an_element_type() -> None:
     app = App()
 
-    def handler(calls: Any, requests: Any) -> None: ...
+    def handler(calls: Any, requests: list) -> None: ...  # type: ignore[type-arg]
 
     handler.__annotations__["requests"] = typing.List  # noqa: UP006
     app.batch_handler("/p")(handler)
     assert app.registered_handlers()["/p"].request_type is Any
-
-
-def test_request_type_that_pydantic_does_not_know_is_refused() -> None:
-    class Opaque: ...
-
-    with pytest.raises(ConfigurationError, match="cannot be validated"):
-        decode(Opaque, b"{}")
 
 
 def test_repr_of_a_context_hides_what_may_be_secret() -> None:
