@@ -81,7 +81,7 @@ def test_limit_of_rows_is_exact_and_said(limit: int, rows: int, truncated: str) 
 
 def test_row_that_fits_into_no_message_is_an_error() -> None:
     stream = opened(pa.table({"text": ["x" * 5000]}), max_bytes=4096)
-    with pytest.raises(RequestError, match="A row of the answer needs") as caught:
+    with pytest.raises(RequestError, match="4096") as caught:
         stream.next_part()
     assert caught.value.error_code == "answer_too_large"
 
@@ -115,5 +115,5 @@ def test_other_answers_are_no_streams() -> None:
 def test_batches_of_another_schema_are_a_defect_of_the_handler() -> None:
     stream = opened(iter([batch(0, 1), pa.record_batch({"other": [1]})]))
     assert stream.next_part() is not None
-    with pytest.raises(RequestError, match="differ in their schemas"):
+    with pytest.raises(RequestError, match="schemas"):
         stream.next_part()

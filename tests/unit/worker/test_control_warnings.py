@@ -40,86 +40,59 @@ def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors,
     assert warnings_of(errors) == warned
 
 
-class Connection:
-    is_closed = False
+class Outages:
+    """The connection, the clock and the credit of a worker. Every attempt to listen fails, every third one after it has
+    listened; the connection ends after `most` of them."""
+
+    def __init__(self, most: int, error: BrokerError) -> None:
+        self.is_closed = False
+        self.attempts, self.most = 0, most
+        self.error = error
+        self.delays: list[float] = []
+        self.available: list[bool | None] = []
 
     async def channel(self) -> AsyncMock:
         return AsyncMock()
-
-
-class Pause:
-    """The pause after a failed attempt; the connection ends with it."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-
-    async def sleep(self, seconds: float) -> None:
-        self.connection.is_closed = True
-
-
-class Credit:
-    def __init__(self) -> None:
-        self.available: bool | None = True
-
-    def listening(self, available: bool | None) -> None:
-        self.available = available
-
-
-@pytest.mark.parametrize(("error", "available"), [(MISSING, False), (REFUSED, None)])
-async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypatch, error, available):
-    """It would end after a minute without credit."""
-
-    async def fail(*arguments: object) -> None:
-        raise error
-
-    monkeypatch.setattr(control, "_listen_once", fail)
-    connection, credit = Connection(), Credit()
-    await control.listen(
-        connection,
-        SimpleNamespace(control_exchange="p-ctl-xchg"),
-        handle=lambda message: None,
-        routing_keys=(),
-        on_listening=lambda: None,
-        on_forged=lambda: None,
-        warnings=ControlWarnings(),
-        clock=Pause(connection),
-        credit=credit,
-    )
-    assert credit.available is available
-
-
-class TwoOutages(Connection):
-    """Every attempt fails, every third one after it has listened; the connection ends with the sixth."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.attempts = 0
-        self.delays: list[float] = []
 
     async def listen_once(self, channel, connection, environment, routing_keys, handle, on_listening, *more):
         self.attempts += 1
         if self.attempts % 3 == 0:
             on_listening()
-        raise REFUSED
+        raise self.error
 
     async def sleep(self, seconds: float) -> None:
         self.delays.append(seconds)
-        self.is_closed = self.attempts == 6
+        self.is_closed = self.attempts == self.most
 
+    def listening(self, available: bool | None) -> None:
+        self.available.append(available)
 
-async def test_each_outage_has_one_warning_and_begins_with_the_shortest_delay(monkeypatch):
-    outages = TwoOutages()
-    monkeypatch.setattr(control, "_listen_once", outages.listen_once)
-    with capture_logs() as logs:
+    async def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(control, "_listen_once", self.listen_once)
         await control.listen(
-            outages,
+            self,
             SimpleNamespace(control_exchange="p-ctl-xchg"),
             handle=lambda message: None,
             routing_keys=(),
             on_listening=lambda: None,
             on_forged=lambda: None,
             warnings=ControlWarnings(),
-            clock=outages,
+            clock=self,
+            credit=self,
         )
+
+
+@pytest.mark.parametrize(("error", "available"), [(MISSING, False), (REFUSED, None)])
+async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypatch, error, available):
+    """It would end after a minute without credit."""
+    outages = Outages(1, error)
+    await outages.run(monkeypatch)
+    assert outages.available[-1] is available
+
+
+async def test_each_outage_has_one_warning_and_begins_with_the_shortest_delay(monkeypatch):
+    outages = Outages(6, REFUSED)
+    with capture_logs() as logs:
+        await outages.run(monkeypatch)
     assert [entry["event"] for entry in logs] == [NOT_YET] * 3
     assert [round(delay) for delay in outages.delays] == [1, 2, 1, 2, 4, 1]

@@ -148,13 +148,15 @@ def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) 
     assert len(process.started) <= 1
 
 
-def test_slot_that_is_taken_is_refused_and_its_holder_named() -> None:
+def test_slot_that_is_taken_and_a_process_that_ends_refuse_with_the_reason() -> None:
     assignments = Assignments()
     assert assignments.assign(assign("a"), TERM, now=1.0)
     assert not assignments.assign(assign("b"), TERM, now=1.0)
     assert [(one.worker_id, one.taken_by) for one in assignments.refused] == [(B, A)]
     assert assignments.assign(assign("c", slot=1), TERM, now=1.0)
     assert assignments.assign(assign("d", key="other"), TERM, now=1.0)
+    assert not assignments.assign(assign("e", slot=2), TERM, now=1.0, closed="the process ends")
+    assert (assignments.refused[-1].taken_by, assignments.refused[-1].reason) == (None, "the process ends")
 
 
 def test_refused_worker_stays_refused_when_the_slot_is_free() -> None:
@@ -167,12 +169,6 @@ def test_refused_worker_stays_refused_when_the_slot_is_free() -> None:
     assignments.forget(forget("b"))
     assert assignments.refused == ()
     assert not assignments.assign(assign("b"), TERM, now=1.0)
-
-
-def test_closed_process_refuses_with_the_reason() -> None:
-    assignments = Assignments()
-    assert not assignments.assign(assign("a"), TERM, now=1.0, closed="the process ends")
-    assert [(one.worker_id, one.taken_by, one.reason) for one in assignments.refused] == [(A, None, "the process ends")]
 
 
 def test_worker_that_has_not_exited_is_not_forgotten() -> None:

@@ -27,16 +27,10 @@ def test_memory_contains_that_of_children() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         rss, pss = process_memory()
-        assert before is not None
-        assert rss is not None
-        assert pss is not None
+        assert before is not None and rss is not None and pss is not None
         assert rss - before > 60 << 20
         assert 60 << 20 < pss <= rss
         child.communicate()
-
-
-def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:
-    assert process_memory(1, proc=tmp_path) == (None, None)
 
 
 class Machine:
@@ -65,10 +59,6 @@ class Machine:
         return limit.used >> 10, limit.total >> 10, limit.scope.split()[0]
 
 
-def test_memory_limit_is_that_of_the_host_without_a_cgroup(tmp_path: Path) -> None:
-    assert Machine(tmp_path, "").read() == (400, 1000, "host")
-
-
 @pytest.mark.parametrize("membership", ["0::/a/b\n", "9:name=x:/\n8:cpu,memory:/a/b\n"], ids=["v2", "v1"])
 def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, membership: str) -> None:
     machine, v1 = Machine(tmp_path, membership), "memory" in membership
@@ -81,17 +71,16 @@ def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, member
     assert machine.read() == (180, 200, "cgroup")
 
 
-def test_cgroup_of_a_container_is_found_where_only_its_root_is_visible(tmp_path: Path) -> None:
+def test_cgroup_is_found_where_only_its_root_is_visible_and_none_or_no_proc_is_no_error(tmp_path: Path) -> None:
+    assert Machine(tmp_path / "without", "").read() == (400, 1000, "host")
+    assert memory_limit(proc=tmp_path / "missing", cgroups=tmp_path) is None
+    assert process_memory(1, proc=tmp_path / "missing") == (None, None)
     machine = Machine(tmp_path, "8:memory:/docker/0123\n")
     machine.group("", limit=500 << 10, used=450 << 10, v1=True)
     assert machine.read() == (450, 500, "cgroup")
 
 
-def test_memory_limit_is_unknown_without_proc(tmp_path: Path) -> None:
-    assert memory_limit(proc=tmp_path, cgroups=tmp_path) is None
-
-
-async def test_lines_belong_to_the_worker_that_logs_them() -> None:
+async def test_last_lines_belong_to_the_worker_that_logs_them() -> None:
     configure_events("info", as_json=True)
     lines = LogLines()
     lines.install()
@@ -104,7 +93,7 @@ async def test_lines_belong_to_the_worker_that_logs_them() -> None:
             await asyncio.get_running_loop().run_in_executor(threads, log.info, f"{text} thread")
         log.info("connected", uri="amqp://user:s3cret@host", text=text)
 
-    for name in ("a", "b"):
+    for name in ("a", "b", "last"):
         lines.begin(WorkerId(name))
     log.info("of the process")
     await asyncio.gather(work(WorkerId("a"), "first"), work(WorkerId("b"), "second"), work(WorkerId("c"), "third"))
@@ -115,13 +104,8 @@ async def test_lines_belong_to_the_worker_that_logs_them() -> None:
     assert '"key": "key of a"' in first[0]
     assert "s3cret" not in "".join(first)
     assert lines.end(WorkerId("a")) == lines.end(WorkerId("c")) == ()
-
-
-def test_only_the_last_lines_are_collected() -> None:
-    lines = LogLines()
-    lines.begin(WorkerId("a"))
-    with structlog.contextvars.bound_contextvars(worker_id="a"):
+    with structlog.contextvars.bound_contextvars(worker_id="last"):
         for number in range(100):
             lines(None, "info", f"line {number}")
-    found = lines.end(WorkerId("a"))
-    assert (len(found), found[-1]) == (MAX_LOG_LINES, "line 99")
+    last = lines.end(WorkerId("last"))
+    assert (len(last), last[-1]) == (MAX_LOG_LINES, "line 99")

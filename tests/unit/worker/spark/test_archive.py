@@ -58,17 +58,12 @@ def test_choice_of_the_user_is_left_alone(made: Path, own: str) -> None:
     assert with_archive({DRIVER_OPTIONS: own}) == {DRIVER_OPTIONS: own}
 
 
-def test_no_archive_changes_nothing(java: Path) -> None:
-    assert with_archive({"a": "b"}) == {"a": "b"}
-
-
-def test_archive_that_others_may_write_is_not_used(made: Path) -> None:
+def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made: Path) -> None:
     assert find_archive({}) == made
     made.chmod(0o666)
     assert find_archive({}) is None
-
-
-def test_archive_that_was_cut_off_is_not_used(made: Path) -> None:
+    assert with_archive({"a": "b"}) == {"a": "b"}
+    made.chmod(0o600)
     made.write_bytes(b"class")
     assert find_archive({}) is None
 
@@ -102,16 +97,11 @@ def test_what_a_killed_run_has_left_is_removed_by_a_later_one(made: Path) -> Non
     left, current = made.with_name(".a.1.unfinished"), made.with_name(".a.2.unfinished")
     left.touch()
     current.touch()
+    ended = made.with_name(".a.3.unfinished")
+    ended.symlink_to(made.with_name("renamed"))  # of a run that ends now: found in the directory, and missing
     long_ago = time.time() - archive.ABANDONED_AFTER - 1
     os.utime(left, (long_ago, long_ago))
     with written_aside(made.parent, archive_stem({}) or ""):
         pass
-    assert sorted(made.parent.iterdir()) == sorted([current, made])
-
-
-def test_run_that_ends_while_another_one_looks_for_abandoned_files_does_no_harm(made: Path) -> None:
-    ended = made.with_name(".a.1.unfinished")
-    ended.symlink_to(made.with_name("renamed"))  # found in the directory, and missing
-    with written_aside(made.parent, archive_stem({}) or ""):
-        pass
+    assert sorted(made.parent.iterdir()) == sorted([current, ended, made])
     assert made.read_bytes() == b"classes"

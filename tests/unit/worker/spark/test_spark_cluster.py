@@ -25,11 +25,6 @@ STANDALONE = parse_spark_master("spark://master:7077")
 LIMITS = ClusterLimits(cores=3, start_timeout=100.0)
 
 
-@pytest.mark.parametrize("text", ["local[2]", "local-cluster[1,1,512]", "sc://server"])
-def test_spark_of_its_own_is_not_limited(text: str) -> None:
-    assert cluster_defaults(parse_spark_master(text), LIMITS) == {}
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -39,14 +34,12 @@ def test_spark_of_its_own_is_not_limited(text: str) -> None:
     ],
 )
 def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, name: str) -> None:
-    defaults = cluster_defaults(parse_spark_master(text), LIMITS)
-    assert defaults[name] == "3"
-    assert defaults["spark.dynamicAllocation.minExecutors"] == "0"
-
-
-def test_configured_settings_override_the_share() -> None:
-    conf = session_conf(STANDALONE, {**cluster_defaults(STANDALONE, LIMITS), "spark.cores.max": "16"}, {})
-    assert conf["spark.cores.max"] == "16"
+    master = parse_spark_master(text)
+    defaults = cluster_defaults(master, LIMITS)
+    assert (defaults[name], defaults["spark.dynamicAllocation.minExecutors"]) == ("3", "0")
+    assert session_conf(master, {**defaults, name: "16"}, {})[name] == "16"
+    for own in ("local[2]", "local-cluster[1,1,512]", "sc://server"):
+        assert cluster_defaults(parse_spark_master(own), LIMITS) == {}
 
 
 def test_settings_of_the_daemon_reach_the_worker() -> None:
@@ -67,10 +60,7 @@ def test_local_worker_has_the_configuration_that_it_had() -> None:
 def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.spark\.{next(iter(settings))}"):
         ClusterLimits.of(settings)
-
-
-def test_invalid_master_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x' is not a Spark master"):
+    with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x'"):
         read_master({"spark": {"master": "spork://x"}})
 
 
@@ -86,19 +76,18 @@ def test_image_of_executors_is_required_outside_kubernetes() -> None:
 def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     now = 0.0
     watch = StarvationWatch(STANDALONE, limit=100.0, monotonic=lambda: now)
-    assert not watch.note(jobs=1, executors=0)
-    now = 90.0
-    assert not watch.note(jobs=1, executors=1)  # an executor came: the wait begins anew
-    now = 95.0
-    assert not watch.note(jobs=2, executors=0)
-    now = 150.0
-    assert not watch.note(jobs=0, executors=0)  # no job waits
-    now = 160.0
-    assert not watch.note(jobs=1, executors=0)
-    now = 260.0
-    assert watch.note(jobs=1, executors=0)
-    assert watch.reason is not None
-    assert "spark://master:7077 has given this worker no executor for 100 s" in watch.reason
+    looks = [
+        (0.0, 1, 0),
+        (90.0, 1, 1),  # an executor came: the wait begins anew
+        (95.0, 2, 0),
+        (150.0, 0, 0),  # no job waits
+        (160.0, 1, 0),
+        (260.0, 1, 0),
+    ]
+    for at, jobs, executors in looks:
+        now = at
+        assert watch.note(jobs=jobs, executors=executors) is (at == 260.0)
+    assert "spark://master:7077" in (watch.reason or "")
 
 
 def test_executors_of_a_local_cluster_write_to_a_directory_of_the_worker(
@@ -145,7 +134,7 @@ def test_start_that_spark_gives_up_names_the_refusal_and_not_that_it_was_stopped
         "KubernetesClientException: Failure executing: POST at: x. Message: exceeded quota. Received status: Status()."
     )
     master = parse_spark_master("k8s://https://10.0.0.1")
-    with pytest.raises(StartFailedError, match="starts no executor: Kubernetes refuses its pod: exceeded quota"):
+    with pytest.raises(StartFailedError, match="exceeded quota"):
         probe(StoppedSession(), master, timeout=60, recent_output=lambda: [line])
-    with pytest.raises(StartFailedError, match=r"failed a first task: .*SparkContext was shut down"):
+    with pytest.raises(StartFailedError, match="SparkContext was shut down"):
         probe(StoppedSession(), master, timeout=60)

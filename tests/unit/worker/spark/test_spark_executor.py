@@ -32,15 +32,13 @@ def test_executor_gets_what_spark_has_written_into_its_pod() -> None:
     arguments = dict(zip(command[9::2], command[10::2], strict=True))
     assert arguments["--driver-url"] == VARIABLES["SPARK_DRIVER_URL"]
     assert (arguments["--podName"], arguments["--hostname"]) == ("exec-3", "10.0.0.8")
-
-
-def test_missing_variable_is_named() -> None:
-    without = {name: value for name, value in VARIABLES.items() if name != "SPARK_DRIVER_URL"}
     with pytest.raises(KeyError, match="SPARK_DRIVER_URL"):
-        java_command(without, java="/java", jars=Path("/jars"))
+        java_command({"SPARK_EXECUTOR_MEMORY": "1g"}, java="/java", jars=Path("/jars"))
 
 
 def test_worker_in_a_pod_owns_its_executors(tmp_path: Path) -> None:
+    assert kubernetes_defaults({"OSRDYNE_POD": "w"}, tmp_path) == {}, "outside a pod"
+    assert kubernetes_defaults(POD | {"OSRDYNE_POD_IP": "fd00::7"}, tmp_path)["spark.driver.host"] == "[fd00::7]"
     conf = kubernetes_defaults(POD, tmp_path)
     assert conf["spark.kubernetes.driver.pod.name"] == "w"
     assert conf["spark.kubernetes.namespace"] == "blue"
@@ -50,11 +48,3 @@ def test_worker_in_a_pod_owns_its_executors(tmp_path: Path) -> None:
     [container] = template["spec"]["containers"]
     assert container["name"] == conf["spark.kubernetes.executor.podTemplateContainerName"]
     assert container["command"] == ["osrdyne-spark-executor"]
-
-
-def test_address_of_ipv6_is_in_brackets(tmp_path: Path) -> None:
-    assert kubernetes_defaults(POD | {"OSRDYNE_POD_IP": "fd00::7"}, tmp_path)["spark.driver.host"] == "[fd00::7]"
-
-
-def test_worker_outside_a_pod_says_nothing_about_one(tmp_path: Path) -> None:
-    assert kubernetes_defaults({"OSRDYNE_POD": "w"}, tmp_path) == {}

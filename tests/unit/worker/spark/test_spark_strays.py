@@ -65,11 +65,6 @@ def after_a_cancel(spark: Spark) -> SparkSessions:
     return sessions
 
 
-def test_tasks_of_a_cancelled_group_that_go_on_are_strays() -> None:
-    spark = Spark({"g": 2, "another": 3})
-    assert after_a_cancel(spark).stray_tasks(spark) == {"g": 2}
-
-
 def test_tasks_of_a_failed_group_that_go_on_are_strays() -> None:
     spark, sessions = Spark({"g": 1}), SparkSessions()
     with pytest.raises(ValueError, match="on purpose"):
@@ -92,32 +87,24 @@ def test_stage_that_a_job_waits_for_has_no_strays_and_is_checked_again() -> None
     assert sessions.stray_tasks(spark) == {"g": 1}
 
 
-def test_group_without_tasks_is_checked_a_few_times_only() -> None:
+def test_group_without_tasks_is_checked_a_few_times_only_because_starts_are_reported_late() -> None:
     spark = Spark({"g": 0})
     sessions = after_a_cancel(spark)
     assert [sessions.stray_tasks(spark) for _ in range(10)] == [{}] * 10
     assert spark.asked == ["g"] * 3
-
-
-def test_task_whose_start_is_reported_late_is_found() -> None:
-    spark = Spark({"g": 0})
     sessions = after_a_cancel(spark)
     assert sessions.stray_tasks(spark) == {}
     spark.active_tasks["g"] = 1
     assert sessions.stray_tasks(spark) == {"g": 1}
 
 
-def test_reports_of_ended_tasks_that_were_lost_make_no_strays() -> None:
-    spark = Spark({"g": 1}, running=lambda: 0)
-    assert after_a_cancel(spark).stray_tasks(spark) == {}
-
-
-def test_spark_whose_scheduler_does_not_tell_is_believed() -> None:
+def test_spark_is_believed_unless_its_scheduler_knows_that_no_task_runs() -> None:
     def refuse() -> int:
         raise Py4JError("Method runningTasksByExecutors([]) does not exist")
 
-    spark = Spark({"g": 1}, running=refuse)
-    assert after_a_cancel(spark).stray_tasks(spark) == {"g": 1}
+    for running, strays in ((lambda: 0, {}), (lambda: 2, {"g": 2}), (refuse, {"g": 2})):
+        spark = Spark({"g": 2, "another": 3}, running=running)
+        assert after_a_cancel(spark).stray_tasks(spark) == strays
 
 
 def test_number_of_groups_that_are_asked_about_is_bounded() -> None:
