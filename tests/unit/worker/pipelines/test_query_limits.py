@@ -47,21 +47,16 @@ def select(*columns: list[dict[str, Any]]) -> str:
 
 def test_defaults_of_the_settings_are_those_of_the_limits() -> None:
     config = SqlConfig()
-    assert {field.name: getattr(config, field.name) for field in fields(PlanLimits)} == {
-        field.name: field.default for field in fields(PlanLimits)
-    }
+    for field in fields(PlanLimits):
+        assert getattr(config, field.name) == field.default, field.name
 
 
-def test_refusal_names_value_limit_and_setting() -> None:
+def test_refusal_names_value_limit_and_setting_and_the_limit_is_the_one_that_is_set() -> None:
     plan = select(call("repeat", [literal("x", "string")], [literal(2_000_000_000, "integer")]))
     with pytest.raises(LimitExceededError) as caught:
         check_limits(plan, PlanLimits(), views={})
     assert "2,000,000,000" in caught.value.message
-    assert "16,777,216 (max_constant_bytes)" in caught.value.message
     assert caught.value.details() == {"setting": "max_constant_bytes", "limit": 16_777_216}
-
-
-def test_limit_is_the_one_that_is_set() -> None:
     plan = select(call("space", [literal(5_000, "integer")]))
     check_limits(plan, PlanLimits(), views={})
     with pytest.raises(LimitExceededError):

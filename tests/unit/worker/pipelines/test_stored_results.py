@@ -18,6 +18,7 @@ from osrdyne_worker.pipelines.views.datasets import PagingConfig
 
 LATER = 10_000.0
 SCHEMA = pa.schema({"n": pa.int64()})
+LIMITS: Any = {"limit": None, "max_bytes": 2**20, "too_large": AssertionError, "check": lambda: None}
 
 
 def results(directory: Path, *, at: float) -> StoredResults:
@@ -59,20 +60,14 @@ def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
 
 
-def test_file_that_is_uploaded_does_not_expire(tmp_path: Path) -> None:
-    limits: Any = {"limit": None, "max_bytes": 2**20, "too_large": AssertionError, "check": lambda: None}
-    with results(tmp_path, at=0.0).spilled(query(one_row()), **limits) as (path, rows):
+def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_path: Path) -> None:
+    stored = results(tmp_path, at=0.0)
+    with stored.spilled(query(one_row()), **LIMITS) as (path, rows):
         first_rows(results(tmp_path, at=LATER), one_row())
         assert (path.exists(), rows) == (True, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_error_of_an_upload_is_not_an_error_of_the_directory(tmp_path: Path) -> None:
-    limits: Any = {"limit": None, "max_bytes": 2**20, "too_large": AssertionError, "check": lambda: None}
-    with (
-        pytest.raises(OSError, match="refused by the store"),
-        results(tmp_path, at=0.0).spilled(query(one_row()), **limits),
-    ):
+    # An error of the upload is not one of the directory.
+    with pytest.raises(OSError, match="refused by the store"), stored.spilled(query(one_row()), **LIMITS):
         raise OSError("refused by the store")
     assert list(tmp_path.iterdir()) == []
 
@@ -80,7 +75,7 @@ def test_error_of_an_upload_is_not_an_error_of_the_directory(tmp_path: Path) -> 
 def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     stored = StoredResults(PagingConfig(directory=f"{tmp_path}/file"), pool="p", key="k")
-    with pytest.raises(RequestError, match=r"No result can be stored in .*/file: File exists\.") as caught:
+    with pytest.raises(RequestError, match="/file") as caught:
         first_rows(stored, one_row())
     assert caught.value.error_code == "paging_unavailable"
 
