@@ -125,18 +125,20 @@ def test_data_that_is_cached_after_the_unload_is_removed() -> None:
     assert session.cached == set()
 
 
-def two_keys() -> tuple[FakeSession, FakeSession]:
-    """The sessions of two keys of a pooled process."""
+def two_keys(cached: str | None = None) -> tuple[FakeSession, FakeSession]:
+    """The sessions of two keys of a pooled process, which both have cached a view of the same files."""
     memory: set[int] = set()
-    return FakeSession(memory=memory), FakeSession(memory=memory)
+    first, second = FakeSession(memory=memory), FakeSession(memory=memory)
+    for session in (first, second):
+        if cached is not None:
+            cache_now(session, cached, session.frame("files"), "signature")
+    return first, second
 
 
 @pytest.mark.proves("pooled/two-keys-process-cached")
 def test_data_that_another_key_reads_stays_until_both_have_dropped_it() -> None:
     """A key that loads its data again drops the former data."""
-    first, second = two_keys()
-    for session in (first, second):
-        cache_now(session, "trains", session.frame("files"), "signature")
+    first, second = two_keys("trains")
     assert len(first.memory) == 1
     for _ in range(2):  # the thread of the first key drops its data too
         drop_cached(first, ["trains"])
@@ -156,10 +158,8 @@ def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_: str, mark: st
 
 def test_key_that_is_gone_keeps_no_data() -> None:
     """It was cut off, so `on_stop` has not run."""
-    first, second = two_keys()
-    for session in (first, second):
-        cache_now(session, "trains", session.frame("files"), "signature")
-    del session, second
+    first, second = two_keys("trains")
+    del second
     gc.collect()
     drop_cached(first, ["trains"])
     assert first.memory == set()
@@ -168,9 +168,7 @@ def test_key_that_is_gone_keeps_no_data() -> None:
 @pytest.mark.proves("pooled/two-keys-process-cached")
 def test_key_that_stops_drops_data_that_another_key_has_cached_first() -> None:
     """Spark counts it as that of the first key, which has loaded other data since."""
-    first, second = two_keys()
-    for session in (first, second):
-        cache_now(session, "trains", session.frame("files"), "signature")
+    first, second = two_keys("trains")
     drop_cached(first, ["trains"])
     data = SqlData(second, config(), "k")
     data._views = (View("trains", "parquet", (), cached=True),)

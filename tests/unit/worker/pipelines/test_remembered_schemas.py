@@ -27,11 +27,16 @@ def schemas(tmp_path: Path, table: Path) -> RememberedSchemas:
     return schemas
 
 
-def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, table: Path) -> None:
+def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, tmp_path: Path, table: Path) -> None:
     assert schemas.get(str(table), "parquet", {}) == SCHEMA
     assert schemas.get(str(table), "orc", {}) is None
     assert schemas.get(str(table), "parquet", {"mergeSchema": True}) is None
     assert schemas.get(str(table), "csv", {}) is None
+    of_another_spark = RememberedSchemas(tmp_path / "schemas", spark_version="4.4.0")
+    assert of_another_spark.get(str(table), "parquet", {}) is None
+    settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
+    with_other_settings = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0", settings=settings)
+    assert with_other_settings.get(str(table), "parquet", {}) is None
 
 
 @pytest.mark.parametrize("change", ["added", "rewritten", "replaced", "touched", "removed"])
@@ -56,30 +61,17 @@ def test_schema_of_changed_files_is_read_again(schemas: RememberedSchemas, table
     assert schemas.get(str(table), "parquet", {}) is None
 
 
-def test_schema_of_another_spark_is_not_used(schemas: RememberedSchemas, tmp_path: Path, table: Path) -> None:
-    other = RememberedSchemas(tmp_path / "schemas", spark_version="4.4.0")
-    assert other.get(str(table), "parquet", {}) is None
-
-
-def test_schema_that_was_read_with_other_settings_is_not_used(
+def test_damaged_file_and_file_that_others_may_write_are_ignored(
     schemas: RememberedSchemas, tmp_path: Path, table: Path
 ) -> None:
-    settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
-    other = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0", settings=settings)
-    assert other.get(str(table), "parquet", {}) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": 1}'])
-def test_damaged_file_is_ignored(schemas: RememberedSchemas, tmp_path: Path, table: Path, text: str) -> None:
-    (file,) = (tmp_path / "schemas").iterdir()
-    file.write_text(text)
-    assert schemas.get(str(table), "parquet", {}) is None
-
-
-def test_file_that_others_may_write_is_ignored(schemas: RememberedSchemas, tmp_path: Path, table: Path) -> None:
     (file,) = (tmp_path / "schemas").iterdir()
     file.chmod(0o666)
     assert schemas.get(str(table), "parquet", {}) is None
+    file.chmod(0o600)
+    assert schemas.get(str(table), "parquet", {}) == SCHEMA
+    for text in ("", "{", "[]", '{"files": 1}'):
+        file.write_text(text)
+        assert schemas.get(str(table), "parquet", {}) is None
 
 
 def test_number_of_schemas_is_limited(
@@ -98,11 +90,8 @@ def test_directory_that_cannot_be_written_costs_nothing(tmp_path: Path, table: P
     assert schemas.get(str(table), "parquet", {}) is None
 
 
-def test_links_that_lead_back_have_no_signature(table: Path) -> None:
+@pytest.mark.parametrize("path", ["s3a://bucket/table", "/data/*.parquet", "/nowhere/at/all", "relative"])
+def test_only_local_paths_without_links_that_lead_back_have_a_signature(table: Path, path: str) -> None:
+    assert signature(path) is None
     (table / "loop").symlink_to(table)
     assert signature(str(table)) is None
-
-
-@pytest.mark.parametrize("path", ["s3a://bucket/table", "/data/*.parquet", "/nowhere/at/all", "relative"])
-def test_only_local_paths_have_a_signature(path: str) -> None:
-    assert signature(path) is None

@@ -33,25 +33,20 @@ def said(body: object, data: Data = FIXED) -> bool | None:
     return coalesces(Call(Context(Key("k"), state=data), Request(key="k", path="/sql", body=content)))
 
 
-def test_identical_queries_share_a_run_where_the_pool_or_the_route_says_so() -> None:
+def test_identical_queries_over_fixed_data_share_a_run() -> None:
     assert said(PLAIN) is True
     assert said(PLAIN, replace(FIXED, config=parse_config({}))) is None, "as the route says"
-
-
-def test_data_that_is_read_as_it_is_when_the_query_runs_is_never_shared() -> None:
-    assert said(PLAIN, replace(FIXED, is_fixed=False)) is False
+    assert said(PLAIN, replace(FIXED, is_fixed=False)) is False, "the data is read when the query runs"
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"query": "select RAND() as x"},
-        {"query": "select randn(), 1"},
-        {"query": "select uuid()"},
-        {"query": "select now()"},
-        {"query": "select current_timestamp"},
+        *(
+            {"query": f"select {text}"}
+            for text in ("RAND() as x", "randn(), 1", "uuid()", "now()", "current_timestamp", "localtimestamp()")
+        ),
         {"query": "select date 'TODAY'"},
-        {"query": "select localtimestamp()"},
         {"query": "select * from t tablesample (10 rows)"},
         {"query": "select 1", "page_size": 5},
         {"cursor": "x.5"},
