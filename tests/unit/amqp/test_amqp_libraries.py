@@ -37,10 +37,12 @@ def test_only_the_package_imports_the_libraries() -> None:
     }
     assert users == {PACKAGE}
     assert {file.parent for file, text in naming.items() if "aiormq" in text} == {PACKAGE}
-
-
-def test_each_library_has_a_level_for_its_log() -> None:
     assert set(osrdyne.amqp.LOG_LEVELS) == LIBRARIES
+
+
+def private_attributes(tree: ast.AST) -> list[ast.Attribute]:
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [node for node in attributes if node.attr.startswith("_") and not node.attr.endswith("__")]
 
 
 @pytest.mark.parametrize(
@@ -50,15 +52,12 @@ def test_each_library_has_a_level_for_its_log() -> None:
     ids=lambda file: file.stem,
 )
 def test_module_reads_no_private_name_of_another_object(file: Path) -> None:
-    private = [
-        f"{file.name}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
-        and not node.attr.endswith("__")
-        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    foreign = [
+        node
+        for node in private_attributes(ast.parse(file.read_text()))
+        if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     ]
-    assert private == []
+    assert [f"{file.name}:{node.lineno} {ast.unparse(node)}" for node in foreign] == []
 
 
 def subclasses_of_the_libraries() -> Iterator[type]:
@@ -68,6 +67,14 @@ def subclasses_of_the_libraries() -> Iterator[type]:
                 base.__module__.partition(".")[0] in LIBRARIES for base in found.__mro__
             ):
                 yield found
+
+
+def test_subclass_reads_no_private_name_of_its_base() -> None:
+    """`self._name` in a subclass is one that the subclass itself defines or assigns."""
+    for found in set(subclasses_of_the_libraries()):
+        used = private_attributes(ast.parse(inspect.getsource(found).lstrip()))
+        own = {node.attr for node in used if isinstance(node.ctx, ast.Store)} | set(vars(found))
+        assert {node.attr for node in used} - own == set(), found
 
 
 def test_subclass_overrides_no_private_name() -> None:
@@ -82,22 +89,3 @@ def test_subclass_overrides_no_private_name() -> None:
         if name in vars(base) and base.__module__.partition(".")[0] in LIBRARIES
     ]
     assert overridden == []
-
-
-def test_subclass_reads_no_private_name_of_its_base() -> None:
-    """`self._name` in a subclass is one that the subclass itself defines or assigns."""
-    foreign = []
-    for found in set(subclasses_of_the_libraries()):
-        tree = ast.parse(inspect.getsource(found).lstrip())
-        own = {
-            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        } | set(vars(found))
-        foreign += [
-            f"{found.__name__}: {ast.unparse(node)}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and node.attr.startswith("_")
-            and not node.attr.endswith("__")
-            and node.attr not in own
-        ]
-    assert foreign == []

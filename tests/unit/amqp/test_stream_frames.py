@@ -108,29 +108,19 @@ def frame_edges(data: bytes) -> list[bytes]:
     return parts
 
 
-def test_a_heartbeat_stands_for_messages() -> None:
-    assert StreamFrames().feed(delivered(Message(b"x"), offset=1, channel=1)) == HEARTBEAT
-
-
-def test_text_that_is_not_utf8_keeps_its_bytes() -> None:
+def test_unusual_messages_are_read_and_a_heartbeat_stands_for_them() -> None:
     frames = StreamFrames()
-    frames.feed(delivered(Message(), offset=1, channel=1, routing_key="k\udcff"))
-    assert frames.take(1)[0].routing_key.encode("utf-8", "surrogateescape") == b"k\xff"
+    without_offset = delivered(Message(), offset=1, channel=1).replace(b"x-stream-offset", b"x-another-field")
+    assert frames.feed(delivered(Message(), offset=1, channel=1, routing_key="k\udcff")) == HEARTBEAT
+    frames.feed(without_offset)
+    not_utf8, without = frames.take(1)
+    assert not_utf8.routing_key.encode("utf-8", "surrogateescape") == b"k\xff"
+    assert without.offset == -1
 
 
-def test_a_message_without_an_offset_says_so() -> None:
-    data = delivered(Message(), offset=1, channel=1).replace(b"x-stream-offset", b"x-another-field")
-    frames = StreamFrames()
-    frames.feed(data)
-    assert frames.take(1)[0].offset == -1
-
-
-def test_bytes_that_are_no_frames_are_refused() -> None:
+def test_bytes_that_are_no_frames_are_refused_but_the_answer_to_another_version() -> None:
     with pytest.raises(FrameError):
         StreamFrames().feed(b"\x01\0\0\0\0\0\0\0\0")
-
-
-def test_the_answer_to_another_version_reaches_aiormq() -> None:
     assert StreamFrames().feed(b"AMQP\x00\x00\x09\x01") == b"AMQP\x00\x00\x09\x01"
 
 

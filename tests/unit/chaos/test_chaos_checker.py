@@ -54,19 +54,10 @@ def test_delivery_limit_needs_an_entry_in_the_inventory(status: str) -> None:
     answer = replace(ANSWER, status=status)
     assert judged(answer, aftermath=Aftermath(poison=["1"]), done=(POISON,)).passed
     assert "inventory: 1" in judged(answer, done=(POISON,)).problems[0]
-
-
-def test_text_that_ends_workers_is_refused_without_an_entry() -> None:
-    killer, answer = replace(ASKED, expected=None), replace(ANSWER, status="poison")
-    assert judged(answer, sent=(killer,), done=(POISON,)).passed
-    assert not judged(answer, sent=(killer,)).passed
-
-
-@pytest.mark.parametrize("target", [Target.LEADER, Target.NODE])
-def test_refused_text_is_rejected_by_a_leader_that_does_not_know_it(target: Target) -> None:
-    faults = [POISON.fault, fault(Family.KILL, Action.KILL, target)]
-    assert Status.REJECTED in allowed_statuses(faults, waited=1.0, rules=RULES)
-    assert Status.REJECTED not in allowed_statuses(faults[:1], waited=1.0, rules=RULES)
+    # But not for a text that is known to end workers.
+    killer, refused = replace(ASKED, expected=None), replace(ANSWER, status="poison")
+    assert judged(refused, sent=(killer,), done=(POISON,)).passed
+    assert not judged(refused, sent=(killer,)).passed
 
 
 @pytest.mark.parametrize(
@@ -82,22 +73,18 @@ def test_refused_text_is_rejected_by_a_leader_that_does_not_know_it(target: Targ
         (FAILING, replace(FAILURE, attempts=4), "no fault explains"),
         (FAILING, replace(ANSWER, attempts=3), "wrong answers"),
     ],
-    ids=[
-        "body",
-        "status",
-        "correlation id",
-        "killer",
-        "too few attempts",
-        "fails at the last attempt",
-        "given up",
-        "too many attempts",
-        "no failure",
-    ],
+    ids=["body", "status", "correlation", "killer", "too few", "fails at last", "given up", "too many", "no failure"],
 )
 def test_answer_that_cannot_be_right_is_a_problem(request_: Sent, answer: Answered, problem: str) -> None:
     others = [] if answer.correlation_id == request_.correlation_id else [ANSWER]
     verdict = judged(*others, answer, sent=(request_,), rules=RULES if request_.attempts > 1 else None)
     assert [problem in found for found in verdict.problems] == [True]
+
+
+def test_request_that_got_all_its_attempts_passes_and_is_counted() -> None:
+    for request, answer in ((FLAKY, replace(ANSWER, attempts=3)), (FAILING, replace(FAILURE, attempts=3))):
+        verdict = judged(answer, answer, sent=(request,), rules=RULES)
+        assert (verdict.passed, verdict.tried_again, verdict.further_attempts) == (True, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -124,28 +111,32 @@ def test_each_thing_left_over_is_a_problem(aftermath: Aftermath) -> None:
 USED_UP = {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.POISON}
 
 
+KILLED_LEADER = fault(Family.KILL, Action.KILL, Target.LEADER)
+
+
 @pytest.mark.parametrize(
-    ("faults", "waited", "allowed"),
+    ("faults", "waited", "allowed", "rules"),
     [
-        ([], 60.0, {Status.OK}),
-        ([fault(Family.KILL, Action.KILL, Target.LEADER)], 60.0, {Status.OK}),
-        ([fault(Family.CUT, Action.CUT, Target.MANAGEMENT)], 60.0, {Status.OK}),
-        ([fault(Family.ALARM, Action.DISK, Target.NODE)], 60.0, {Status.OK, Status.EXPIRED}),
-        ([fault(Family.ALARM, Action.DISK, Target.NODE)], 10.0, {Status.OK}),
-        ([fault(Family.CUT, Action.CUT, Target.WORKERS)], 60.0, USED_UP),
-        ([fault(Family.POISON, Action.REQUEST, Target.KEY)], 60.0, USED_UP),
-        ([fault(Family.KILL, Action.KILL, Target.WORKER)], 60.0, USED_UP | {Status.START_FAILED}),
+        ([], 60.0, {Status.OK}, None),
+        ([KILLED_LEADER], 60.0, {Status.OK}, None),
+        ([fault(Family.CUT, Action.CUT, Target.MANAGEMENT)], 60.0, {Status.OK}, None),
+        ([fault(Family.ALARM, Action.DISK, Target.NODE)], 60.0, {Status.OK, Status.EXPIRED}, None),
+        ([fault(Family.ALARM, Action.DISK, Target.NODE)], 10.0, {Status.OK}, None),
+        ([fault(Family.CUT, Action.CUT, Target.WORKERS)], 60.0, USED_UP, None),
+        ([POISON.fault], 60.0, USED_UP, None),
+        ([POISON.fault], 1.0, USED_UP - {Status.EXPIRED}, RULES),
+        ([POISON.fault, KILLED_LEADER], 1.0, USED_UP - {Status.EXPIRED} | {Status.REJECTED}, RULES),
+        ([fault(Family.KILL, Action.KILL, Target.WORKER)], 60.0, USED_UP | {Status.START_FAILED}, None),
+        ([fault(Family.STOP, Action.STOP, Target.LEADER)], 60.0, {Status.OK, Status.EXPIRED}, RULES),
+        ([fault(Family.STOP, Action.STOP, Target.STANDBY)], 60.0, {Status.OK, Status.EXPIRED}, RULES),
+        ([KILLED_LEADER], 1.0, {Status.OK}, RULES),
+        ([KILLED_LEADER], 1.0, {Status.OK, Status.DELIVERY_LIMIT}, replace(RULES, cleans=True)),
     ],
-    ids=["none", "leader", "management", "alarm", "alarm in time", "cut workers", "poison", "killed worker"],
 )
-def test_faults_say_which_statuses_they_allow(faults: list[Fault], waited: float, allowed: set[Status]) -> None:
-    assert allowed_statuses(faults, waited=waited) == allowed
-
-
-@pytest.mark.parametrize("target", [Target.LEADER, Target.STANDBY])
-def test_every_request_of_a_managed_pool_needs_the_controllers(target: Target) -> None:
-    stopped = [fault(Family.STOP, Action.STOP, target)]
-    assert allowed_statuses(stopped, waited=60.0, rules=RULES) == {Status.OK, Status.EXPIRED}
+def test_faults_say_which_statuses_they_allow(
+    faults: list[Fault], waited: float, allowed: set[Status], rules: Rules | None
+) -> None:
+    assert allowed_statuses(faults, waited=waited, rules=rules) == allowed
 
 
 @pytest.mark.parametrize("action", [Action.AHEAD, Action.BEHIND])
@@ -164,24 +155,6 @@ def test_fault_explains_only_what_happens_in_its_time(began: float, ended: float
     request, answer = replace(ASKED, at=101.0), replace(ANSWER, status="start-failed", at=102.0)
     killed = Done(fault(Family.KILL, Action.KILL, Target.WORKER), began, ended)
     assert judged(answer, sent=(request,), done=(killed,)).passed is explains
-
-
-@pytest.mark.parametrize(("cleans", "allowed"), [(True, True), (False, False)])
-def test_only_a_controller_that_cleans_queues_can_use_up_deliveries(cleans: bool, allowed: bool) -> None:
-    killed = [fault(Family.KILL, Action.KILL, Target.LEADER)]
-    statuses = allowed_statuses(killed, waited=1.0, rules=replace(RULES, cleans=cleans))
-    assert (Status.DELIVERY_LIMIT in statuses) is allowed
-
-
-@pytest.mark.parametrize(
-    ("request_", "answer"),
-    [(FLAKY, replace(ANSWER, attempts=3)), (FAILING, replace(FAILURE, attempts=3))],
-    ids=["comes right", "fails"],
-)
-def test_request_that_got_all_its_attempts_passes_and_is_counted(request_: Sent, answer: Answered) -> None:
-    verdict = judged(answer, answer, sent=(request_,), rules=RULES)
-    assert verdict.passed
-    assert (verdict.tried_again, verdict.further_attempts) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ def last(parts: int, stream: str = FIRST, attempt: int = 1, status: Status = Sta
     return Reply(status, headers={STREAM_HEADER: stream, PARTS_HEADER: parts, ATTEMPT_HEADER: attempt})
 
 
+@pytest.fixture
+def queue() -> PartQueue:
+    return PartQueue(credit=4)
+
+
 async def received(queue: PartQueue) -> list[bytes]:
     """All parts, once the call has ended."""
     queue.end()
@@ -59,8 +64,7 @@ async def waiting_part(queue: PartQueue) -> list[bytes]:
     return []
 
 
-async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumption() -> None:
-    queue = PartQueue(credit=4)
+async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumption(queue: PartQueue) -> None:
     assert queue.grant is None
     for number in (1, 2):
         queue.arrived(part(number))
@@ -74,8 +78,7 @@ async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumptio
     assert queue.grant is None
 
 
-async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one() -> None:
-    queue = PartQueue(credit=4)
+async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one(queue: PartQueue) -> None:
     queue.arrived(part(1))
     queue.arrived(part(1, SECOND, attempt=2))
     queue.arrived(part(2))
@@ -86,8 +89,7 @@ async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_
     assert await received(queue) == [b"b1", b"b2"]
 
 
-async def test_stream_that_begins_anew_after_the_first_row_ends_the_call() -> None:
-    queue = PartQueue(credit=4)
+async def test_stream_that_begins_anew_after_the_first_row_ends_the_call(queue: PartQueue) -> None:
     queue.arrived(part(1))
     await queue.next()
     with pytest.raises(StreamInterruptedError):
@@ -96,8 +98,7 @@ async def test_stream_that_begins_anew_after_the_first_row_ends_the_call() -> No
         queue.ends(Reply(content_type="application/json"))
 
 
-async def test_parts_of_an_earlier_attempt_that_were_never_seen_before_are_ignored() -> None:
-    queue = PartQueue(credit=4)
+async def test_parts_of_an_earlier_attempt_that_were_never_seen_before_are_ignored(queue: PartQueue) -> None:
     queue.arrived(part(1, SECOND, attempt=2))
     queue.arrived(part(1, FIRST, attempt=1))
     assert queue.ends(last(1, SECOND, attempt=2))
@@ -116,8 +117,7 @@ async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning
     assert await received(queue) == [b"b1"]
 
 
-def test_lost_part_ends_the_call() -> None:
-    queue = PartQueue(credit=4)
+def test_lost_part_ends_the_call(queue: PartQueue) -> None:
     queue.arrived(part(1))
     with pytest.raises(StreamInterruptedError):
         queue.arrived(part(3))
@@ -125,8 +125,7 @@ def test_lost_part_ends_the_call() -> None:
         queue.ends(last(2))
 
 
-def test_progress_of_a_handler_and_errors_are_no_parts() -> None:
-    queue = PartQueue(credit=4)
+def test_progress_of_a_handler_and_errors_are_no_parts(queue: PartQueue) -> None:
     queue.arrived(Reply(progress=True, body=b"50 %"))
     queue.arrived(part(1))
     assert queue.ends(Reply(Status.EXPIRED))

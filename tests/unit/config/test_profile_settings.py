@@ -29,12 +29,14 @@ def test_first_profile_that_matches_counts_and_other_keys_have_the_settings_of_t
 
 def test_profile_changes_what_it_gives_and_nothing_else() -> None:
     settings = settings_of(
-        {**BIG, "footprint": "small", "unbind_delay": "1m", "stop_delay": "20s"},
+        {**BIG, "footprint": "small", "unbind_delay": "1m", "stop_delay": "20s", "placement": "pooled", "spares": 3},
         spark_conf={"spark.ui.enabled": True, "spark.a": "b"},
         concurrency=3,
+        pooled={"spares": 1},
     )
     effective = settings.with_profile(settings.worker.profiles[0])
-    assert effective.worker.concurrency == 3
+    assert (effective.worker.concurrency, effective.worker.pooled.spares) == (3, 3)
+    assert settings.worker.pooled.spares == 1
     assert (effective.lifecycle.unbind_delay, effective.lifecycle.stop_delay) == (60.0, 20.0)
     assert effective.lifecycle.max_groups == settings.lifecycle.max_groups
     conf = effective.worker.effective_spark_conf()
@@ -112,12 +114,6 @@ def test_profiles_of_a_configuration_are_refused_without_their_values(tmp_path) 
     with pytest.raises(ConfigurationError, match=r"worker\.profiles\.0\.spark_conf \(file .*:\d\)") as failure:
         load_settings(file=str(file), environment={})
     assert "hidden" not in str(failure.value)
-
-
-def test_spares_of_a_profile_are_its_own() -> None:
-    settings = settings_of({"match": "a", "placement": "pooled", "spares": 3}, pooled={"spares": 1})
-    assert settings.with_profile(settings.worker.profiles[0]).worker.pooled.spares == 3
-    assert settings.worker.pooled.spares == 1
 
 
 def test_spares_of_different_settings_must_fit_into_the_processes() -> None:

@@ -68,32 +68,25 @@ def test_variables_of_the_reference_protocol_are_enough() -> None:
 
 @pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_AMQP_URI", "WORKER_KEY"])
 def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} is missing.*osrdyne groups env"):
+    with pytest.raises(ConfigurationError, match=f"{name}.*osrdyne groups env"):
         WorkerEnvironment.from_variables(without(name))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "values"),
     [
-        ("WORKER_REQUESTS_QUEUES", "[]"),
-        ("WORKER_REQUESTS_QUEUES", "[1]"),
-        ("WORKER_PLACEMENT", "shared"),
-        ("WORKER_REQUESTS_QUEUES", "p-req-k"),
-        ("WORKER_MAX_MSG_SIZE", "many"),
-        ("WORKER_MAX_MSG_SIZE", "0"),
-        ("WORKER_MAX_MSG_SIZE", "²"),
-        ("WORKER_MAX_MSG_SIZE", "9" * 5000),
-        ("WORKER_CONFIG", "{"),
-        ("WORKER_CONFIG", "[]"),
-        ("WORKER_CONFIG", "[" * 100_000),
-        ("WORKER_KEY", "x" * 256),
-        ("WORKER_KEY", "\udcff"),
-        ("WORKER_KEY_ESCAPED", "%41"),
+        ("WORKER_REQUESTS_QUEUES", ["[]", "[1]", "p-req-k"]),
+        ("WORKER_PLACEMENT", ["shared"]),
+        ("WORKER_MAX_MSG_SIZE", ["many", "0", "²", "9" * 5000]),
+        ("WORKER_CONFIG", ["{", "[]", "[" * 100_000]),
+        ("WORKER_KEY", ["x" * 256, "\udcff"]),
+        ("WORKER_KEY_ESCAPED", ["%41"]),
     ],
 )
-def test_wrong_variable_is_named(name: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=name.removesuffix("_ESCAPED")):
-        WorkerEnvironment.from_variables({**environment().to_variables(), name: value})
+def test_wrong_variable_is_named(name: str, values: list[str]) -> None:
+    for value in values:
+        with pytest.raises(ConfigurationError, match=name.removesuffix("_ESCAPED")):
+            WorkerEnvironment.from_variables({**environment().to_variables(), name: value})
 
 
 def test_uri_comes_from_a_file_where_one_is_named(tmp_path: Path) -> None:

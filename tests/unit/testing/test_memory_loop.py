@@ -54,22 +54,6 @@ def test_tasks_take_turns_as_on_a_loop_of_asyncio(loop: MemoryLoop) -> None:
     assert len(said) == 12
 
 
-def test_two_tasks_that_wait_for_the_loop_to_settle_continue_one_after_the_other(loop: MemoryLoop) -> None:
-    said: list[str] = []
-
-    async def settle(name: str) -> None:
-        await loop.settled()
-        said.append(name)
-        await asyncio.sleep(0)
-        said.append(name)
-
-    async def history() -> None:
-        await asyncio.gather(settle("a"), settle("b"))
-
-    loop.run_until_complete(history())
-    assert said == ["a", "a", "b", "b"]
-
-
 async def wait_endlessly() -> None:
     await asyncio.get_running_loop().create_future()
 

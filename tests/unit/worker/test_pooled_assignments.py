@@ -58,6 +58,11 @@ def listed(assignments: Assignments) -> dict[str, AssignmentState]:
     return {one.worker_id: one.state for one in assignments.report(lambda one: one)}
 
 
+@pytest.fixture
+def assignments() -> Assignments:
+    return Assignments()
+
+
 class Process:
     """The table, and what its process does with the answers. `started` is every start that there ever was."""
 
@@ -148,8 +153,7 @@ def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) 
     assert len(process.started) <= 1
 
 
-def test_slot_that_is_taken_and_a_process_that_ends_refuse_with_the_reason() -> None:
-    assignments = Assignments()
+def test_slot_that_is_taken_and_a_process_that_ends_refuse_with_the_reason(assignments: Assignments) -> None:
     assert assignments.assign(assign("a"), TERM, now=1.0)
     assert not assignments.assign(assign("b"), TERM, now=1.0)
     assert [(one.worker_id, one.taken_by) for one in assignments.refused] == [(B, A)]
@@ -159,8 +163,7 @@ def test_slot_that_is_taken_and_a_process_that_ends_refuse_with_the_reason() -> 
     assert (assignments.refused[-1].taken_by, assignments.refused[-1].reason) == (None, "the process ends")
 
 
-def test_refused_worker_stays_refused_when_the_slot_is_free() -> None:
-    assignments = Assignments()
+def test_refused_worker_stays_refused_when_the_slot_is_free(assignments: Assignments) -> None:
     assignments.assign(assign("a"), TERM, now=1.0)
     assignments.assign(assign("b"), TERM, now=1.0)
     assignments.exited(A, AssignmentExit(0))
@@ -171,8 +174,7 @@ def test_refused_worker_stays_refused_when_the_slot_is_free() -> None:
     assert not assignments.assign(assign("b"), TERM, now=1.0)
 
 
-def test_worker_that_has_not_exited_is_not_forgotten() -> None:
-    assignments = Assignments()
+def test_worker_that_has_not_exited_is_not_forgotten(assignments: Assignments) -> None:
     assignments.assign(assign("a"), TERM, now=1.0)
     assignments.forget(forget("a"))
     assert assignments.release(release("a"))

@@ -180,11 +180,15 @@ def events(drafts: list[Any]) -> list[tuple[Event, Any]]:
     return [(draft.event, draft.details.get("count")) for draft in drafts]
 
 
+@pytest.fixture
+def window() -> ReportWindow:
+    return ReportWindow()
+
+
 OK = Completion("ok", "/sql", redelivered=False)
 
 
-def test_first_request_of_a_quiet_worker_is_reported_at_once() -> None:
-    window = ReportWindow()
+def test_first_request_of_a_quiet_worker_is_reported_at_once(window: ReportWindow) -> None:
     window.received()
     assert window.due_in(100.0) == 0
     assert events(window.take(100.0)) == [(Event.REQUEST_RECEIVED, 1)]
@@ -196,8 +200,7 @@ def completed(window: ReportWindow, outcome: Completion, duration: int = 1, requ
     window.completed(outcome, duration_ms=duration, request=request)
 
 
-def test_requests_within_a_second_are_one_report_with_counts() -> None:
-    window = ReportWindow()
+def test_requests_within_a_second_are_one_report_with_counts(window: ReportWindow) -> None:
     for duration in (10, 20, 60):
         completed(window, OK, duration)
     drafts = window.take(1.0)
@@ -220,9 +223,8 @@ def test_requests_within_a_second_are_one_report_with_counts() -> None:
     ],
 )
 def test_different_outcomes_are_different_reports(
-    header: str, outcomes: list[dict[str, Any]], reports: list[tuple[object, int]]
+    window: ReportWindow, header: str, outcomes: list[dict[str, Any]], reports: list[tuple[object, int]]
 ) -> None:
-    window = ReportWindow()
     for changes in outcomes:
         completed(window, replace(OK, **changes), request="r")
     found = [(draft.headers.get(header), draft.details["count"]) for draft in window.take(1.0)[1:3]]
@@ -244,8 +246,7 @@ def test_age_of_this_process_is_known() -> None:
     assert abs(time.time() - age - psutil.Process().create_time()) < 5
 
 
-def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full() -> None:
-    window = ReportWindow()
+def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full(window: ReportWindow) -> None:
     for number in range(MAX_OUTCOMES):
         assert not window.is_full
         completed(window, replace(OK, code=201), request=str(number))
@@ -257,8 +258,7 @@ def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full
     assert not window.is_full
 
 
-def test_idle_follows_only_on_a_busy_worker() -> None:
-    window = ReportWindow()
+def test_idle_follows_only_on_a_busy_worker(window: ReportWindow) -> None:
     window.received()
     window.take(1.0)
     window.dropped()

@@ -51,31 +51,24 @@ def test_number_that_the_column_cannot_hold_equals_no_row(kind: str, given: Any)
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"),
+    ("kind", "values"),
     [
-        ("boolean", 1),
-        ("int", True),
-        ("int", 1.0),
-        ("int", "1"),
-        ("decimal(12,2)", 1.5),
-        ("decimal(12,2)", "NaN"),
-        ("decimal(12,2)", "1,5"),
-        ("string", 1),
-        ("string", "\ud800"),
-        ("date", 20240229),
-        ("date", "2024-02-30"),
-        ("timestamp", "2024-02-29T12:00:00"),
-        ("timestamp_ntz", "2024-02-29T12:00:00Z"),
-        ("binary", "AP8"),
-        ("bigint", [1]),
-        ("string", {"type": "string", "value": "x"}),
+        ("boolean", [1]),
+        ("int", [True, 1.0, "1"]),
+        ("decimal(12,2)", [1.5, "NaN", "1,5"]),
+        ("string", [1, "\ud800", {"type": "string", "value": "x"}]),
+        ("date", [20240229, "2024-02-30"]),
+        ("timestamp", ["2024-02-29T12:00:00"]),
+        ("timestamp_ntz", ["2024-02-29T12:00:00Z"]),
+        ("binary", ["AP8"]),
+        ("bigint", [[1]]),
     ],
 )
-def test_value_of_another_type_is_refused_by_its_place(kind: str, given: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        read_key_value("key.c", kind, given)
-    assert (caught.value.code, caught.value.error_code) == (400, "invalid_parameter")
-    assert caught.value.message.startswith("key.c ")
+def test_value_of_another_type_is_refused_by_its_place(kind: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=r"^key\.c ") as caught:
+            read_key_value("key.c", kind, value)
+        assert (caught.value.code, caught.value.error_code) == (400, "invalid_parameter"), value
 
 
 @given(st.integers() | st.text() | st.floats() | st.booleans() | st.none() | st.lists(st.integers()))

@@ -58,6 +58,11 @@ class Plan:
         check_analyzed(json.dumps(self.nodes))
 
 
+@pytest.fixture
+def plan() -> Plan:
+    return Plan()
+
+
 LEAF = "org.apache.spark.sql.execution.datasources.LogicalRelation"
 PROJECT = f"{LOGICAL}Project"
 
@@ -99,8 +104,7 @@ def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recurs
         assert refusal(plan("first", "a").parsed) == "unknown_table"
 
 
-def test_name_given_by_with_in_a_subquery_is_not_visible_outside() -> None:
-    plan = Plan()
+def test_name_given_by_with_in_a_subquery_is_not_visible_outside(plan: Plan) -> None:
     root = plan.add(PROJECT)
     with_ = plan.add(f"{LOGICAL}UnresolvedWith", root, allowRecursion=False)
     plan.common(with_, 0, "a")
@@ -121,14 +125,12 @@ def test_name_given_by_with_in_a_subquery_is_not_visible_outside() -> None:
         (["a.nation"], "unknown_table"),
     ],
 )
-def test_relation_that_is_not_a_view_is_refused(name: list[str], code: str) -> None:
-    plan = Plan()
+def test_relation_that_is_not_a_view_is_refused(plan: Plan, name: list[str], code: str) -> None:
     plan.relation(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == code
 
 
-def test_relation_as_a_stream_or_with_options_is_refused() -> None:
-    plan = Plan()
+def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
     relation = plan.relation(["nation"], streaming=True)
     assert refusal(plan.parsed) == "table_not_allowed"
     plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
@@ -136,16 +138,14 @@ def test_relation_as_a_stream_or_with_options_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["plan", "windowDefinitions.0.1", "anything"])
-def test_relation_inside_an_expression_is_refused(field: str) -> None:
-    plan = Plan()
+def test_relation_inside_an_expression_is_refused(plan: Plan, field: str) -> None:
     subquery = plan.add(f"{CATALYST}expressions.ScalarSubquery", plan.add(PROJECT), "projectList.0")
     plan.relation(["csv", "/x"], subquery, field)
     assert refusal(plan.parsed) == "table_not_allowed"
 
 
 @pytest.mark.parametrize("name", [["java_method"], ["system", "builtin", "upper"], ["my_udf"], ["REFLECT"], []])
-def test_function_that_is_not_allowed_is_refused(name: list[str]) -> None:
-    plan = Plan()
+def test_function_that_is_not_allowed_is_refused(plan: Plan, name: list[str]) -> None:
     plan.function(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == "function_not_allowed"
 
@@ -160,15 +160,13 @@ def test_generator_with_a_schema_and_scalar_function_as_table_are_refused() -> N
     assert refusal(plan.parsed) == "function_not_allowed"
 
 
-def test_null_where_nodes_belong_is_refused() -> None:
-    plan = Plan()
+def test_null_where_nodes_belong_is_refused(plan: Plan) -> None:
     plan.add(PROJECT, nulls=["projectList"])
     assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
 @pytest.mark.parametrize("field", ["value", "exprBuilder"])
-def test_object_that_cannot_be_inspected_is_refused(field: str) -> None:
-    plan = Plan()
+def test_object_that_cannot_be_inspected_is_refused(plan: Plan, field: str) -> None:
     index = plan.add("com.example.Function1", plan.add(PROJECT), field)
     plan.nodes[index]["kind"] = "opaque"
     assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
@@ -194,20 +192,17 @@ def test_object_that_cannot_be_inspected_is_refused(field: str) -> None:
         "com.example.expressions.Anything",
     ],
 )
-def test_class_that_is_not_of_a_query_is_refused(name: str) -> None:
-    plan = Plan()
+def test_class_that_is_not_of_a_query_is_refused(plan: Plan, name: str) -> None:
     plan.add(name, plan.add(PROJECT))
     assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
-def test_hint_that_starts_tasks_is_refused() -> None:
-    plan = Plan()
+def test_hint_that_starts_tasks_is_refused(plan: Plan) -> None:
     plan.relation(["nation"], plan.add(f"{LOGICAL}UnresolvedHint", name="REPARTITION"))
     assert refusal(plan.parsed) == "syntax_not_allowed"
 
 
-def test_stored_data_outside_of_a_view_is_refused() -> None:
-    plan = Plan()
+def test_stored_data_outside_of_a_view_is_refused(plan: Plan) -> None:
     join = plan.add(f"{LOGICAL}Join")
     plan.view(join, ours=True)
     plan.add(LEAF, join, "right")

@@ -42,17 +42,19 @@ def test_value_has_its_type_in_spark(given: Any, parameter: Parameter) -> None:
         [1, 2],
         {"value": 1},
         {"type": "int", "value": 1, "more": 1},
-        {"type": "array<int>", "value": "1"},
-        {"type": "date", "value": "2024-02-30"},
-        {"type": "date", "value": None},
-        {"type": "timestamp", "value": "2024-02-29T12:00:00"},
-        {"type": "timestamp", "value": "0001-01-01T00:00:00+02:00"},
-        {"type": "timestamp_ntz", "value": "2024-02-29T12:00:00Z"},
-        {"type": "decimal", "value": "1e40"},
-        {"type": "decimal", "value": "NaN"},
-        {"type": "decimal", "value": "one"},
-        {"type": "binary", "value": "*"},
-        {"type": "double", "value": "one"},
+        *(
+            {"type": kind, "value": value}
+            for kind, values in {
+                "array<int>": ["1"],
+                "date": ["2024-02-30", None],
+                "timestamp": ["2024-02-29T12:00:00", "0001-01-01T00:00:00+02:00"],
+                "timestamp_ntz": ["2024-02-29T12:00:00Z"],
+                "decimal": ["1e40", "NaN", "one"],
+                "binary": ["*"],
+                "double": ["one"],
+            }.items()
+            for value in values
+        ),
         10**40,
         "\ud800",
     ],

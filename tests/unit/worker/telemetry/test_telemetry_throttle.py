@@ -88,6 +88,11 @@ class Table:
             yield (self.now - BEGIN) / 60
 
 
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path)
+
+
 def load(table: Table, messages_a_minute: int, events: list[int], *, minutes: int) -> None:
     """Messages at even distances, with the next number of events of one block each."""
     for number in range(messages_a_minute * minutes):
@@ -108,8 +113,7 @@ def test_table_that_gets_no_more_than_its_rate_never_lags(
         assert table.unread() <= max(events)
 
 
-def test_table_that_gets_more_falls_behind_by_the_difference(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_table_that_gets_more_falls_behind_by_the_difference(table: Table) -> None:
     load(table, 200, [4], minutes=60)
     table.now += 30.0
     while table.now < BEGIN + 3600:
@@ -122,8 +126,7 @@ def test_table_that_gets_more_falls_behind_by_the_difference(tmp_path: Path) -> 
     assert table.unread() > 4_700
 
 
-def test_peak_drains_when_the_plan_of_capacity_has_it(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_peak_drains_when_the_plan_of_capacity_has_it(table: Table) -> None:
     load(table, 720, [6], minutes=30)
     phase = Phase(Fraction(30), Fraction(720), Fraction(6))
     hub, store = Hub(HUB_TIERS["iot-hub-s1"], 1), Store(STORE_TIERS["store-s1"], 1)
@@ -135,8 +138,7 @@ def test_peak_drains_when_the_plan_of_capacity_has_it(tmp_path: Path) -> None:
     assert table.blocks == 30 * 720 * 6
 
 
-def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table: Table) -> None:
     table.arrive(7200, at=BEGIN)
     table.arrive(1, at=BEGIN)
     table.now += 1
@@ -150,8 +152,7 @@ def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(tmp_path: Pa
 
 
 @pytest.mark.proves("telemetry-tables/worker-dies-taken-blocks")
-def test_killed_ingest_has_taken_its_blocks_once(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_killed_ingest_has_taken_its_blocks_once(table: Table) -> None:
     load(table, 800, [1], minutes=10)
     table.now += 30.0
     first = table.take()
@@ -166,8 +167,7 @@ def test_killed_ingest_has_taken_its_blocks_once(tmp_path: Path) -> None:
     assert table.blocks == pytest.approx(720, abs=1)
 
 
-def test_changed_units_count_from_the_next_ingest_on(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_changed_units_count_from_the_next_ingest_on(table: Table) -> None:
     load(table, 8000, [1], minutes=10)
     table.now += 30.0
     table.ingest()
@@ -214,8 +214,7 @@ def test_no_sequence_of_ingests_kills_and_clock_jumps_exceeds_the_rate(
             assert more - blocks <= 12 * (later - at) + full
 
 
-def test_table_without_messages_saves_up_the_blocks_of_a_minute(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_table_without_messages_saves_up_the_blocks_of_a_minute(table: Table) -> None:
     table.arrive(1, at=BEGIN)
     table.ingest()
     table.now += 86_400
@@ -225,8 +224,7 @@ def test_table_without_messages_saves_up_the_blocks_of_a_minute(tmp_path: Path) 
 
 
 @pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs")
-def test_clock_of_another_host_saves_up_nothing(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_clock_of_another_host_saves_up_nothing(table: Table) -> None:
     table.arrive(1, at=BEGIN - 60, messages=100_000)
     for number in range(100):
         table.skew = 50.0 * (number % 2)
@@ -257,8 +255,7 @@ def test_two_ingests_that_take_at_once_take_one_after_the_other(
     assert table.blocks == pytest.approx(720 + 360, abs=2)
 
 
-def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(table: Table, tmp_path: Path) -> None:
     for number in range(100):
         table.arrive(1, at=BEGIN + number)
     for _ in range(100):
@@ -299,8 +296,7 @@ def test_entry_of_a_killed_ingest_is_removed_when_its_number_is_taken(
     assert sorted(path.name for path in directory.iterdir()) == [f"{number:020d}.json" for number in (1, 2, 3, 4)]
 
 
-def test_throttle_log_whose_directory_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(tmp_path)
+def test_throttle_log_whose_directory_is_gone_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.arrive(1, at=BEGIN)
 
     def link_in_a_removed_directory(unfinished: Path, path: Path) -> None:
@@ -313,8 +309,7 @@ def test_throttle_log_whose_directory_is_gone_is_an_error(tmp_path: Path, monkey
 
 
 @pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
-def test_damaged_entry_is_named_with_its_remedy(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) -> None:
     table.arrive(1, at=BEGIN - 60, messages=2_000)
     table.ingest()
     table.now += 30.0
