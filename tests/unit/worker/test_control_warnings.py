@@ -67,7 +67,7 @@ class Outages:
     def listening(self, available: bool | None) -> None:
         self.available.append(available)
 
-    async def run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(self, monkeypatch: pytest.MonkeyPatch, *, has_credit: bool) -> None:
         monkeypatch.setattr(control, "_listen_once", self.listen_once)
         await control.listen(
             self,
@@ -78,7 +78,7 @@ class Outages:
             on_forged=lambda: None,
             warnings=ControlWarnings(),
             clock=self,
-            credit=self,
+            credit=self if has_credit else None,
         )
 
 
@@ -86,13 +86,13 @@ class Outages:
 async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypatch, error, available):
     """It would end after a minute without credit."""
     outages = Outages(1, error)
-    await outages.run(monkeypatch)
+    await outages.run(monkeypatch, has_credit=True)
     assert outages.available[-1] is available
 
 
 async def test_each_outage_has_one_warning_and_begins_with_the_shortest_delay(monkeypatch):
     outages = Outages(6, REFUSED)
     with capture_logs() as logs:
-        await outages.run(monkeypatch)
+        await outages.run(monkeypatch, has_credit=False)
     assert [entry["event"] for entry in logs] == [NOT_YET] * 3
     assert [round(delay) for delay in outages.delays] == [1, 2, 1, 2, 4, 1]

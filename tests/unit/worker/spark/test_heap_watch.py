@@ -81,6 +81,10 @@ def test_heap_with_room_costs_no_collection_and_one_full_of_garbage_no_request(w
     watched.heap.now = FULL
     watched.check()
     assert (watched.cancelled, watched.heap.collections) == ([], 1)
+    watched.fill()
+    watched.watch.ended("a")
+    watched.check()
+    assert watched.cancelled == []
 
 
 def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched: Watched) -> None:
