@@ -19,10 +19,12 @@ class Publishes:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._confirms: dict[str, asyncio.Event] = {}
 
-    async def start(self, name: str, message_id: str | None, destination: tuple[str, str]) -> None:
-        self._confirms[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._publish(name, message_id, destination))
-        await settled()
+    async def start(self, *messages: tuple[str, str | None, tuple[str, str]]) -> None:
+        """Each has a name, a message id and a destination."""
+        for name, message_id, destination in messages:
+            self._confirms[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._publish(name, message_id, destination))
+            await settled()
 
     async def confirm(self, *names: str) -> None:
         for name in names:
@@ -44,8 +46,7 @@ async def settled() -> None:
 
 async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination() -> None:
     publishes = Publishes()
-    for name, one in [("1", "x"), ("2", "x"), ("3", "y"), ("4", None)]:
-        await publishes.start(name, one, A)
+    await publishes.start(("1", "x", A), ("2", "x", A), ("3", "y", A), ("4", None, A))
     assert publishes.begun == ["1"]
     await publishes.confirm("1")
     assert publishes.begun == ["1", "2", "3", "4"]
@@ -55,8 +56,7 @@ async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination()
 
 async def test_other_destinations_do_not_wait_for_a_repeated_id() -> None:
     publishes = Publishes()
-    for name, one, destination in [("1", "x", A), ("2", "x", A), ("3", "y", B), ("4", None, B), ("5", "x", B)]:
-        await publishes.start(name, one, destination)
+    await publishes.start(("1", "x", A), ("2", "x", A), ("3", "y", B), ("4", None, B), ("5", "x", B))
     assert publishes.begun == ["1", "3", "4"]
     await publishes.confirm("1", "2", "3", "4", "5")
     assert publishes.begun == ["1", "3", "4", "2", "5"]
@@ -64,8 +64,7 @@ async def test_other_destinations_do_not_wait_for_a_repeated_id() -> None:
 
 async def test_cancelled_waiter_delays_no_other() -> None:
     publishes = Publishes()
-    for name, one in [("1", "x"), ("2", "x"), ("3", None)]:
-        await publishes.start(name, one, A)
+    await publishes.start(("1", "x", A), ("2", "x", A), ("3", None, A))
     publishes.tasks["2"].cancel()
     await settled()
     assert publishes.begun == ["1", "3"]

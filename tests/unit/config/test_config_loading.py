@@ -68,14 +68,10 @@ def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text() 
     settings = load("requests: {max_length: 7}", "worker.config.a=5", environment=environment).settings
     assert (settings.pool.pinned_keys, settings.api.port) == (("a=1,b=2", "漢 🚄"), 0)
     assert (settings.requests.max_length, settings.worker.config) == (None, {"a": 5})
+    for short in (load("driver: noop"), load(environment={"OSRDYNE__DRIVER": "noop"}), load("", "driver=noop")):
+        assert short.settings.driver.name == "noop"
     loaded = load("pool: {pinned_keys: [no, on, 2024-01-01, 10:30]}")
     assert loaded.settings.pool.pinned_keys == ("no", "on", "2024-01-01", "10:30")
-
-
-def test_driver_name_alone_is_enough_everywhere() -> None:
-    assert load("driver: noop").settings.driver.name == "noop"
-    assert load(environment={"OSRDYNE__DRIVER": "noop"}).settings.driver.name == "noop"
-    assert load("", "driver=noop").settings.driver.name == "noop"
 
 
 @pytest.mark.parametrize(
@@ -114,8 +110,9 @@ def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marke
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("given", "place"),
     [
+        *((flag, "flag --set") for flag in ("pool.id", "pool.nothing=x", "=x")),
         ({"OSRDYNE__POOL__IDD": "x"}, "pool.idd (environment OSRDYNE__POOL__IDD)"),
         ({"OSRDYNE__": "x"}, "(environment OSRDYNE__)"),
         ({"OSRDYNE__POOL__PINNED_KEYS": "a,b"}, "pool.pinned_keys (environment OSRDYNE__POOL__PINNED_KEYS)"),
@@ -125,13 +122,8 @@ def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marke
         ({"OSRDYNE__POOL__ID": "a", "osrdyne__pool__id": "b"}, "OSRDYNE__POOL__ID sets it"),
     ],
 )
-def test_mistake_in_the_environment_names_the_variable(environment: dict[str, str], place: str) -> None:
-    assert place in mistakes(environment=environment)
-
-
-@pytest.mark.parametrize("flag", ["pool.id", "pool.nothing=x", "=x"])
-def test_wrong_flag_is_refused(flag: str) -> None:
-    assert "flag --set" in mistakes("", flag)
+def test_mistake_in_a_flag_or_the_environment_names_it(given: str | dict[str, str], place: str) -> None:
+    assert place in (mistakes("", given) if isinstance(given, str) else mistakes(environment=given))
 
 
 def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it() -> None:

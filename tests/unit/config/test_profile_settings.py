@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from osrdyne.config.display import shown_settings
 from osrdyne.config.loading import LoadedSettings, load_settings
-from osrdyne.config.models import Settings
+from osrdyne.config.models import SMALL_FOOTPRINT, Settings
 from osrdyne.config.profiles import MAX_PROFILES, Profile, profile_of
 from osrdyne.errors import ConfigurationError
 
@@ -47,6 +47,13 @@ def test_profile_changes_what_it_gives_and_nothing_else() -> None:
 def test_profile_of_delays_only_leaves_the_configuration_of_workers_as_it_is() -> None:
     settings = settings_of({"match": "a", "stop_delay": "1h"})
     assert settings.with_profile(settings.worker.profiles[0]).worker_config() == settings.worker_config()
+
+
+def test_small_footprint_yields_to_the_settings_of_the_user() -> None:
+    options = "spark.driver.extraJavaOptions"
+    conf = {"spark.driver.memory": "1g", options: "-XX:+UseG1GC", "a.b": "c"}
+    small = {**SMALL_FOOTPRINT, **conf, options: f"{SMALL_FOOTPRINT[options]} -XX:+UseG1GC"}
+    assert settings_of(footprint="small", spark_conf=conf).worker.effective_spark_conf() == small
 
 
 def test_memory_yields_to_a_setting_of_spark() -> None:

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from worker_environments import worker_environment
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.testing.keys import ODD_KEYS
 
 EVERYTHING = "/ % # * . : é 漢 🚄 \t\n 'quotes' \"double\" $HOME `id` \\ ="
 
 
-def environment(key: str = "k") -> WorkerEnvironment:
-    names = PoolNames("p")
-    return WorkerEnvironment(
-        worker_id=WorkerId("w1"),
-        key=Key(key),
-        pool="p",
-        amqp_uri="amqp://user:s3cret@host/vhost",
-        requests_queues=(names.request_queue(Key(key), 9), names.request_queue(Key(key))),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-        retry_exchange=names.retry_exchange,
-        max_message_bytes=1234,
-        config={"app": {"path": "/data/é", "nul": "\0", "list": [1, None]}},
-    )
-
-
 def without(name: str) -> dict[str, str]:
-    return {key: value for key, value in environment().to_variables().items() if key != name}
+    return {key: value for key, value in worker_environment().to_variables().items() if key != name}
 
 
 def test_odd_keys_survive_a_real_process_environment() -> None:
     for key in [*ODD_KEYS.values(), EVERYTHING]:
+        environment = worker_environment(key=key, max_message_bytes=1234)
         printed = subprocess.run(
-            ["/usr/bin/env", "-0"], env=environment(key).to_variables(), capture_output=True, check=True, timeout=120
+            ["/usr/bin/env", "-0"], env=environment.to_variables(), capture_output=True, check=True, timeout=120
         ).stdout
         variables = dict(item.split("=", 1) for item in printed.decode().rstrip("\0").split("\0"))
-        assert WorkerEnvironment.from_variables(variables) == environment(key)
+        assert WorkerEnvironment.from_variables(variables) == environment
 
 
 def test_only_a_paused_worker_has_a_variable_for_it_and_the_base_queue_is_that_of_the_lowest_priority() -> None:
-    variables = environment().to_variables()
+    variables = worker_environment().to_variables()
     assert "WORKER_PAUSED" not in variables
-    assert environment().requests_queue == variables["WORKER_REQUESTS_QUEUE"] == "p-req-k"
-    paused = replace(environment(), paused=True)
+    assert worker_environment().requests_queue == variables["WORKER_REQUESTS_QUEUE"] == "p-req-k"
+    paused = worker_environment(paused=True)
     assert WorkerEnvironment.from_variables(paused.to_variables()) == paused
 
 
@@ -86,7 +70,7 @@ def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
 def test_wrong_variable_is_named(name: str, values: list[str]) -> None:
     for value in values:
         with pytest.raises(ConfigurationError, match=name.removesuffix("_ESCAPED")):
-            WorkerEnvironment.from_variables({**environment().to_variables(), name: value})
+            WorkerEnvironment.from_variables({**worker_environment().to_variables(), name: value})
 
 
 def test_uri_comes_from_a_file_where_one_is_named(tmp_path: Path) -> None:
@@ -110,11 +94,11 @@ def test_uri_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | 
 )
 def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch, value: str, worker_id: str) -> None:
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "pod-7"}))
-    variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": value}
+    variables = {**worker_environment().to_variables(), "WORKER_ID_USE_HOSTNAME": value}
     assert WorkerEnvironment.from_variables(variables).worker_id == worker_id
 
 
 def test_repr_shows_neither_the_uri_nor_the_configuration() -> None:
-    shown = repr(replace(environment(), config={"token": "hush"}))
+    shown = repr(worker_environment(config={"token": "hush"}))
     assert "s3cret" not in shown
     assert "hush" not in shown

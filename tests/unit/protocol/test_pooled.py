@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_environments import SECRET, worker_environment
 
 from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import (
     PROCESS_KEY,
     Assign,
@@ -35,7 +34,6 @@ from osrdyne.protocol.pooled import (
 )
 from osrdyne.testing.keys import ODD_KEYS
 
-SECRET = "s3cret"
 IDS = st.text(min_size=1, max_size=20)
 WORKER_IDS = IDS.map(WorkerId)
 KEYS = (st.text(max_size=40) | st.sampled_from(list(ODD_KEYS.values()))).map(Key)
@@ -65,25 +63,8 @@ FIELDS = st.sampled_from(
 )
 
 
-def environment(worker_id: str = "w1", key: str = "k", **changes: Any) -> WorkerEnvironment:
-    names = PoolNames("p")
-    made = WorkerEnvironment(
-        worker_id=WorkerId(worker_id),
-        key=Key(key),
-        pool="p",
-        amqp_uri=f"amqp://user:{SECRET}@host/vhost",
-        requests_queues=(names.request_queue(Key(key), 9), names.request_queue(Key(key))),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-        retry_exchange=names.retry_exchange,
-        config={"app": {"table": "é"}},
-        poison={"00": 1.5},
-    )
-    return replace(made, **changes)
-
-
 QUESTIONS: st.SearchStrategy[Question] = (
-    st.builds(Assign, IDS, st.builds(environment, IDS, KEYS), COUNTS, st.text(), SECONDS)
+    st.builds(Assign, IDS, st.builds(worker_environment, IDS, KEYS), COUNTS, st.text(), SECONDS)
     | st.builds(Release, IDS, WORKER_IDS, SECONDS)
     | st.builds(Forget, IDS, WORKER_IDS)
     | st.builds(ReportState, IDS)
@@ -124,7 +105,7 @@ class TestQuestions:
         ],
     )
     def test_error_names_the_field_and_no_value(self, change: dict[str, object], place: str) -> None:
-        message = question_to_control(Assign("q", environment(), 0, "h", 1.0), Generation(1, 1))
+        message = question_to_control(Assign("q", worker_environment(), 0, "h", 1.0), Generation(1, 1))
         document = json.loads(message.wire_body())
         document["worker"] |= change
         received = control_from_wire(json.dumps(document).encode())
@@ -136,7 +117,7 @@ class TestQuestions:
         )
 
     def test_secret_is_in_the_message_and_in_no_repr(self) -> None:
-        question = Assign("q", environment(), 0, "h", 1.0)
+        question = Assign("q", worker_environment(), 0, "h", 1.0)
         message = question_to_control(question, Generation(1, 1))
         assert SECRET in message.wire_body().decode()
         assert SECRET not in repr(message) + repr(question)
@@ -176,8 +157,8 @@ class TestState:
 
 class TestEnvironment:
     def test_process_has_no_request_queue(self) -> None:
-        assert "WORKER_PLACEMENT" not in environment().to_variables()
-        process = environment(key=PROCESS_KEY, requests_queues=(), placement=Placement.POOLED)
+        assert "WORKER_PLACEMENT" not in worker_environment().to_variables()
+        process = worker_environment(key=PROCESS_KEY, requests_queues=(), placement=Placement.POOLED)
         variables = process.to_variables()
         assert variables["WORKER_PLACEMENT"] == "pooled"
         assert "WORKER_REQUESTS_QUEUE" not in variables

@@ -13,14 +13,8 @@ from osrdyne_sources.rabbit_stream.rows import ARROW_SCHEMA, SCHEMA, to_batch
 
 def test_a_row_has_every_property_and_headers_as_text() -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    headers = {
-        "text": "ü",
-        "number": 7,
-        "bytes": b"\xff1",
-        "null": None,
-        "nested": {"b": [True, b"x"], "a": Decimal("1.5")},
-        "when": when,
-    }
+    nested = {"b": [True, b"x"], "a": Decimal("1.5")}
+    headers = {"text": "ü", "number": 7, "bytes": b"\xff1", "null": None, "nested": nested, "when": when}
     full = StreamMessage(3, "x", "k\udcff", b"\x00", headers, "text/plain", "gzip", "c", "m", when, 4)
     first, second = to_batch("log", [full, StreamMessage(4, "", "", b"")]).to_pylist()
     assert (first["stream"], first["offset"], first["exchange"], first["routing_key"]) == ("log", 3, "x", "k\ufffd")

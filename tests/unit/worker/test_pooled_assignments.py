@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker_environments import worker_environment
 
 from osrdyne.protocol.control import Generation, control_from_wire
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import (
     MAX_LOG_LINES,
     Assign,
@@ -33,17 +33,7 @@ A, B = WorkerId("a"), WorkerId("b")
 
 
 def assign(worker_id: str, *, key: str = "k", slot: int = 0) -> Assign:
-    names = PoolNames("p")
-    environment = WorkerEnvironment(
-        worker_id=WorkerId(worker_id),
-        key=Key(key),
-        pool="p",
-        amqp_uri="amqp://localhost",
-        requests_queues=(names.request_queue(Key(key)),),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-    )
-    return Assign(f"assign {worker_id}", environment, slot, "hash", 1.0)
+    return Assign(f"assign {worker_id}", worker_environment(worker_id, key), slot, "hash", 1.0)
 
 
 def release(worker_id: str) -> Release:

@@ -37,23 +37,18 @@ def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> 
 
 def test_threads_that_open_views_belong_to_the_group_of_their_load(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = threading.local()
-
-    def get(name: str) -> str | None:
-        found: str | None = getattr(properties, name, None)
-        return found
-
-    def put(name: str, value: str) -> None:
-        setattr(properties, name, value)
-
-    context = SimpleNamespace(getLocalProperty=get, setLocalProperty=put)
+    context = SimpleNamespace(
+        getLocalProperty=lambda name: getattr(properties, name, None),
+        setLocalProperty=lambda name, value: setattr(properties, name, value),
+    )
     session: Any = SimpleNamespace(_jsparkSession=None, sparkContext=context)
-    put("spark.jobGroup.id", "w-start")
-    put("spark.job.interruptOnCancel", "true")
+    context.setLocalProperty("spark.jobGroup.id", "w-start")
+    context.setLocalProperty("spark.job.interruptOnCancel", "true")
     seen: list[tuple[str | None, ...]] = []
 
     def open_view(session: Any, table: Any, *, mark: str, on_cache: object) -> Any:
         names = ("spark.jobGroup.id", "spark.job.interruptOnCancel", "spark.scheduler.pool")
-        seen.append(tuple(map(get, names)))
+        seen.append(tuple(context.getLocalProperty(name) for name in names))
         return SimpleNamespace(name="v", format="csv", cached=False)
 
     monkeypatch.setattr(loading, "open_view", open_view)

@@ -150,4 +150,7 @@ def test_bytes_of_what_is_remembered_stay_right_with_many_threads() -> None:
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
-    assert kept.bytes == sum(size for _, size in kept._values.values()) <= 1000
+    assert 0 < kept.bytes <= 1000
+    for number in range(10):
+        kept.get(f"new {number}", lambda: (0, 7))
+    assert (len(kept), kept.bytes) == (10, 70), "only the new ones are counted"

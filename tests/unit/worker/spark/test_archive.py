@@ -68,27 +68,23 @@ def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made: Pat
     assert find_archive({}) is None
 
 
-def test_new_archive_takes_the_place_of_the_former_one(made: Path) -> None:
-    stem = archive_stem({}) or ""
-    with written_aside(made.parent, stem) as unfinished:
-        unfinished.write_bytes(b"more classes")
+def write(directory: Path, content: bytes) -> None:
+    with written_aside(directory, archive_stem({}) or "") as unfinished:
+        unfinished.write_bytes(content)
+
+
+def test_new_archive_takes_the_place_of_the_former_one_and_that_of_the_installation_comes_first(made: Path) -> None:
+    write(made.parent, b"more classes")
     assert list(made.parent.iterdir()) == [find_archive({})]
-
-
-def test_archive_of_the_installation_comes_first(made: Path) -> None:
-    with written_aside(archive.system_directory(), archive_stem({}) or "") as unfinished:
-        unfinished.write_bytes(b"classes")
+    write(archive.system_directory(), b"classes")
     assert find_archive({}) == archive.system_directory() / made.name
 
 
 def test_run_that_fails_leaves_the_former_archive_and_nothing_beside_it(made: Path) -> None:
-    def fail() -> None:
-        with written_aside(made.parent, archive_stem({}) or "") as unfinished:
-            unfinished.write_bytes(b"half")
-            raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError):
-        fail()
+    stem = archive_stem({}) or ""
+    with pytest.raises(RuntimeError), written_aside(made.parent, stem) as unfinished:
+        unfinished.write_bytes(b"half")
+        raise RuntimeError("killed")
     assert made.read_bytes() == b"classes"
     assert list(made.parent.iterdir()) == [made]
 
