@@ -50,13 +50,12 @@ def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypat
     assert json.loads(written.getvalue()) == {"path": "/\udcff", "text": "é\\"}
 
 
-def test_table_takes_markup_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("key",), [("[red]x[/red]",)], empty="")
-    assert "[red]x[/red]" in capsys.readouterr().out
-
-
-def test_empty_text_is_quoted_but_in_a_column_of_notes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("key", ""), [("", ""), ("a", "a note")], empty="nothing")
+def test_table_takes_markup_as_text_and_quotes_empty_text_but_in_a_column_of_notes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("key", ""), [("", ""), ("[red]x[/red]", "a note")], empty="nothing")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == ["key"]
-    assert lines[2:] == [["''"], ["a", "a", "note"]]
+    assert lines[2:] == [["''"], ["[red]x[/red]", "a", "note"]]
+    print_table(("key",), [], empty="nothing")
+    assert capsys.readouterr().out == "nothing\n"

@@ -66,11 +66,6 @@ def test_management_uri_follows_from_the_amqp_uri(uri: str, management: str) -> 
     assert broker(uri, management_uri="http://x:y@z:1").effective_management_uri() == "http://x:y@z:1"
 
 
-def test_workers_get_the_brokers_uri_unless_they_have_their_own() -> None:
-    assert broker("amqp://u:p@h").effective_worker_uri() == "amqp://u:p@h"
-    assert broker("amqp://h", worker_uri="amqp://w:p@h2").effective_worker_uri() == "amqp://w:p@h2"
-
-
 @pytest.mark.parametrize(
     "uri", ["", "host", "http://u:s3cret@h", "amqp://u:s3cret@", "amqp://u:s3cret@[::1", "amqp://h:x"]
 )

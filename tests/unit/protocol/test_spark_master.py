@@ -27,20 +27,24 @@ def test_standalone_master_has_its_addresses_in_order(addresses: list[tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "address"),
+    ("text", "kind", "address", "shown"),
     [
-        ("k8s://https://api.example:6443", MasterKind.KUBERNETES, ("api.example", 6443)),
-        ("k8s://api.example:6443", MasterKind.KUBERNETES, ("api.example", 6443)),
-        ("k8s://https://api.example", MasterKind.KUBERNETES, ("api.example", 443)),
-        ("k8s://http://127.0.0.1:8001", MasterKind.KUBERNETES, ("127.0.0.1", 8001)),
-        ("sc://spark", MasterKind.CONNECT, ("spark", 15002)),
-        ("sc://spark:443/;token=secret;use_ssl=true", MasterKind.CONNECT, ("spark", 443)),
-        ("spark://[::1]:7077", MasterKind.STANDALONE, ("[::1]", 7077)),
+        ("k8s://https://api:6443", MasterKind.KUBERNETES, ("api", 6443), "k8s://https://api:6443"),
+        ("k8s://api:6443", MasterKind.KUBERNETES, ("api", 6443), "k8s://api:6443"),
+        ("k8s://https://api", MasterKind.KUBERNETES, ("api", 443), "k8s://https://api"),
+        ("k8s://http://127.0.0.1:8001", MasterKind.KUBERNETES, ("127.0.0.1", 8001), "k8s://http://127.0.0.1:8001"),
+        ("k8s://https://user:secret@h:6443", MasterKind.KUBERNETES, ("h", 6443), "k8s://https://***@h:6443"),
+        ("sc://spark", MasterKind.CONNECT, ("spark", 15002), "sc://spark"),
+        ("sc://spark:443/;token=secret;use_ssl=true", MasterKind.CONNECT, ("spark", 443), "sc://spark:443"),
+        ("spark://[::1]:7077", MasterKind.STANDALONE, ("[::1]", 7077), "spark://[::1]:7077"),
     ],
 )
-def test_address_of_a_master(text: str, kind: MasterKind, address: tuple[str, int]) -> None:
+def test_master_has_its_address_and_is_shown_without_secrets(
+    text: str, kind: MasterKind, address: tuple[str, int], shown: str
+) -> None:
     master = parse_spark_master(text)
     assert (master.kind, master.addresses) == (kind, (address,))
+    assert shown_master(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -66,16 +70,3 @@ def test_invalid_master_is_refused_with_the_remedy_and_without_secrets(text: str
         parse_spark_master(text)
     assert marker in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("local[*]", "local[*]"),
-        ("spark://a:7077,b:7077", "spark://a:7077,b:7077"),
-        ("sc://spark:443/;token=secret;use_ssl=true", "sc://spark:443"),
-        ("k8s://https://user:secret@host:6443", "k8s://https://***@host:6443"),
-    ],
-)
-def test_master_is_shown_without_secrets(text: str, shown: str) -> None:
-    assert shown_master(text) == shown

@@ -176,13 +176,13 @@ def test_reply_is_persistent_where_it_can_be_stored(reply_to: str, persistent: b
 
 def test_second_handler_or_hook_is_refused() -> None:
     app = App()
-    app.handler("/p")(lambda call: None)
+    for register in (app.handler("/p"), app.on_start, app.on_stop, app.default_handler):
+        register(lambda given: None)
     with pytest.raises(ConfigurationError, match="/p"):
         app.handler("/p")
-    for hook in ("on_start", "on_stop", "default_handler"):
-        getattr(app, hook)(lambda context: None)
+    for hook in (app.on_start, app.on_stop, app.default_handler):
         with pytest.raises(ConfigurationError):
-            getattr(app, hook)(lambda context: None)
+            hook(lambda given: None)
 
 
 @pytest.mark.parametrize("handler", [lambda: None, lambda a, b, c: None, lambda *, call: None])
@@ -210,7 +210,7 @@ def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: A
 def test_batch_handler_may_take_a_list_without_an_element_type() -> None:
     app = App()
 
-    def handler(calls: Any, requests: list) -> None: ...  # type: ignore[type-arg]
+    def handler(calls: Any, requests: Any) -> None: ...
 
     handler.__annotations__["requests"] = typing.List  # noqa: UP006
     app.batch_handler("/p")(handler)
