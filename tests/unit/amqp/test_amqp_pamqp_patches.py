@@ -76,13 +76,16 @@ class Counted(bytes):
         return found
 
 
-VOIDS = 129_800
+def array(items: list[bytes]) -> bytes:
+    return b"A" + sized(b"".join(items))
+
+
 LARGE = {
-    "an array of void values": [(b"h", b"A" + array([b"V"] * VOIDS))],
+    "an array of void values": [(b"h", array([b"V"] * 129_800))],
     "65,000 fields": [(b"", b"V")] * 65_000,
-    "10,000 fields": [(b"%d" % number, b"S" + long_string(b"x")) for number in range(10_000)],
+    "10,000 fields": [(b"%d" % number, b"S" + sized(b"x")) for number in range(10_000)],
     "many tables": [(b"%d" % number, b"F" + table([(b"a", b"V")] * 100)) for number in range(400)],
-    "arrays in arrays": [(b"h", b"A" + array([b"A" + array([b"A" + array([b"V"] * 40)] * 40)] * 40))],
+    "arrays in arrays": [(b"h", array([array([array([b"V"] * 40)] * 40)] * 40))],
 }
 
 
