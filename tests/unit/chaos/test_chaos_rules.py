@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.config.models import RequestSettings
-from osrdyne.ingress.requests import sample_arrival
 from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.ingress.routes.table import RouteTable
 from tests.chaos.checker import LIFETIME
-from tests.chaos.rules import APP_ID, draw_rules
+from tests.chaos.rules import draw_rules
 
 
 @given(st.integers(0, 2**32))
@@ -25,15 +22,6 @@ def test_manifest_shows_what_the_rules_are(seed: int) -> None:
         (rules.retry, rules.priority)
     ]
     assert RequestSettings.model_validate(rules.settings()).check_entire_queue_on_cleanup is rules.cleans
-
-
-@pytest.mark.parametrize(
-    ("path", "route"), [("/flaky", "flaky"), ("/echo", "echo"), ("/crash", "crash"), ("/sleep", "rest")]
-)
-def test_each_path_of_the_callers_takes_its_route(path: str, route: str) -> None:
-    table = RouteTable(load_manifest(json.dumps({"routes": draw_rules(1).routes()})))
-    arrival = sample_arrival("a", path, headers={}, body=None, app_id=APP_ID, timeout=None, now=0.0)
-    assert [winner.name for winner in table.winners(arrival)] == [route]
 
 
 @given(st.integers(0, 2**32))

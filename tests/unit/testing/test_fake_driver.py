@@ -8,7 +8,7 @@ import pytest
 
 from osrdyne.drivers.base import DriverContext, DriverOptions, InstanceState
 from osrdyne.drivers.noop import NoopDriver
-from osrdyne.errors import DriverUnavailableError, StartFailedError
+from osrdyne.errors import StartFailedError
 from osrdyne.testing.driver_conformance import KEY, make_spec
 from osrdyne.testing.drivers import FakeDriver
 
@@ -16,28 +16,6 @@ from osrdyne.testing.drivers import FakeDriver
 @pytest.fixture
 def driver(clock):
     return FakeDriver(clock, pool=make_spec().pool)
-
-
-async def test_failed_call_leaves_nothing_and_the_next_one_works(driver):
-    driver.fail_next_list(DriverUnavailableError("gone"))
-    with pytest.raises(DriverUnavailableError):
-        await driver.list_instances()
-    driver.fail_next_start(StartFailedError("no such image"))
-    with pytest.raises(StartFailedError):
-        await driver.start(make_spec())
-    assert await driver.list_instances() == []
-    assert await driver.start(make_spec()) in await driver.list_instances()
-
-
-async def test_hanging_starts_create_nothing_until_released(driver, clock):
-    driver.hang_starts()
-    async with asyncio.TaskGroup() as group:
-        for slot in range(3):
-            group.create_task(driver.start(make_spec(slot=slot)), name=f"start {slot}")
-        await clock.settle()
-        assert (driver.starts_under_way, await driver.list_instances()) == (3, [])
-        driver.release_starts()
-    assert (driver.most_starts_under_way, len(driver.workers_of(KEY))) == (3, 3)
 
 
 @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
-from contextvars import ContextVar
 
 import pytest
 
@@ -75,44 +74,3 @@ def test_endless_coroutine_is_an_error_and_leaves_no_task(
         loop.run_until_complete(never_ending())
     loop.run_until_complete(asyncio.sleep(0))
     assert loop.unfinished() == []
-
-
-def test_task_that_still_waits_in_the_end_is_unfinished_and_one_that_is_ending_is_not(loop: MemoryLoop) -> None:
-    left: list[asyncio.Task[None]] = []
-
-    async def history() -> None:
-        left.extend(asyncio.ensure_future(wait_endlessly()) for _ in range(2))
-        await asyncio.sleep(0)
-        left[0].cancel()
-
-    loop.run_until_complete(history())
-    assert loop.unfinished() == left[1:]
-    left[1].cancel()
-    loop.run_until_complete(asyncio.sleep(0))
-    assert left[1].cancelled()
-
-
-def test_task_keeps_its_own_context(loop: MemoryLoop) -> None:
-    name: ContextVar[str] = ContextVar("name", default="nameless")
-    seen: list[str] = []
-
-    async def say(own: str) -> None:
-        name.set(own)
-        await asyncio.sleep(0)
-        seen.append(name.get())
-
-    async def history() -> None:
-        await asyncio.gather(say("a"), say("b"))
-
-    loop.run_until_complete(history())
-    assert [*seen, name.get()] == ["a", "b", "nameless"]
-
-
-def test_time_of_the_machine_never_passes(loop: MemoryLoop) -> None:
-    async def history() -> bool:
-        async with asyncio.timeout(1e-9):
-            for _ in range(1000):
-                await asyncio.sleep(0)
-        return True
-
-    assert loop.run_until_complete(history())

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from osrdyne.aio.clock import now_ms
 from osrdyne.testing.clock import VirtualClock
 
 
@@ -58,24 +57,3 @@ async def test_cancelled_sleeper_is_forgotten_also_at_the_moment_of_its_end() ->
     assert early.cancelled()
     assert victim.done()
     assert clock.pending == []
-
-
-async def test_task_that_spins_makes_settle_fail_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osrdyne.testing.clock._MAX_ROUNDS", 100)
-
-    async def spin() -> None:
-        while True:
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(spin())
-    with pytest.raises(RuntimeError, match="spins"):
-        await VirtualClock().settle()
-    task.cancel()
-
-
-async def test_jump_moves_the_wall_clock_only() -> None:
-    clock = VirtualClock(monotonic=0, time=1_000)
-    clock.jump(-100)
-    await clock.sleep(0)
-    await clock.advance(5)
-    assert (clock.monotonic(), clock.time(), now_ms(clock)) == (5, 905, 905_000)
