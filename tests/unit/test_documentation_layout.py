@@ -40,19 +40,6 @@ def test_every_decision_is_in_the_index() -> None:
     assert [name for name in decisions if f"({name})" not in index] == []
 
 
-def test_pages_are_rendered_as_they_are_meant() -> None:
-    """The site renders neither code blocks in lists nor lists that are nested by less than four spaces."""
-    wrong = {}
-    for page in PAGES:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-        lines = re.findall(r"^ +```.*", text, re.MULTILINE)
-        lines += re.findall(r"^ {1,3}(?:[-*+]|\d+\.) .*", outside, re.MULTILINE)
-        if lines:
-            wrong[page] = lines
-    assert wrong == {}
-
-
 def test_variants_that_the_design_names_exist() -> None:
     """[`nosettle`] beside a step names the row of the model that leaves the step out."""
     known = {

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import struct
-import subprocess
-import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -187,42 +184,3 @@ def test_table_longer_than_its_data_and_string_longer_than_the_protocol_allows_a
 def test_name_that_rabbitmq_takes_is_not_refused(name: str) -> None:
     assert spec.Queue.Declare(queue=name, passive=True).marshal()
     assert spec.Basic.Publish(exchange=name, routing_key=name).marshal()
-
-
-NEEDED = """
-import struct
-from pamqp import commands, decode, encode
-
-def fails(call, *arguments):
-    try:
-        call(*arguments)
-    except (ValueError, TypeError, OverflowError, OSError, RecursionError):
-        return True
-    return False
-
-def table(value):
-    raw = bytes([1]) + b"n" + value
-    return struct.pack(">I", len(raw)) + raw
-
-deep = b"V"
-for _ in range(5_000):
-    deep = b"F" + table(deep)
-
-print({
-    "names": fails(commands.Queue.Declare, 0, "a=b"),
-    "bytes that are not UTF-8": fails(decode.short_str, bytes([1, 255])),
-    "bytes encoded": fails(encode.encode_table_value, b"x"),
-    "late timestamps": fails(decode.timestamp, struct.pack(">Q", 2**63)),
-    "depth": fails(decode.field_table, table(deep)),
-    "doubles": encode.encode_table_value(0.1)[:1] != b"d",
-    "NaN": encode.encode_table_value(float("nan"))[:1] != b"V",
-})
-"""
-
-
-def test_every_patch_is_still_needed() -> None:
-    """One that pamqp no longer needs is false here, and goes."""
-    done = subprocess.run([sys.executable, "-c", NEEDED], capture_output=True, text=True, check=True)
-    needed = ast.literal_eval(done.stdout)
-    assert len(needed) == 7
-    assert [name for name, is_needed in needed.items() if not is_needed] == []

@@ -16,11 +16,10 @@ from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
 from osrdyne.amqp import Message
-from osrdyne.amqp.pamqp_patches import Int64, encode_table_value
+from osrdyne.amqp.pamqp_patches import Int64
 from osrdyne.amqp.stream_frames import HEARTBEAT, FrameError, StreamFrames, StreamMessage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
-NAME = TEXT.filter(lambda text: "\r" not in text and "\n" not in text)
 HEADERS = st.dictionaries(
     TEXT, st.one_of(TEXT, st.integers(-(2**63), 2**63 - 1), st.booleans(), st.none(), st.lists(TEXT)), max_size=4
 )
@@ -122,8 +121,3 @@ def test_bytes_that_are_no_frames_are_refused_but_the_answer_to_another_version(
     with pytest.raises(FrameError):
         StreamFrames().feed(b"\x01\0\0\0\0\0\0\0\0")
     assert StreamFrames().feed(b"AMQP\x00\x00\x09\x01") == b"AMQP\x00\x00\x09\x01"
-
-
-@pytest.mark.parametrize("offset", [0, 127, 128, 255, 256, 32_767, 65_535, 2**31, 2**63 - 1])
-def test_offsets_are_encoded_with_64_bits(offset: int) -> None:
-    assert encode_table_value(Int64(offset)) == b"l" + struct.pack(">q", offset)

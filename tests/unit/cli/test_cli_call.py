@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from osrdyne.cli.requests import call as module
-from osrdyne.cli.requests.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
+from osrdyne.cli.requests.call_output import CallOutput, error_lines, print_answer, progress_of
 from osrdyne.cli.telemetry.replay import range_end
 from osrdyne.client import (
     ClientClosedError,
@@ -35,22 +35,6 @@ ROWS = {
 
 def reply(value: object) -> Reply:
     return Reply(body=json.dumps(value).encode(), content_type="application/json")
-
-
-def test_unreachable_broker_of_the_defaults_is_a_reason_to_start_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(
-        module, "run_request", lambda request: (request.close(), BrokerUnavailableError("No RabbitMQ."))[1]
-    )
-    with pytest.raises(typer.Exit):
-        module.call("k", "/sql")
-    assert "osrdyne dev" in capsys.readouterr().err
-    with pytest.raises(typer.Exit):
-        module.call("k", "/sql", broker="amqp://guest@127.0.0.1")
-    assert "osrdyne dev" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -138,16 +122,6 @@ def test_facts_of_the_answer_are_shown_below_the_error(answer: Reply, lines: lis
 )
 def test_progress_of_common_shapes_is_understood(value: object, shown: tuple[str, object, object]) -> None:
     assert progress_of(reply(value)) == shown
-
-
-@pytest.mark.parametrize(("wanted", "printed"), [(None, ""), (True, "3 of 10\n"), (False, "")], ids=str)
-def test_progress_beside_a_terminal_is_lines_if_wanted(
-    wanted: bool | None, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with ProgressDisplay(wanted=wanted, terminal=False) as display:
-        display.waiting("/p", "k")
-        display.show(reply({"step": 3, "of": 10}))
-    assert capsys.readouterr().err == printed
 
 
 def test_broker_with_a_password_is_refused_as_a_flag() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from osrdyne.cli.output import hours_and_minutes, log_line, print_json, print_table, printable, span
+from osrdyne.cli.output import log_line, print_json, print_table, printable
 
 
 @pytest.mark.parametrize(
@@ -27,19 +26,6 @@ from osrdyne.cli.output import hours_and_minutes, log_line, print_json, print_ta
 def test_printable_escapes_what_controls_a_terminal(value: object, shown: str) -> None:
     assert printable(value) == shown
     assert log_line("a\tb\x1b[31m") == "a\tb\\x1b[31m"
-
-
-@pytest.mark.parametrize(
-    ("function", "seconds", "text"),
-    [
-        *((span, seconds, text) for seconds, text in ((-1, "0s"), (60, "1m"), (7199, "1h"), (90000, "1d"))),
-        (hours_and_minutes, 59.4, "59 s"),
-        (hours_and_minutes, 7199, "119 min"),
-        (hours_and_minutes, 33_300, "9 h 15 min"),
-    ],
-)
-def test_length_of_time_is_short(function: Callable[[float], str], seconds: float, text: str) -> None:
-    assert function(seconds) == text
 
 
 def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,6 @@ def test_name_never_exceeds_its_limit_nor_cuts_an_escape(key: str, limit: int) -
     assert re.fullmatch(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*(?:_[0-9a-f]{32})?", name)
 
 
-def test_limit_without_room_for_the_hash_is_refused() -> None:
-    with pytest.raises(ValueError, match="33"):
-        fit_key(Key("x"), 32)
-
-
 @given(st.text("aé/", min_size=51, max_size=127), st.integers(33, 50))
 def test_shortened_name_is_never_the_plain_name_of_another_key(key: str, limit: int) -> None:
     assert decode_key(fit_key(Key(key), limit)) is None

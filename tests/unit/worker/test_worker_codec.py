@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import typing
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -205,16 +204,6 @@ def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: A
     name = annotation if annotation == "Nowhere" else getattr(annotation, "__name__", "'/p'")
     with pytest.raises(ConfigurationError, match=name):
         decode(annotation, b"{}")
-
-
-def test_batch_handler_may_take_a_list_without_an_element_type() -> None:
-    app = App()
-
-    def handler(calls: Any, requests: Any) -> None: ...
-
-    handler.__annotations__["requests"] = typing.List  # noqa: UP006
-    app.batch_handler("/p")(handler)
-    assert app.registered_handlers()["/p"].request_type is Any
 
 
 def test_repr_of_a_context_hides_what_may_be_secret() -> None:

@@ -277,14 +277,6 @@ def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
     assert describe(KeyError()) == "KeyError"
 
 
-def test_syntax_error_has_its_own_place_alone() -> None:
-    with pytest.raises(SyntaxError) as caught:
-        compile("def f(:\n", "handlers.py", "exec")
-    text = describe_with_place(caught.value)
-    assert text.endswith("(handlers.py, line 1)")
-    assert text.count("line") == 1
-
-
 NOW = 1_800_000_000.0
 
 

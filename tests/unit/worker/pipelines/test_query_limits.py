@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from osrdyne_worker.pipelines.guard.limits import (
     interval_microseconds,
 )
 from osrdyne_worker.pipelines.sql import Remembered
-from osrdyne_worker.pipelines.views.datasets import SqlConfig
 
 CATALYST = "org.apache.spark.sql.catalyst"
 
@@ -43,12 +41,6 @@ def select(*columns: list[dict[str, Any]]) -> str:
         "class": f"{CATALYST}.plans.logical.Project", "num-children": 1, "projectList": list(columns), "child": 0,
     }  # fmt: skip
     return json.dumps([project, one_row])
-
-
-def test_defaults_of_the_settings_are_those_of_the_limits() -> None:
-    config = SqlConfig()
-    for field in fields(PlanLimits):
-        assert getattr(config, field.name) == field.default, field.name
 
 
 def test_refusal_names_value_limit_and_setting_and_the_limit_is_the_one_that_is_set() -> None:

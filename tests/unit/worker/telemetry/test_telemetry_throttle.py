@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -25,7 +24,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -167,17 +166,6 @@ def test_killed_ingest_has_taken_its_blocks_once(table: Table) -> None:
     assert table.blocks == pytest.approx(720, abs=1)
 
 
-def test_changed_units_count_from_the_next_ingest_on(table: Table) -> None:
-    load(table, 8000, [1], minutes=10)
-    table.now += 30.0
-    table.ingest()
-    table.rate = replace(S1, events_per_minute=2 * 720)
-    for _ in range(10):
-        table.now += 30.0
-        table.ingest()
-    assert table.blocks == pytest.approx(360 + 5 * 1440, abs=2)
-
-
 STEPS = st.one_of(
     st.tuples(st.just("wait"), st.floats(0.0, 300.0)),
     st.tuples(st.just("jump"), st.floats(-7200.0, 7200.0)),
@@ -212,24 +200,6 @@ def test_no_sequence_of_ingests_kills_and_clock_jumps_exceeds_the_rate(
             # A clock that is set forward saves up at most what the bucket holds.
             full = (1 + further - jumps) * (12 * CAPACITY + LARGEST)
             assert more - blocks <= 12 * (later - at) + full
-
-
-def test_table_without_messages_saves_up_the_blocks_of_a_minute(table: Table) -> None:
-    table.arrive(1, at=BEGIN)
-    table.ingest()
-    table.now += 86_400
-    table.arrive(1, at=table.now, messages=10_000)
-    table.ingest()
-    assert table.blocks - 1 == pytest.approx(720, abs=1)
-
-
-@pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs")
-def test_clock_of_another_host_saves_up_nothing(table: Table) -> None:
-    table.arrive(1, at=BEGIN - 60, messages=100_000)
-    for number in range(100):
-        table.skew = 50.0 * (number % 2)
-        table.ingest()
-    assert table.blocks <= 12 * (CAPACITY + 50.0) + 1
 
 
 def test_two_ingests_that_take_at_once_take_one_after_the_other(
@@ -321,20 +291,6 @@ def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) ->
             table.ingest()
     newest.unlink()
     table.ingest()
-
-
-def test_ingest_that_is_always_slower_than_others_is_a_conflict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = Table(tmp_path)
-    table.arrive(1, at=BEGIN)
-
-    def link_too_late(unfinished: Path, path: Path) -> None:
-        raise FileExistsError
-
-    monkeypatch.setattr(throttle.os, "link", link_too_late)
-    with pytest.raises(CommitConflictError):
-        table.ingest()
 
 
 @pytest.mark.parametrize(
