@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from osrdyne.api.app import create_app
 from osrdyne.auth.endpoints import find_endpoint
@@ -16,7 +17,9 @@ from osrdyne.auth.grants import Grant
 from osrdyne.cli.main import full_command_line
 from osrdyne.config.document import update
 from osrdyne.config.loading import load_settings
+from osrdyne.config.models import Settings
 from osrdyne.config.schema import all_settings
+from osrdyne.drivers.registry import known_drivers, load_driver_class
 from osrdyne.metrics import Metrics
 from osrdyne.testing.fakes.inspector import FakeInspector
 from osrdyne_worker.pipelines.views.datasets import SqlConfig
@@ -99,7 +102,7 @@ def test_example_configuration_names_every_setting() -> None:
 
 def switched_on(text: str) -> str:
     """What is commented out made real: `#name: value`; comments for people have a blank after the `#`."""
-    return re.sub(r"^( *)#(?=\w)", r"\1", text, flags=re.MULTILINE)
+    return re.sub(r"^( *)#(?=\w|  \w)", r"\1", text, flags=re.MULTILINE)
 
 
 def test_example_configuration_is_right_where_it_is_commented_out(
@@ -115,3 +118,21 @@ def test_example_configuration_is_right_where_it_is_commented_out(
     assert loaded.settings.requests.max_length == 100_000
     unset = [".".join(path) for path, origin in loaded.origins.items() if origin == "default"]
     assert unset == []
+
+
+EXAMPLES = [ROOT / "deploy" / "config" / f"{name}.yaml" for name in ("compose", "docker", "kubernetes", "systemd")]
+
+
+@pytest.mark.parametrize("name", known_drivers())
+def test_every_driver_and_option_is_documented(name: str) -> None:
+    options = load_driver_class(name).options_model.model_fields
+    assert [option for option in options if f"\n| `{option}` |" not in page(f"drivers/{name}.md")] == []
+    assert f"| [`{name}`]({name}.md) |" in page("drivers/index.md")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_example_configuration_of_a_driver_is_right_where_it_is_commented_out(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    for document in (text, switched_on(text)):
+        driver = Settings.model_validate(yaml.safe_load(document)).driver
+        load_driver_class(driver.name).options_model.model_validate(driver.options)

@@ -26,14 +26,7 @@ def texts() -> Iterator[tuple[str, str, list[ast.expr]]]:
             name, first = node.exc.func, node.exc.args[0]
             if not isinstance(name, ast.Name) or not name.id.endswith("Error") or name.id[0].islower():
                 continue
-            if name.id in {
-                "ValueError",
-                "TypeError",
-                "RuntimeError",
-                "NotImplementedError",
-                "AssertionError",
-                "KeyError",
-            }:
+            if name.id in OF_PYTHON:
                 continue
             place = f"{path.relative_to(ROOT)}:{node.lineno}"
             if isinstance(first, ast.Constant) and isinstance(first.value, str):

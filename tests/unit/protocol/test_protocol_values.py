@@ -20,6 +20,7 @@ from osrdyne.protocol.activity import (
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
 from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Response, request_from_wire
+from osrdyne.protocol.progress import StartProgress, not_starting
 from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
 
 NAMES = st.sampled_from(
@@ -211,3 +212,25 @@ def test_detail_on_the_wire_is_short_and_utf8() -> None:
 )
 def test_invalid_outcomes_of_reloads_are_left_out(given: object, understood: object) -> None:
     assert reloads_of(ActivityReport("k", Event.READY, "w", {"reloads": given})) == understood
+
+
+def test_answer_reads_back_as_it_was_written() -> None:
+    start = StartProgress(3, 12.25, "max_concurrent_starts")
+    assert json.loads(start.to_json()) == {
+        "state": "starting", "position": 3, "eta_s": 12.2, "waiting_for": "max_concurrent_starts",
+    }  # fmt: skip
+    assert StartProgress.from_json(start.to_json()) == StartProgress(3, 12.2, "max_concurrent_starts")
+    unknown = StartProgress(0)
+    assert StartProgress.from_json(unknown.to_json()) == unknown
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        not_starting(), b"", b"\xff", b"[1]", b"null", b"[" * 100_000, b'{"state": "starting"}',
+        b'{"state": "starting", "position": true}', b'{"state": "starting", "position": -1}',
+        b'{"state": "starting", "position": "1"}',
+    ],
+)  # fmt: skip
+def test_other_body_is_no_start(body: bytes) -> None:
+    assert StartProgress.from_json(body) is None

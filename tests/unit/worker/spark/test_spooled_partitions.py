@@ -1,4 +1,4 @@
-"""The partitions of a streamed DataFrame, without Spark: what happens if their job or a connection fails."""
+"""The partitions of a DataFrame, without Spark: what happens if the JVM, a job or a connection ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import errno
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark.util
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 
 from osrdyne_worker.spark.answers import streams
+from osrdyne_worker.spark.answers.arrow_batches import messages_by_partition
 from osrdyne_worker.spark.answers.streams import SpooledPartitions
 
 
@@ -95,3 +99,23 @@ def test_partition_that_cannot_be_stored_ends_the_stream_with_the_reason(rows: R
         with pytest.raises(FileNotFoundError, match="missing"):
             next(partitions.messages())
     partitions.close()
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), EOFError()])
+def test_jvm_that_ends_while_it_sends_rows_is_no_error_of_the_workers_own_files(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The SQL pipeline answers an error of its files. A request whose JVM is lost must be requeued instead."""
+
+    def read(served: object, serializer: object) -> Iterator[bytes]:
+        yield b"first"
+        raise error
+
+    monkeypatch.setattr(pyspark.util, "_local_iterator_from_socket", read)
+    python_rdd = SimpleNamespace(toLocalIteratorAndServe=lambda rdd, prefetch: None)
+    spark = SimpleNamespace(api=SimpleNamespace(python=SimpleNamespace(PythonRDD=python_rdd)))
+    context: Any = SimpleNamespace(_jvm=SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(spark=spark))))
+    messages = messages_by_partition(context, None, prefetch=True)
+    assert next(messages) == b"first"
+    with pytest.raises(Py4JNetworkError, match="lost"):
+        next(messages)

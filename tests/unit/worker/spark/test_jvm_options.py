@@ -1,15 +1,18 @@
-"""Which class data sharing archive a JVM is given, and how one gets to its place."""
+"""The options of a JVM: its archive of classes, its heap, and the priority of its second compiler."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from osrdyne_worker.spark.java import archive
+from osrdyne.protocol.spark_master import parse_spark_master
+from osrdyne_worker.spark.java import archive, compiler
 from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, archive_stem, find_archive, with_archive, written_aside
+from osrdyne_worker.spark.session import session_conf
 
 
 @pytest.fixture
@@ -101,3 +104,73 @@ def test_what_a_killed_run_has_left_is_removed_by_a_later_one(made: Path) -> Non
         pass
     assert sorted(made.parent.iterdir()) == sorted([current, ended, made])
     assert made.read_bytes() == b"classes"
+
+
+OURS = "-XX:InitialHeapSize=256m -XX:GCTimeRatio=4"
+
+
+def options(
+    configured: str | None = None, *, memory: str | None = None, master: str = "local[2]", of_application: str = ""
+) -> str | None:
+    settings = {} if configured is None else {DRIVER_OPTIONS: configured}
+    settings |= {} if memory is None else {"spark.driver.memory": memory}
+    return session_conf(parse_spark_master(master), settings, {}, of_application).get(DRIVER_OPTIONS)
+
+
+@pytest.mark.parametrize("memory", [None, "512m", "600M", "1024mb", "2g", "1t", " 8GB "])
+def test_heap_starts_small_and_grows_when_it_must(memory: str | None) -> None:
+    assert options(memory=memory) == OURS
+    assert options("-Da=b", memory=memory) == f"{OURS} -Da=b"
+    assert options("-Da=b", memory=memory, of_application="-Da=") == f"{OURS} -Da=b -Da="
+
+
+@pytest.mark.parametrize("memory", ["256m", "128m", "1000", "500000k", "nonsense"])
+def test_heap_that_is_too_small_and_driver_of_a_cluster_are_left_alone(memory: str) -> None:
+    assert options(memory=memory) is options(master="spark://host:7077") is None
+    assert options("-Da=b", memory=memory) == "-Da=b"
+
+
+@pytest.mark.parametrize(
+    "configured",
+    [
+        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "-XX:+UseZGC",
+        "-Xms1g",
+        "-XX:GCTimeRatio=12",
+        "-XX:InitialHeapSize=1g",
+        "-XX:InitialRAMPercentage=5",
+    ],
+)
+def test_options_of_the_configuration_are_left_alone(configured: str) -> None:
+    assert options(configured) == configured
+
+
+def test_priority_of_the_second_compiler_alone_is_lowered() -> None:
+    ended = threading.Event()
+    named = threading.Event()
+    numbers: dict[str, int] = {}
+
+    def run(name: str) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name, encoding="utf-8")
+        numbers[name] = threading.get_native_id()
+        if len(numbers) == 2:
+            named.set()
+        ended.wait(60)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("C2 CompilerThre", "C1 CompilerThre")]
+    for thread in threads:
+        thread.start()
+    try:
+        assert named.wait(60)
+        before = os.getpriority(os.PRIO_PROCESS, numbers["C1 CompilerThre"])
+        assert compiler.lower_priority(os.getpid()) == 1
+        assert os.getpriority(os.PRIO_PROCESS, numbers["C1 CompilerThre"]) == before
+        assert os.getpriority(os.PRIO_PROCESS, numbers["C2 CompilerThre"]) == min(19, before + compiler.NICENESS)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_process_that_has_ended_is_no_error(tmp_path: Path) -> None:
+    assert compiler.lower_priority(1, proc=tmp_path) == 0

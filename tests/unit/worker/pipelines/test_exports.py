@@ -1,4 +1,4 @@
-"""What an export that fails leaves in its directory, without Spark."""
+"""Exports, without Spark: which requests name the same one, and what one that fails leaves behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context
 from osrdyne_worker.pipelines.queries import export
-from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest, Exports
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest, Exports, _export_name
 from osrdyne_worker.pipelines.views.datasets import ExportConfig
 
 LOST = OSError("the answer of the file system was lost")
@@ -83,3 +83,24 @@ def test_manifest_that_exists_because_its_creation_was_repeated_is_that_of_the_e
     files = Files(creates=True, fails=False)
     assert run(monkeypatch, files)["repeated"] is False
     assert names(files) == [MANIFEST, "part-0"]
+
+
+def name(export_id: str | None = "monthly", query: str = "select 1", **request: Any) -> str:
+    fields = {"correlation_id": "c", "reply_to": "r", **request}
+    call = Call(Context(Key("k")), Request("k", b"", **fields))
+    return _export_name(call, ExportRequest(query=query, id=export_id))
+
+
+@pytest.mark.parametrize("export_id", ["monthly", None])
+def test_request_that_needs_later_data_is_another_export(export_id: str | None) -> None:
+    """Otherwise it would be answered from the earlier data."""
+    versions: list[dict[str, object]] = [{}, {"x-data-version": 7}, {"x-data-version": 8}]
+    assert len({name(export_id, headers=headers) for headers in versions}) == 3
+    assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
+
+
+def test_id_names_the_export_for_all_callers() -> None:
+    assert name(correlation_id="1", reply_to="a") == name(correlation_id="2", reply_to="b")
+    assert name(None, correlation_id="1") != name(None, correlation_id="2")
+    assert name() != name(query="select 2")
+    assert len({name(None, correlation_id=None, reply_to=None) for _ in range(3)}) == 3

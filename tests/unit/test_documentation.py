@@ -1,18 +1,21 @@
-"""The pages of the documentation: every one in the navigation, and what they name exists."""
+"""Pages of the documentation: code, links and names in them are right, and every page is in the navigation."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def pages_of(entry: Any) -> list[str]:
@@ -30,8 +33,9 @@ def test_every_page_is_in_the_navigation() -> None:
     """But decisions, which have an index of their own, and pages for contributors."""
     listed = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     assert len(listed) == len(set(listed))
-    apart = [page for page in PAGES if page.startswith(("decisions/", "dev/")) and not page.endswith("index.md")]
-    assert sorted([*listed, *apart]) == PAGES
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    apart = [page for page in pages if page.startswith(("decisions/", "dev/")) and not page.endswith("index.md")]
+    assert sorted([*listed, *apart]) == sorted(pages)
 
 
 def test_every_decision_is_in_the_index() -> None:
@@ -86,3 +90,56 @@ def is_code(name: str) -> bool:
             continue
         return attribute is None or hasattr(found, attribute)
     return False
+
+
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")
+FENCED = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def test_every_link_to_a_file_leads_somewhere() -> None:
+    for page in PAGES:
+        text = FENCED.sub("", page.read_text(encoding="utf-8"))
+        targets = [unquote(link.split("#")[0]) for link in LINK.findall(text) if "://" not in link]
+        assert [target for target in targets if target and not (page.parent / target).exists()] == [], page
+
+
+def test_page_has_one_title_and_it_comes_first() -> None:
+    for page in PAGES:
+        text = FENCED.sub("", page.read_text(encoding="utf-8"))
+        titles = re.findall(r"^# .+", text, re.MULTILINE)
+        assert len(titles) == 1, page
+        assert text.startswith(titles[0]), page
+
+
+def test_every_page_that_a_source_names_exists() -> None:
+    """Comments, messages and example configurations name pages by their path; `*` stands for several."""
+    missing = set()
+    for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0"):
+        path = ROOT / name
+        if name.startswith("docs/") or not path.is_file():
+            continue
+        named = re.findall(r"\bdocs/[\w./*-]*[\w*]", path.read_text(encoding="utf-8", errors="ignore"))
+        missing |= {f"{name}: {page}" for page in named if not any(ROOT.glob(page))}
+    assert missing == set()
+
+
+BLOCK = re.compile(r"^(?P<mark><!-- runs -->\n)?```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks() -> Iterator[tuple[str, bool, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            line = text[: found.start("code")].count("\n") + 1
+            yield f"{page.relative_to(ROOT).as_posix()}:{line}", found["mark"] is not None, found["code"]
+
+
+def test_python_of_the_documentation_is_python() -> None:
+    for where, runs, code in blocks():
+        compiled = compile(code, where, "exec", dont_inherit=True)
+        if runs:
+            exec(compiled, {"__name__": "documentation"})
+
+
+def test_some_code_of_the_documentation_runs() -> None:
+    assert any(runs for _, runs, _ in blocks())
