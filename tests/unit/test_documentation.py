@@ -1,4 +1,4 @@
-"""Pages of the documentation: code, links and names in them are right, and every page is in the navigation."""
+"""Pages of the documentation: code, links, tests and names in them are right, and all are in the navigation."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+SUITES = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "osrdyne" / "testing").rglob("*.py")]
 
 
 def pages_of(entry: Any) -> list[str]:
@@ -143,3 +144,16 @@ def test_python_of_the_documentation_is_python() -> None:
 
 def test_some_code_of_the_documentation_runs() -> None:
     assert any(runs for _, runs, _ in blocks())
+
+
+def test_failure_modes_are_proven_as_their_pages_say() -> None:
+    checked = subprocess.run([ROOT / "tools" / "failure_modes", "--check"], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_tests_that_pages_name_exist() -> None:
+    existing = {name for path in SUITES for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))}
+    pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`(test_\w+)`", page)}
+    assert len(named) > 200
+    assert named - existing == set()

@@ -1,4 +1,4 @@
-"""The files of results that are read page by page, without Spark: which of them expire."""
+"""Results in files, without Spark: which expire, which requests name the same export, and what a failed one leaves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from osrdyne_worker import RequestError
-from osrdyne_worker.pipelines.queries import paging
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Call, Context, RequestError
+from osrdyne_worker.pipelines.queries import export, paging
+from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest, Exports, _export_name
 from osrdyne_worker.pipelines.queries.paging import StoredResults
-from osrdyne_worker.pipelines.views.datasets import PagingConfig
+from osrdyne_worker.pipelines.views.datasets import ExportConfig, PagingConfig
 
 LATER = 10_000.0
 SCHEMA = pa.schema({"n": pa.int64()})
@@ -87,3 +90,95 @@ def test_file_of_a_worker_that_has_died_expires(tmp_path: Path) -> None:
     assert left.exists(), "another worker may be writing it"
     first_rows(results(tmp_path, at=LATER), one_row())
     assert not left.exists()
+
+
+LOST = OSError("the answer of the file system was lost")
+
+
+class Files:
+    """A directory. `creates`: whether `create` creates the manifest; `fails`: whether it then raises an error."""
+
+    def __init__(self, *, creates: bool, fails: bool = True) -> None:
+        self.texts: dict[str, str] = {}
+        self._creates, self._fails = creates, fails
+
+    def read(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def create(self, name: str, content: bytes, *, aside: str) -> bool:
+        if self._creates:
+            self.texts[name] = content.decode()
+        if self._fails:
+            raise LOST
+        return False
+
+    def directories(self, name: str) -> list[str]:
+        return sorted({path.removeprefix(f"{name}/").partition("/")[0] for path in self.texts})
+
+    def listed(self, name: str) -> list[tuple[str, int]]:
+        return [(f"file:/exports/{path}", len(text)) for path, text in self.texts.items() if path.startswith(name)]
+
+    def delete(self, name: str) -> None:
+        self.texts = {path: text for path, text in self.texts.items() if not path.startswith(f"{name}/")}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, files: Files) -> dict[str, Any]:
+    """Export to `files`."""
+
+    def write(self: Exports, session: Any, files: Files, directory: str, *_: Any, **__: Any) -> int:
+        files.texts[f"{directory}/part-0"] = "rows"
+        return 1
+
+    monkeypatch.setattr(export, "HadoopFiles", lambda session, root: files)
+    monkeypatch.setattr(export, "estimated_bytes", lambda frame: None)
+    monkeypatch.setattr(Exports, "_write", write)
+    results: Any = None
+    exports = Exports(ExportConfig(directory="/exports"), results, pool="p", key="k")
+    query: Any = SimpleNamespace(frame=None, types=(("n", "bigint"),))
+    call = Call(Context(Key("k")), Request("k", b"", correlation_id="c", reply_to="r"))
+    return exports.run(SimpleNamespace(_jsparkSession=None), query, call, ExportRequest(query="select 1"))
+
+
+def names(files: Files) -> list[str]:
+    return sorted(path.rpartition("/")[2] for path in files.texts)
+
+
+@pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
+@pytest.mark.proves("spark/file-system-creates-manifest")
+def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
+    monkeypatch: pytest.MonkeyPatch, creates: bool, left: list[str]
+) -> None:
+    files = Files(creates=creates)
+    with pytest.raises(OSError, match="was lost"):
+        run(monkeypatch, files)
+    assert names(files) == left
+
+
+@pytest.mark.proves("spark/file-system-creates-manifest")
+def test_manifest_that_exists_because_its_creation_was_repeated_is_that_of_the_export(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = Files(creates=True, fails=False)
+    assert run(monkeypatch, files)["repeated"] is False
+    assert names(files) == [MANIFEST, "part-0"]
+
+
+def name(export_id: str | None = "monthly", query: str = "select 1", **request: Any) -> str:
+    fields = {"correlation_id": "c", "reply_to": "r", **request}
+    call = Call(Context(Key("k")), Request("k", b"", **fields))
+    return _export_name(call, ExportRequest(query=query, id=export_id))
+
+
+@pytest.mark.parametrize("export_id", ["monthly", None])
+def test_request_that_needs_later_data_is_another_export(export_id: str | None) -> None:
+    """Otherwise it would be answered from the earlier data."""
+    versions: list[dict[str, object]] = [{}, {"x-data-version": 7}, {"x-data-version": 8}]
+    assert len({name(export_id, headers=headers) for headers in versions}) == 3
+    assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
+
+
+def test_id_names_the_export_for_all_callers() -> None:
+    assert name(correlation_id="1", reply_to="a") == name(correlation_id="2", reply_to="b")
+    assert name(None, correlation_id="1") != name(None, correlation_id="2")
+    assert name() != name(query="select 2")
+    assert len({name(None, correlation_id=None, reply_to=None) for _ in range(3)}) == 3

@@ -1,4 +1,4 @@
-"""The watch over the JVM's heap: when it cancels a request, and which."""
+"""The watches over the JVM: when one cancels a request, and which; when a worker gives up on its gateway."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from osrdyne_worker.spark.failures.exhaustion import exhaustion
+from osrdyne_worker.spark.java.gateway import MAX_UNANSWERED, PROBE_INTERVAL, GatewayWatch
 from osrdyne_worker.spark.java.heap import HeapUse, HeapWatch
 from osrdyne_worker.spark.session import MAX_REASONS, SparkSessions
 
@@ -209,3 +210,56 @@ def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory() -> None:
         sessions._cancel_for_memory(MagicMock(), f"g{number}", "the heap is full")
     assert len(sessions._out_of_memory) == MAX_REASONS
     assert f"g{3 * MAX_REASONS - 1}" in sessions._out_of_memory
+
+
+class Gateway:
+    """`outcomes` of the next probes; None: it answers."""
+
+    def __init__(self, *outcomes: OSError | None) -> None:
+        self.outcomes = list(outcomes)
+        self.probes = 0
+        self.now = 100.0
+        self.watch = GatewayWatch(self.connect, monotonic=lambda: self.now)
+
+    def connect(self) -> None:
+        self.probes += 1
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    def checks(self) -> list[bool]:
+        results = []
+        while self.outcomes:
+            results.append(self.watch.check())
+            self.now += PROBE_INTERVAL
+        return results
+
+
+ROW = [TimeoutError("timed out")] * (MAX_UNANSWERED - 1)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_open"),
+    [
+        ([*ROW, None, *ROW, None], True),
+        ([ConnectionRefusedError("refused")], False),
+        ([OSError(24, "Too many open files")] * 10, True),
+    ],
+    ids=["answer ends a row", "refused", "error of this process"],
+)
+def test_what_a_probe_says_about_the_gateway(outcomes: list[OSError | None], is_open: bool) -> None:
+    assert set(Gateway(*outcomes).checks()) == {is_open}
+
+
+def test_checks_of_many_keys_share_one_probe() -> None:
+    gateway = Gateway(None)
+    assert all(gateway.watch.check() for _ in range(200))
+    assert gateway.probes == 1
+
+
+@pytest.mark.proves("spark/jvm-accepts-new-connections")
+def test_gateway_is_closed_after_several_probes_without_an_answer() -> None:
+    gateway = Gateway(*[TimeoutError("timed out")] * MAX_UNANSWERED)
+    assert gateway.checks() == [True] * (MAX_UNANSWERED - 1) + [False]
+    assert not gateway.watch.check()
+    assert gateway.probes == MAX_UNANSWERED, "a closed gateway is not probed again"

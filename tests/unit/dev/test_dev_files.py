@@ -1,8 +1,9 @@
-"""Where a running `osrdyne dev` is: found by other commands, private, not believed when its process is gone."""
+"""Files of `osrdyne dev`: the announcement of a running stack, and sample data."""
 
 from __future__ import annotations
 
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from pydantic import SecretStr
 from osrdyne.cli.main import execute
 from osrdyne.config.loading import load_settings
 from osrdyne.config.models import BrokerSettings, Settings
+from osrdyne.dev import sample_data
 from osrdyne.dev.announcement import announced, announcement_file, find_announcement
+from osrdyne.dev.sample_data import generate_tpch
 from osrdyne.errors import ConfigurationError
 
 SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
@@ -59,3 +62,31 @@ def test_directory_that_cannot_be_written_is_named_with_the_variable(
         announced(SETTINGS, api_port=4567),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        subprocess.CalledProcessError(1, "tpchgen-cli", stderr="no space left"),
+        subprocess.TimeoutExpired("tpchgen-cli", 600.0),
+    ],
+    ids=["error", "time-out"],
+)
+def test_generator_that_fails_is_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def run(command: list[str], **_: object) -> None:
+        Path(command[-1]).mkdir()
+        raise error
+
+    monkeypatch.setattr(sample_data, "_generator", lambda: "tpchgen-cli")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ConfigurationError):
+        generate_tpch(tmp_path, "100")
+    assert list((tmp_path / "tpch").iterdir()) == []
+
+
+def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tpch").touch()
+    with pytest.raises(ConfigurationError, match=r"/tpch.*XDG_CACHE_HOME"):
+        generate_tpch(tmp_path, "0.001")
