@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +29,6 @@ HEADERS = {
 NAMES = {name: getattr(PoolNames("P"), name) for name, kind in vars(PoolNames).items() if isinstance(kind, property)}
 EXCHANGES = {value for name, value in NAMES.items() if name.endswith("_exchange")}
 QUEUES = {value for name, value in NAMES.items() if name.endswith("_queue")}
-
-
-def references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if "$ref" in value:
-            yield value["$ref"]
-        for inner in value.values():
-            yield from references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from references(inner)
-
-
-def test_every_reference_leads_somewhere() -> None:
-    found = set(references(DOCUMENT))
-    assert found
-    for reference in found:
-        target: Any = DOCUMENT
-        for step in reference.removeprefix("#/").split("/"):
-            target = target[step]
-
-
-def test_every_parameter_of_an_address_is_declared() -> None:
-    for channel in DOCUMENT["channels"].values():
-        assert set(re.findall(r"\{(\w+)\}", channel["address"] or "")) == set(channel.get("parameters", {}))
 
 
 def test_document_has_every_status_event_and_command() -> None:

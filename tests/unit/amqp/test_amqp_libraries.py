@@ -9,8 +9,6 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import osrdyne.amqp
 
 ROOT = Path(__file__).parents[3]
@@ -43,21 +41,6 @@ def test_only_the_package_imports_the_libraries() -> None:
 def private_attributes(tree: ast.AST) -> list[ast.Attribute]:
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return [node for node in attributes if node.attr.startswith("_") and not node.attr.endswith("__")]
-
-
-@pytest.mark.parametrize(
-    "file",
-    # The patches replace functions of pamqp, and say when each can go.
-    [file for file in sorted(PACKAGE.glob("*.py")) if file.name != "pamqp_patches.py"],
-    ids=lambda file: file.stem,
-)
-def test_module_reads_no_private_name_of_another_object(file: Path) -> None:
-    foreign = [
-        node
-        for node in private_attributes(ast.parse(file.read_text()))
-        if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
-    ]
-    assert [f"{file.name}:{node.lineno} {ast.unparse(node)}" for node in foreign] == []
 
 
 def subclasses_of_the_libraries() -> Iterator[type]:

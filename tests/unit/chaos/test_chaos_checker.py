@@ -160,23 +160,6 @@ def test_fault_explains_only_what_happens_in_its_time(began: float, ended: float
     assert judged(answer, sent=(request,), done=(killed,)).passed is explains
 
 
-@pytest.mark.parametrize(
-    ("during", "waited", "explained"),
-    [
-        (fault(Family.CUT, Action.STALL, Target.WORKERS), 1.0, True),
-        (fault(Family.ALARM, Action.DISK, Target.NODE), 1.0, False),
-        (fault(Family.ALARM, Action.DISK, Target.NODE), 41.0, True),
-        (fault(Family.CUT, Action.CUT, Target.MANAGEMENT), 41.0, False),
-    ],
-    ids=["no confirm", "in time", "too late", "nothing to do with it"],
-)
-def test_failure_before_the_last_attempt_needs_a_fault_that_explains_it(
-    during: Fault, waited: float, explained: bool
-) -> None:
-    answer = replace(FAILURE, attempts=2, at=waited)
-    assert judged(answer, sent=(FLAKY,), done=(Done(during, 0.0, 1.0),), rules=RULES).passed is explained
-
-
 def test_same_seed_gives_the_same_schedule() -> None:
     assert make_schedule(7, 600) == make_schedule(7, 600)
     assert make_schedule(7, 600) != make_schedule(8, 600)

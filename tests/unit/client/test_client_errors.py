@@ -63,14 +63,9 @@ def test_error_carries_the_facts_of_the_answer() -> None:
     assert (error.code, error.detail, error.worker_id, error.retry_after) == (529, "Full.", "w", 2.5)
     assert error.fields == {"key": "k", "path": "/p"}
     assert str(error).endswith("Full.")
+    of_handler = error_of(failed("error", code="no-such-view", message="None.", path="/sql", hint="y"))
+    assert (of_handler.error.path, dict(of_handler.error.details)) == ("/sql", {"hint": "y"})
     assert error_from_reply(Reply(), key="k", path="/p") is None
-
-
-def test_failed_request_has_the_words_and_the_code_of_the_handler() -> None:
-    error = error_of(failed("error", code="no-such-view", message="There is no view x.", path="/sql", hint="y"))
-    assert "(no-such-view): There is no view x." in str(error)
-    assert (error.error.path, dict(error.error.details)) == ("/sql", {"hint": "y"})
-    assert "(capacity)" not in str(error_of(failed("capacity", code="capacity", message="Full.")))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": 1}', b"[" * 100_000], ids=range(5))

@@ -38,16 +38,6 @@ def made(java: Path) -> Path:
     return path
 
 
-def test_name_depends_on_java_and_on_the_class_path(java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [archive_stem({}), archive_stem({"spark.driver.extraClassPath": "/opt/jars/*"})]
-    (java / "release").write_text('JAVA_VERSION="17.0.16"')
-    names.append(archive_stem({}))
-    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
-    names.append(archive_stem({}))
-    assert len({*names, None}) == 5
-    assert archive_stem({"spark.driver.memory": "8g"}) == names[-1]
-
-
 def test_archive_comes_before_the_options_of_the_user_which_win(made: Path) -> None:
     options = with_archive({DRIVER_OPTIONS: "-Dmine=1"})[DRIVER_OPTIONS]
     assert options.startswith(f"-Xshare:auto -XX:SharedArchiveFile={made} ")

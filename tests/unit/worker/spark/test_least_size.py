@@ -39,10 +39,3 @@ def test_no_answer_is_smaller(data: st.DataObject, types: list[str], count: int)
     rows = Rows(pa.table(arrays, names), tuple(zip(names, types, strict=True)), truncated=False)
     assert len(rows.to_json()) >= count * least_row_bytes(types, arrow=False)
     assert len(rows.to_arrow()) >= count * least_row_bytes(types, arrow=True)
-
-
-def test_least_size_is_that_of_the_columns() -> None:
-    sizes = [
-        least_row_bytes([kind], arrow=arrow) for kind, arrow in (("bigint", True), ("string", True), ("int", False))
-    ]
-    assert sizes == [8, 4, 3]

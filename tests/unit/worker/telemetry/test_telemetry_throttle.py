@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import StorageError, TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import TableDamagedError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -264,18 +262,6 @@ def test_entry_of_a_killed_ingest_is_removed_when_its_number_is_taken(
     monkeypatch.setattr(throttle.os, "link", link_after_another_ingest)
     table.ingest()
     assert sorted(path.name for path in directory.iterdir()) == [f"{number:020d}.json" for number in (1, 2, 3, 4)]
-
-
-def test_throttle_log_whose_directory_is_gone_is_an_error(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    table.arrive(1, at=BEGIN)
-
-    def link_in_a_removed_directory(unfinished: Path, path: Path) -> None:
-        shutil.rmtree(unfinished.parent)
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    monkeypatch.setattr(throttle.os, "link", link_in_a_removed_directory)
-    with pytest.raises(StorageError, match="No such file"):
-        table.ingest()
 
 
 @pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
