@@ -26,19 +26,3 @@ def test_test_modules_have_names_of_their_own() -> None:
     """Test folders are not packages, so that two modules of one name cannot be collected together."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_steps_and_rules_that_are_cited_exist() -> None:
-    """`lifecycle: settle` in a comment names a heading of docs/design/lifecycle*.md."""
-    for page in ("lifecycle", "broker"):
-        pages = sorted((ROOT / "docs" / "design").glob(f"{page}*.md"))
-        text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
-        known = set(re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE))
-        citing = re.compile(rf"(?:\(|Source: |; ){page}: ([a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)+)*)")
-        cited = {
-            name
-            for path in SOURCES
-            for found in citing.finditer(path.read_text(encoding="utf-8"))
-            for name in found[1].split(", ")
-        }
-        assert cited <= known, cited - known

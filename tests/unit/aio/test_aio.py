@@ -169,14 +169,6 @@ class TestKeyedJobs:
             jobs.submit("a", 0.0)
         assert not jobs.is_busy("a")
 
-    async def test_work_that_raises_brings_its_group_down(self) -> None:
-        async def fail(_: str) -> None:
-            raise ValueError("no")
-
-        with pytest.raises(ExceptionGroup, match="unhandled errors"):
-            async with asyncio.TaskGroup() as group:
-                KeyedJobs(group, "jobs of", fail).submit("a", "1")
-
 
 async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends() -> None:
     states: list[bool] = []

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from osrdyne.cli.requests import call as module
-from osrdyne.cli.requests.call_output import CallOutput, error_lines, print_answer, progress_of
+from osrdyne.cli.requests.call_output import CallOutput, error_lines, print_answer
 from osrdyne.cli.telemetry.replay import range_end
 from osrdyne.client import (
     ClientClosedError,
@@ -24,7 +24,6 @@ from osrdyne.client import (
 from osrdyne.client.errors import error_from_reply
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
-from osrdyne.protocol.retries import ATTEMPTS_HEADER
 
 ROWS = {
     "columns": [{"name": "name", "type": "string"}, {"name": "n", "type": "bigint"}],
@@ -67,6 +66,13 @@ def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.Cap
     assert "limit of rows" in printed.err
 
 
+def test_log_of_a_failed_start_cannot_control_the_terminal() -> None:
+    answer = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
+    error = error_from_reply(answer, key="k", path="/p")
+    assert error is not None
+    assert "  ValueError: \\x1b[1mno" in error_lines(error)
+
+
 @pytest.mark.parametrize(
     "value", [{"a": "é"}, [1], {"columns": [{"name": "a"}], "rows": [[1, 2]]}, {"columns": [1], "rows": []}], ids=str
 )
@@ -88,40 +94,6 @@ def test_answer_that_is_not_arrow_is_refused_if_arrow_was_requested(capsys: pyte
     with pytest.raises(typer.Exit) as raised:
         print_answer(reply({}), CallOutput.ARROW)
     assert (raised.value.exit_code, "Arrow" in capsys.readouterr().err) == (1, True)
-
-
-DIED = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "lines"),
-    [
-        (Reply("error", detail="No.\nAsk for less."), ["Ask for less.", "Code 500."]),
-        (Reply("error", code=503, headers={ATTEMPTS_HEADER: 3}), ["Code 503, after 3 attempts."]),
-        (DIED, ["  Traceback", "  ValueError: \\x1b[1mno"]),
-        (DIED, ["Try again in 30 s."]),
-    ],
-    ids=["detail", "attempts", "log of a failed start", "pause"],
-)
-def test_facts_of_the_answer_are_shown_below_the_error(answer: Reply, lines: list[str]) -> None:
-    error = error_from_reply(answer, key="k", path="/p")
-    assert error is not None
-    assert [line for line in error_lines(error) if line in lines] == lines
-    assert error_lines(ConnectionLostError("Lost.")) == ["Lost."]
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ({"step": 3, "of": 10}, ("3 of 10", 3, 10)),
-        ({"done": 1, "total": 2, "message": "loading"}, ("loading", 1, 2)),
-        ("half", ("half", None, None)),
-        ({"step": True}, ('{"step": true}', None, None)),
-    ],
-    ids=str,
-)
-def test_progress_of_common_shapes_is_understood(value: object, shown: tuple[str, object, object]) -> None:
-    assert progress_of(reply(value)) == shown
 
 
 def test_broker_with_a_password_is_refused_as_a_flag() -> None:

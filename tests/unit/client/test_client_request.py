@@ -18,7 +18,7 @@ from osrdyne.client.request import (
     build_request,
     encode_body,
 )
-from osrdyne.errors import ConfigurationError, InvalidKeyError, InvalidMessageError
+from osrdyne.errors import ConfigurationError, InvalidMessageError
 from osrdyne.protocol.deadlines import deadline_ms
 
 
@@ -80,12 +80,6 @@ def test_invalid_argument_is_refused_by_its_name(name: str, value: Any, kind: ty
 def test_longest_timeout_fits_into_an_expiration_of_rabbitmq() -> None:
     assert int(build(timeout=49 * 86_400).message.expiration or 2**32) < 2**32
     assert build(timeout=1e9, has_deadline=False).message.expiration is None
-
-
-@pytest.mark.parametrize("key", ["x" * 256, "漢" * 86, "\ud800"], ids=["256 bytes", "258 bytes", "surrogate"])
-def test_invalid_key_is_refused(key: str) -> None:
-    with pytest.raises(InvalidKeyError):
-        build(key)
 
 
 @pytest.mark.parametrize(

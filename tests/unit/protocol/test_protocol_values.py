@@ -168,14 +168,6 @@ class TestActivity:
         read = report_from_wire(routing_key="key", headers=sent.wire_headers(), body=sent.wire_body())
         assert read == sent
 
-    @pytest.mark.parametrize(
-        "headers",
-        [{}, {WORKER_ID_HEADER: "w"}, {EVENT_HEADER: "slept", WORKER_ID_HEADER: "w"}],
-        ids=["nothing", "no event", "unknown event"],
-    )
-    def test_invalid_report_is_none(self, headers: dict[str, object]) -> None:
-        assert report_from_wire(routing_key="key", headers=headers, body=b"") is None
-
     def test_report_of_the_reference_worker_is_read(self) -> None:
         headers = {EVENT_HEADER: b"request-received", WORKER_ID_HEADER: b"w1"}
         assert report_from_wire(routing_key="key", headers=headers, body=b"") == ActivityReport(

@@ -68,15 +68,12 @@ def test_message_of_an_older_leader_is_ignored() -> None:
     assert not apply_control(state, message(Command.PAUSE, 99)).paused
 
 
-def test_queues_replace_the_queues() -> None:
-    state = apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=[HIGH, LOW, HIGH]))
-    assert state.queues == (HIGH, LOW)
-
-
-@pytest.mark.parametrize("queues", [None, [], "q", [1], [""], {"q": 1}])
-def test_queues_that_are_none_change_nothing(queues: object) -> None:
-    state = DesiredState((Q,))
-    assert apply_control(state, message(Command.QUEUES, 1, queues=queues)) is state
+@pytest.mark.parametrize(
+    ("given", "queues"),
+    [([HIGH, LOW, HIGH], (HIGH, LOW)), *((given, (Q,)) for given in (None, [], "q", [1], [""], {"q": 1}))],
+)
+def test_queues_replace_the_queues_unless_they_are_none(given: object, queues: tuple[QueueName, ...]) -> None:
+    assert apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=given)).queues == queues
 
 
 @pytest.mark.parametrize(

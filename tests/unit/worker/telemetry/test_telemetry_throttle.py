@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
-from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
-from osrdyne.ingress.quotas.capacity import Hub, Load, Phase, Store, plan
-from osrdyne.ingress.quotas.tiers import HUB_TIERS, STORE_TIERS
 from osrdyne.protocol.rates import EventRate
 from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
@@ -78,12 +74,6 @@ class Table:
         self.stored[partition] = allowed.stop
         return next_after(allowed.free_at, self.now + self.skew) if self.unread(partition) else 45.0
 
-    def run(self, minutes: float) -> Iterator[float]:
-        """Ingest as the scheduler does; the minutes after each ingest."""
-        while self.now < BEGIN + 60 * minutes:
-            self.now += max(1.0, self.ingest())
-            yield (self.now - BEGIN) / 60
-
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
@@ -121,18 +111,6 @@ def test_table_that_gets_more_falls_behind_by_the_difference(table: Table) -> No
         assert PAUSE <= pause < PAUSE + 1
         table.now += pause
     assert table.unread() > 4_700
-
-
-def test_peak_drains_when_the_plan_of_capacity_has_it(table: Table) -> None:
-    load(table, 720, [6], minutes=30)
-    phase = Phase(Fraction(30), Fraction(720), Fraction(6))
-    hub, store = Hub(HUB_TIERS["iot-hub-s1"], 1), Store(STORE_TIERS["store-s1"], 1)
-    queue = plan(Load((phase,)), hub, store).queue
-    assert queue is not None
-    drained = next(minutes for minutes in table.run(600) if minutes > 30 and not table.unread())
-    assert queue.drained == 180
-    assert float(queue.drained) <= drained <= 180 + 2 * PAUSE / 60
-    assert table.blocks == 30 * 720 * 6
 
 
 def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table: Table) -> None:
@@ -214,10 +192,9 @@ def test_two_ingests_that_take_at_once_take_one_after_the_other(
     def read_before_another_writes() -> Bucket | None:
         found = last()
         if others:
-            Table.ingest(other, others.pop())
+            table.ingest(others.pop())
         return found
 
-    other = table
     monkeypatch.setattr(table.log, "last", read_before_another_writes)
     table.ingest(0)
     assert table.blocks == pytest.approx(720 + 360, abs=2)
@@ -249,19 +226,6 @@ def test_entry_of_a_killed_ingest_is_removed_when_its_number_is_taken(
     table.now += 30.0
     table.ingest()
     assert [path.name for path in directory.glob(".*.tmp")] == [at_work.name]
-
-    link = os.link
-
-    def link_after_another_ingest(unfinished: Path, path: Path) -> None:
-        """The other one takes the number, and removes our unfinished entry."""
-        monkeypatch.setattr(throttle.os, "link", link)
-        table.log._write(Bucket(3, BEGIN, BEGIN, 720.0))
-        link(unfinished, path)
-
-    table.now += 30.0
-    monkeypatch.setattr(throttle.os, "link", link_after_another_ingest)
-    table.ingest()
-    assert sorted(path.name for path in directory.iterdir()) == [f"{number:020d}.json" for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
