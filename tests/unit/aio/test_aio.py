@@ -85,10 +85,6 @@ class TestWatchCell:
 
 
 class TestBackoff:
-    def test_delays_grow_up_to_the_maximum(self) -> None:
-        backoff = Backoff(initial=1, factor=2, maximum=10, jitter=0)
-        assert [backoff.delay(failures) for failures in range(6)] == [1, 1, 2, 4, 8, 10]
-
     @given(failures=st.integers(min_value=-5, max_value=10**9), spread=st.floats(0, 1))
     def test_delay_stays_within_its_limits_whatever_the_count(self, failures: int, spread: float) -> None:
         backoff = Backoff(initial=0.5, maximum=30, jitter=0.1)

@@ -82,11 +82,3 @@ def test_one_reachable_master_is_enough() -> None:
     assert (missing.ok, missing.fatal) == (False, False)
     assert away in missing.message
     assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
-
-
-def test_yarn_needs_the_configuration_of_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    assert not check_master("yarn")[0].ok
-    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
-    assert check_master("yarn")[0].ok

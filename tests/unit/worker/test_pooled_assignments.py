@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,7 +22,6 @@ from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import (
     MAX_LOG_LINES,
     Assign,
-    Assignment,
     AssignmentExit,
     AssignmentState,
     Forget,
@@ -184,17 +182,6 @@ def test_worker_that_has_not_exited_is_not_forgotten(assignments: Assignments) -
     [exited] = assignments.report(lambda one: one)
     assert exited.exit == AssignmentExit(1, "no data")
     assert (len(exited.log_lines), exited.log_lines[-1]) == (MAX_LOG_LINES, "line 49")
-
-
-def test_figures_are_those_of_now_until_a_worker_exits() -> None:
-    def busy(assignment: Assignment) -> Assignment:
-        return replace(assignment, in_flight=3)
-
-    assignments = Assignments()
-    for name in ("a", "b"):
-        assignments.assign(assign(name, key=name), TERM, now=7.0)
-    assignments.exited(A, AssignmentExit(0))
-    assert [(one.in_flight, one.last_used) for one in assignments.report(busy)] == [(0, 7.0), (3, 7.0)]
 
 
 def test_used_worker_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

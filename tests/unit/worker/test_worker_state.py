@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 from structlog.testing import capture_logs
+from worker_environments import worker_environment
 
+from osrdyne.amqp import Consumer
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
-from osrdyne_worker.runtime import control
-from osrdyne_worker.runtime.control import ControlWarnings
+from osrdyne_worker.runtime.control import ControlWarnings, listen
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.session_health import SILENCE_TIMEOUT, SessionHealth
 
@@ -70,31 +71,8 @@ def test_file_that_cannot_be_written_is_reported(tmp_path):
     assert [entry["event"] for entry in entries] == ["ready file cannot be written"]
 
 
-def warnings_of(errors: list[tuple[BrokerError, bool]]) -> list[str]:
-    trouble = ControlWarnings()
-    with capture_logs() as logs:
-        for error, first in errors:
-            trouble.note(error, exchange="p-ctl-xchg", first=first)
-    return [entry["event"] for entry in logs if entry["log_level"] == "warning"]
-
-
 MISSING = BrokerNotFoundError("Could not bind: no exchange 'p-ctl-xchg'")
 REFUSED = BrokerUnavailableError("the queue is locked")
-NO_EXCHANGE = "control exchange missing"
-NOT_YET = "control queue unavailable"
-
-
-@pytest.mark.parametrize(
-    ("errors", "warned"),
-    [
-        pytest.param([(MISSING, True), (MISSING, False)] * 5, [NO_EXCHANGE], id="missing-on-every-connection"),
-        pytest.param([(REFUSED, True), (REFUSED, False)] * 2, [NOT_YET] * 2, id="locked-on-every-connection"),
-        pytest.param([(REFUSED, True), (MISSING, False)], [NOT_YET, NO_EXCHANGE], id="both"),
-        pytest.param([(MISSING, True), (REFUSED, True)], [NO_EXCHANGE, NOT_YET], id="another-trouble-later"),
-    ],
-)
-def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors, warned):
-    assert warnings_of(errors) == warned
 
 
 class Outages:
@@ -109,13 +87,12 @@ class Outages:
         self.available: list[bool | None] = []
 
     async def channel(self) -> AsyncMock:
-        return AsyncMock()
-
-    async def listen_once(self, channel, connection, environment, routing_keys, handle, on_listening, *more):
         self.attempts += 1
-        if self.attempts % 3 == 0:
-            on_listening()
-        raise self.error
+        channel, consumer = AsyncMock(), Consumer("control")
+        consumer.end(self.error)
+        channel.consume.return_value = consumer
+        channel.declare_queue.side_effect = self.error if self.attempts % 3 else None
+        return channel
 
     async def sleep(self, seconds: float) -> None:
         self.delays.append(seconds)
@@ -124,32 +101,27 @@ class Outages:
     def listening(self, available: bool | None) -> None:
         self.available.append(available)
 
-    async def run(self, monkeypatch: pytest.MonkeyPatch, *, has_credit: bool) -> None:
-        monkeypatch.setattr(control, "_listen_once", self.listen_once)
-        await control.listen(
-            self,
-            SimpleNamespace(control_exchange="p-ctl-xchg"),
-            handle=lambda message: None,
-            routing_keys=(),
-            on_listening=lambda: None,
-            on_forged=lambda: None,
-            warnings=ControlWarnings(),
-            clock=self,
-            credit=self if has_credit else None,
-        )
+    async def run(self, *, has_credit: bool) -> list[str]:
+        """The warnings."""
+        credit: Any = self if has_credit else None
+        given: Any = {"routing_keys": (), "on_listening": lambda: None, "on_forged": lambda: None, "clock": self}
+        with capture_logs() as logs:
+            await listen(self, worker_environment(), print, warnings=ControlWarnings(), credit=credit, **given)
+        return [entry["event"] for entry in logs if entry["log_level"] == "warning"]
 
 
-@pytest.mark.parametrize(("error", "available"), [(MISSING, False), (REFUSED, None)])
-async def test_no_stream_begins_while_its_credit_could_not_be_received(monkeypatch, error, available):
+@pytest.mark.parametrize(("error", "available"), [(MISSING, False), (REFUSED, None)], ids=["missing", "refused"])
+async def test_no_stream_begins_while_its_credit_could_not_be_received(error: BrokerError, available: Any) -> None:
     """It would end after a minute without credit."""
     outages = Outages(1, error)
-    await outages.run(monkeypatch, has_credit=True)
+    await outages.run(has_credit=True)
     assert outages.available[-1] is available
 
 
-async def test_each_outage_has_one_warning_and_begins_with_the_shortest_delay(monkeypatch):
-    outages = Outages(6, REFUSED)
-    with capture_logs() as logs:
-        await outages.run(monkeypatch, has_credit=False)
-    assert [entry["event"] for entry in logs] == [NOT_YET] * 3
+@pytest.mark.parametrize(("error", "warnings"), [(MISSING, 1), (REFUSED, 3)], ids=["missing", "refused"])
+async def test_missing_exchange_is_one_warning_and_each_outage_begins_with_the_shortest_delay(
+    error: BrokerError, warnings: int
+) -> None:
+    outages = Outages(6, error)
+    assert len(await outages.run(has_credit=False)) == warnings
     assert [round(delay) for delay in outages.delays] == [1, 2, 1, 2, 4, 1]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
-from osrdyne_worker.pipelines.infer import as_yaml, ddl
+from osrdyne_worker.pipelines.infer import ddl
 from osrdyne_worker.pipelines.views.loading import View
 
 
@@ -15,9 +14,3 @@ from osrdyne_worker.pipelines.views.loading import View
 def test_columns_are_ddl_with_odd_names_in_backticks(name: str, shown: str) -> None:
     view = View("v", "csv", ((name, "bigint", True), ("s", "struct<a:int,b:string>", True)), cached=False)
     assert ddl(view) == f"{shown} bigint, s struct<a:int,b:string>"
-
-
-def test_output_is_yaml_for_the_configuration() -> None:
-    columns = {"a": 'id bigint, `b: "c"` string', "b": "x int"}
-    tables = yaml.safe_load("\n".join(as_yaml(columns)))
-    assert tables == [{"view": view, "columns": text} for view, text in columns.items()]
