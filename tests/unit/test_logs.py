@@ -86,17 +86,11 @@ def test_json_line_is_an_object_with_the_phrase_and_its_keys() -> None:
     assert "pool.tracker" in event.values()
 
 
-def test_events_below_the_level_are_not_written() -> None:
+def test_stream_that_is_not_a_terminal_gets_json_of_the_level() -> None:
     stream = io.StringIO()
-    configure_logging(level="warning", json=True, stream=stream)
+    configure_logging(level="warning", stream=stream)
     get_logger("test").info("quiet")
-    assert stream.getvalue() == ""
-
-
-def test_stream_that_is_not_a_terminal_gets_json() -> None:
-    stream = io.StringIO()
-    configure_logging(stream=stream)
-    get_logger("test").info("hello")
+    get_logger("test").warning("hello")
     assert json.loads(stream.getvalue())["event"] == "hello"
 
 

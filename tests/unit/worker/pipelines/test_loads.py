@@ -178,14 +178,6 @@ def test_key_that_stops_drops_data_that_another_key_has_cached_first() -> None:
     assert first.memory == set()
 
 
-@pytest.mark.parametrize("second", ["a", "b"], ids=["same files", "other files"])
-def test_loads_of_one_key_have_job_groups_of_their_own(second: str) -> None:
-    """Spark runs no job in a group whose future jobs `close` has cancelled: the view would never be cached."""
-    session = FakeSession()
-    groups = {BackgroundCaching(session, "key", {}, lambda: None, mark)._group for mark in ("a", second)}
-    assert len(groups) == 2
-
-
 @pytest.mark.proves("spark/start-key-pooled-process")
 def test_load_that_was_cancelled_for_memory_fails_even_if_its_hook_goes_on() -> None:
     sessions = SparkSessions()
