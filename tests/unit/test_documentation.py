@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -30,29 +29,6 @@ def test_every_decision_is_in_the_index() -> None:
     index = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
     decisions = [path.name for path in (DOCS / "decisions").glob("0*.md")]
     assert [name for name in decisions if f"({name})" not in index] == []
-
-
-def test_modules_that_pages_name_exist() -> None:
-    """Decisions keep the names of their day, and the reference has labels such as `osrdyne.key`: both are left out."""
-    named = {
-        name
-        for part in ("tutorials", "how-to", "explanation")
-        for path in (DOCS / part).glob("*.md")
-        for name in re.findall(r"`(osrdyne(?:_worker)?(?:\.\w+)+)`", path.read_text(encoding="utf-8"))
-    }
-    assert len(named) > 20
-    assert [name for name in sorted(named - {"osrdyne.slice"}) if not is_code(name)] == []
-
-
-def is_code(name: str) -> bool:
-    """Whether this is a module, or a name in one."""
-    for module, attribute in ((name, None), tuple(name.rsplit(".", 1))):
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError:
-            continue
-        return attribute is None or hasattr(found, attribute)
-    return False
 
 
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)")

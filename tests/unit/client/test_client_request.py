@@ -64,12 +64,9 @@ def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
         *(("timeout", value, ValueError) for value in (0, -1, float("inf"), float("nan"), 49 * 86_400 + 1)),
         *(("answer_slack", value, ValueError) for value in (-1, float("inf"), float("nan"))),
         ("timeout", "5s", TypeError),
-        ("answer_slack", "5s", TypeError),
         ("time_out", 5, TypeError),
         ("key", b"k", TypeError),
-        ("key", None, TypeError),
         ("path", b"/p", TypeError),
-        ("path", 5, TypeError),
     ],
 )
 def test_invalid_argument_is_refused_by_its_name(name: str, value: Any, kind: type[Exception]) -> None:

@@ -119,14 +119,6 @@ def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(t
 
 
 @pytest.mark.proves("files/file-removed-worker-lists")
-def test_link_without_a_target_does_not_hide_the_files_beside_it(table: Table) -> None:
-    before = table.files()
-    (table.path / "part-1").symlink_to(table.path / "missing")
-    assert table.files().tables["t"].count == 1
-    assert table.files().signature == before.signature
-
-
-@pytest.mark.proves("files/file-removed-worker-lists")
 def test_file_that_is_removed_while_the_others_are_listed_does_not_hide_them(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,17 +203,6 @@ def test_every_change_of_a_remote_file_changes_the_signature() -> None:
     del remote.files["part-0"]
     seen.add(remote.listed().signature)
     assert len(seen) == 6
-
-
-def test_remote_write_that_has_not_ended_is_seen() -> None:
-    remote = Remote()
-    now = time.time()
-    remote.change("_SUCCESS", modified=now)
-    before = remote.listed()
-    assert before.being_written() is None
-    remote.change("_temporary/0/part-2", modified=now + 1)
-    assert remote.listed().signature == before.signature
-    assert "_temporary" in (remote.listed().being_written() or "")
 
 
 @pytest.mark.proves("files/file-system-watched-dataset")

