@@ -1,4 +1,4 @@
-"""The patches of pamqp: whatever RabbitMQ may deliver is read, and what was read can be sent on unchanged."""
+"""Whatever RabbitMQ may deliver is read, and what was read can be sent on unchanged: patches of pamqp, and messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import math
 import struct
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aio_pika import IncomingMessage
+from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as spec
 from pamqp import decode, encode
+from pamqp.header import ContentHeader
 
-from osrdyne.amqp import pamqp_patches
+from osrdyne.amqp import Delivery, Message, pamqp_patches
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
 
 SHORT = st.binary(max_size=255)
 
@@ -181,3 +189,48 @@ def test_table_longer_than_its_data_and_string_longer_than_the_protocol_allows_a
 def test_name_that_rabbitmq_takes_is_not_refused(name: str) -> None:
     assert spec.Queue.Declare(queue=name, passive=True).marshal()
     assert spec.Basic.Publish(exchange=name, routing_key=name).marshal()
+
+
+SIMPLE = st.one_of(
+    st.text(max_size=50),
+    st.binary(max_size=50),
+    st.binary(max_size=50).map(bytearray),
+    st.integers(min_value=-(2**63), max_value=2**63 - 1),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+)
+
+
+@given(st.dictionaries(st.text(max_size=30), SIMPLE, max_size=20))
+def test_headers_take_no_more_than_the_bound(headers: dict[str, object]) -> None:
+    """Wrong on the low side, it would cost a connection."""
+    table_length = 4
+    encoded = encode.field_table(headers)  # type: ignore[arg-type]
+    assert len(encoded) - table_length <= Message(headers=headers).max_header_bytes() < math.inf
+
+
+def test_nested_headers_have_no_quick_bound() -> None:
+    assert Message(headers={"x-death": [{"count": 1}]}).max_header_bytes() == math.inf
+
+
+@pytest.mark.parametrize(
+    ("reply_to", "sent_on"),
+    [("amq.rabbitmq.reply-to", None), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2"), ("q", "q")],
+)
+def test_copy_never_asks_for_answers_to_ourselves(reply_to: str, sent_on: str | None) -> None:
+    """RabbitMQ takes the bare name for the address of the publisher, and closes a channel that has none."""
+    properties = Message(reply_to=reply_to).properties()
+    delivery = Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", properties)
+    assert delivery.to_message(headers={}, expiration=None).reply_to == sent_on
+
+
+@pytest.mark.parametrize("properties", [{"expiration": "1001"}, {"correlation_id": ""}, {"priority": None}], ids=str)
+def test_delivery_has_the_properties_as_received(properties: dict[str, Any]) -> None:
+    """aio-pika's message class changes them; once it does not, deliveries can be built on it (decision 0042)."""
+    header = ContentHeader(properties=spec.Basic.Properties(**properties))
+    deliver = spec.Basic.Deliver("c1", 1, False, "", "q")
+    message = DeliveredMessage(delivery=deliver, header=header, body=b"", channel=Mock(is_closed=False))
+    delivery = Delivery.from_aiormq(Mock(), message)
+    assert {name: delivery.properties[name] for name in properties} == properties
+    assert IncomingMessage(message).properties[next(iter(properties))] != next(iter(properties.values()))

@@ -134,16 +134,7 @@ async def test_nothing_follows_a_close_until_the_channel_is_opened_again(
     sent, methods = transport.sent[0], []
     while sent:
         size, number, received = frame.unmarshal(sent)
-        methods.append((number, received.name))
+        methods.append(f"{number} {received.name.partition('.')[2]}")
         sent = sent[size:]
-    assert methods == [
-        (1, "Channel.Open"),
-        (2, "Channel.Open"),
-        (1, "Basic.Ack"),
-        (1, "Channel.Close"),
-        (2, "Basic.Ack"),
-        (1, "Channel.CloseOk"),
-        (1, "Channel.Open"),
-        (1, "Basic.Ack"),
-    ]
+    assert methods == ["1 Open", "2 Open", "1 Ack", "1 Close", "2 Ack", "1 CloseOk", "1 Open", "1 Ack"]
     writer.close()

@@ -1,15 +1,20 @@
-"""What `doctor` reports about Java and about the cluster of Spark."""
+"""What `doctor` reports about Java and the cluster of Spark, and what `osrdyne spark` gives the worker's program."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from osrdyne.cli.daemon import spark
 from osrdyne.cli.daemon.doctor import check_java, check_spark_master
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
+from osrdyne.protocol.environment import read_key
+from osrdyne.testing.keys import ODD_KEYS
 
 
 def java_home(folder: Path, script: str) -> dict[str, str]:
@@ -80,3 +85,20 @@ def test_one_reachable_master_is_enough() -> None:
     assert (missing.ok, missing.fatal) == (False, False)
     assert away in missing.message
     assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_any_key_reaches_the_program_that_infers_columns(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    started: list[tuple[Any, dict[str, str]]] = []
+
+    def start(command: Any, *, env: dict[str, str], **_: object) -> subprocess.Popen[str]:
+        started.append((command, env))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(KeyboardInterrupt):
+        spark.infer_columns(key, None, None)
+    [(command, variables)] = started
+    assert read_key(variables) == key
+    # No variable and no argument of a process can hold NUL.
+    assert not any("\0" in text for text in (*command, *variables.values()))

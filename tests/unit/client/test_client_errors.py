@@ -102,16 +102,6 @@ def test_json_of_a_reply_that_is_something_else_shows_what_it_is() -> None:
     assert Reply().json() is None
 
 
-def test_arrow_reply_becomes_a_table() -> None:
-    import pyarrow as pa
-
-    table = pa.table({"a": [1, 2]})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    assert Reply(body=sink.getvalue().to_pybytes(), content_type=ARROW_TYPE).arrow() == table
-
-
 @pytest.mark.parametrize(("content_type", "match"), [(None, "accept=ARROW_TYPE"), (ARROW_TYPE, "Arrow")])
 def test_reply_that_is_not_an_arrow_stream_reports_it(content_type: str | None, match: str) -> None:
     with pytest.raises(InvalidMessageError, match=match):

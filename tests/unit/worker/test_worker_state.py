@@ -12,7 +12,7 @@ from worker_environments import worker_environment
 from osrdyne.amqp import Consumer
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 from osrdyne_worker.runtime.control import ControlWarnings, listen
-from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
+from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.session_health import SILENCE_TIMEOUT, SessionHealth
 
 Look = tuple[float, dict[str, int]]
@@ -55,14 +55,6 @@ def test_ready_file_comes_and_goes(tmp_path):
     for _ in range(2):
         file.delete()
         assert not path.exists()
-
-
-def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file = ReadyFile.from_variables({"WORKER_READY_FILE": ""})
-    file.write()
-    file.delete()
-    assert (file, list(tmp_path.iterdir())) == (NO_READY_FILE, [])
 
 
 def test_file_that_cannot_be_written_is_reported(tmp_path):

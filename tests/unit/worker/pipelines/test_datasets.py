@@ -1,4 +1,4 @@
-"""Which data belongs to a key: patterns, paths, filters and the configuration's own errors."""
+"""Which data belongs to a key: patterns, paths, filters, columns and the configuration's own errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.errors import ConfigurationError
+from osrdyne_worker.pipelines.infer import ddl
 from osrdyne_worker.pipelines.views.datasets import (
     InvalidKeyPartError,
     KeyPattern,
@@ -18,6 +19,7 @@ from osrdyne_worker.pipelines.views.datasets import (
     parse_config,
     resolve,
 )
+from osrdyne_worker.pipelines.views.loading import View
 
 TELEMETRY = {"view": "warm", "format": "telemetry", "path": "/data/warm"}
 
@@ -163,3 +165,11 @@ def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], n
     with pytest.raises(ConfigurationError) as caught:
         parse_config(values)
     assert named in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("id", "id"), ("order date", "`order date`"), ("a`b", "`a``b`"), ("größe", "`größe`")]
+)
+def test_columns_are_ddl_with_odd_names_in_backticks(name: str, shown: str) -> None:
+    view = View("v", "csv", ((name, "bigint", True), ("s", "struct<a:int,b:string>", True)), cached=False)
+    assert ddl(view) == f"{shown} bigint, s struct<a:int,b:string>"

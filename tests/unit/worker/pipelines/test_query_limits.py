@@ -107,18 +107,6 @@ def test_what_is_remembered_is_bounded_in_bytes_and_number() -> None:
     assert len(kept) == 3, "more than a quarter of the room is not kept"
 
 
-def test_what_was_asked_last_is_remembered_longest() -> None:
-    made: list[str] = []
-    kept: Remembered[str] = Remembered(count=2, max_bytes=1000)
-
-    def ask(name: str) -> None:
-        kept.get(name, lambda: (made.append(name) or name, 10))  # type: ignore[func-returns-value]
-
-    for name in ("a", "b", "a", "c", "a", "b"):
-        ask(name)
-    assert made == ["a", "b", "c", "b"]
-
-
 def test_value_that_was_begun_before_everything_was_forgotten_is_not_remembered() -> None:
     """It may be a plan that reads files, made in the moment in which the data came into memory."""
     kept: Remembered[str] = Remembered(count=2, max_bytes=1000)

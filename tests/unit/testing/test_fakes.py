@@ -1,4 +1,4 @@
-"""The virtual clock, and the event loop of histories, which never waits."""
+"""What other tests rely on: the virtual clock, the event loop of histories, the in-memory driver, tables of cases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 
 import pytest
+from case_tables import failures
 
+from osrdyne.drivers.base import DriverContext, DriverOptions, InstanceState
+from osrdyne.drivers.noop import NoopDriver
+from osrdyne.errors import StartFailedError
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.driver_conformance import KEY, make_spec
+from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.loop import MemoryLoop
 
 
@@ -31,35 +37,6 @@ async def test_advance_wakes_sleepers_in_order_of_their_time_and_loops_as_often_
         await clock.advance(5)
         ticks.cancel()
     assert woken == [("early", 1.0), ("also early", 1.0), ("tick", 2.0), ("tick", 4.0), ("late", 5.0)]
-
-
-async def test_call_later_calls_at_its_time_unless_it_is_cancelled() -> None:
-    clock = VirtualClock()
-    called: list[str] = []
-    clock.call_later(5, lambda: called.append("cancelled")).cancel()
-    clock.call_later(5, lambda: called.append("in time"))
-    await clock.advance(4.9)
-    assert (called, clock.pending) == ([], [pytest.approx(0.1)])
-    await clock.advance(0.1)
-    assert (called, clock.pending) == (["in time"], [])
-
-
-async def test_cancelled_sleeper_is_forgotten_also_at_the_moment_of_its_end() -> None:
-    clock = VirtualClock()
-    early, victim = (asyncio.create_task(clock.sleep(5)) for _ in range(2))
-
-    async def killer() -> None:
-        await clock.sleep(5)
-        victim.cancel()
-
-    task = asyncio.create_task(killer())
-    await clock.settle()
-    early.cancel()
-    await clock.advance(6)
-    assert task.done()
-    assert early.cancelled()
-    assert victim.done()
-    assert clock.pending == []
 
 
 @pytest.fixture
@@ -124,3 +101,39 @@ def test_endless_coroutine_is_an_error_and_leaves_no_task(
         loop.run_until_complete(never_ending())
     loop.run_until_complete(asyncio.sleep(0))
     assert loop.unfinished() == []
+
+
+@pytest.fixture
+def driver(clock):
+    return FakeDriver(clock, pool=make_spec().pool)
+
+
+@pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
+async def test_stubborn_worker_is_killed_after_the_grace(driver, clock):
+    instance = await driver.start(make_spec())
+    [worker] = driver.workers_of(KEY)
+    worker.stubborn = True
+    async with asyncio.TaskGroup() as group:
+        group.create_task(driver.stop(instance.instance_id, grace=30.0), name="stop")
+        await clock.advance(29.9)
+        assert worker.instance.state is InstanceState.STOPPING
+        await clock.advance(0.1)
+    assert worker.instance.exit.signal == "SIGKILL"
+
+
+async def test_noop_refuses_to_start_and_names_the_remedy(clock):
+    noop = NoopDriver(DriverOptions(), DriverContext(pool="p", stack="s", clock=clock, worker_command=()))
+    with pytest.raises(StartFailedError, match="osrdyne groups env KEY"):
+        await noop.start(make_spec())
+
+
+def test_every_case_that_fails_is_reported() -> None:
+    def check(case: int) -> None:
+        assert case
+        if case == 1:
+            with pytest.raises(ValueError):
+                pass
+
+    assert list(failures([0, 1, 2], check)) == ["0", "1"]
+    with pytest.raises(ValueError):
+        failures([], check)
