@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from worker_environments import worker_environment
 
 from osrdyne.protocol import activity, data_versions, deadlines, environment, messages, retries, streams
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName, WorkerId
+from osrdyne.protocol.names import KEY_ARGUMENT, PoolNames
 from osrdyne.protocol.statuses import CODES, Status
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "protocol"
@@ -67,15 +67,6 @@ def test_page_names_every_header_event_and_command() -> None:
 
 
 def test_page_names_every_variable_of_a_worker() -> None:
-    worker = WorkerEnvironment(
-        worker_id=WorkerId("w"),
-        key=Key("k"),
-        pool="p",
-        amqp_uri="",
-        requests_queues=(QueueName("q"),),
-        activity_exchange="a",
-        control_exchange="c",
-    )
     documented = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))
-    assert set(worker.to_variables()) <= documented
+    assert set(worker_environment().to_variables()) <= documented
     assert [name for name in sorted(documented) if f"`{name}`" not in PAGE] == []

@@ -6,6 +6,8 @@ import json
 from dataclasses import fields
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import osrdyne.client
 from osrdyne.api.endpoints.poison import Entry
@@ -114,32 +116,13 @@ def test_earlier_names_of_errors_work_with_a_warning(name: str) -> None:
         assert getattr(errors, name) is getattr(errors, errors.RENAMED[name])
 
 
-def record(body: bytes | None) -> PoisonRecord:
-    return PoisonRecord(
-        id="3f",
-        key="a",
-        path="/sql",
-        correlation_id="c",
-        reply_to=None,
-        message_id=None,
-        app_id="client",
-        content_type="text/plain",
-        reason="delivery_limit",
-        deliveries=6,
-        deaths=(WorkerDeath("w", "exit code 9", None, 12.5, ("out of memory",), others=2),),
-        finding="1 of 6 deliveries ended with the death of the worker that ran it.",
-        replays=1,
-        first_at=10.0,
-        last_at=13.0,
-        size_bytes=0 if body is None else len(body),
-        headers={"x-path": "/sql", "x-attempts": 3},
-        body=body,
-    )
+NUMBERS = st.floats(0, 1e12)
+DEATHS = st.lists(st.builds(WorkerDeath, at=NUMBERS), min_size=1, max_size=2).map(tuple)
+HEADERS = st.dictionaries(st.text(), st.integers() | st.text(), max_size=3)
 
 
-@pytest.mark.parametrize("body", [None, b"", b"select 1", "é".encode(), b"\xff\x00"])
-def test_client_reads_the_record_of_the_daemon(body: bytes | None) -> None:
-    sent = record(body)
+@given(st.builds(PoisonRecord, deaths=DEATHS, first_at=NUMBERS, last_at=NUMBERS, headers=HEADERS))
+def test_client_reads_the_record_of_the_daemon(sent: PoisonRecord) -> None:
     document = Entry.model_validate(sent).model_dump(mode="json")
     document["of_a_later_version"] = document["deaths"][0]["of_a_later_version"] = 1
     entry = PoisonEntry.from_document(document)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -78,29 +78,6 @@ def test_tasks_take_turns_as_on_a_loop_of_asyncio(loop: MemoryLoop) -> None:
     said = loop.run_until_complete(work_of_three(VirtualClock()))
     assert said == asyncio.run(work_of_three(VirtualClock()))
     assert len(said) == 12
-
-
-async def wait_endlessly() -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-async def spin() -> None:
-    while True:
-        await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize(("never_ending", "why"), [(wait_endlessly, "Every task waits"), (spin, "spins")])
-def test_endless_coroutine_is_an_error_and_leaves_no_task(
-    loop: MemoryLoop,
-    monkeypatch: pytest.MonkeyPatch,
-    never_ending: Callable[[], Coroutine[None, None, None]],
-    why: str,
-) -> None:
-    monkeypatch.setattr("osrdyne.testing.fakes.loop._MAX_ROUNDS", 100)
-    with pytest.raises(RuntimeError, match=why):
-        loop.run_until_complete(never_ending())
-    loop.run_until_complete(asyncio.sleep(0))
-    assert loop.unfinished() == []
 
 
 @pytest.fixture

@@ -56,7 +56,6 @@ class Strict(BaseModel):
     [
         (Query, b'{"query": "q"}', Query(query="q")),
         (Point, b'{"x": 1}', Point(1)),
-        (dict, b'{"a": [1]}', {"a": [1]}),
         (dict[str, int], b"", {}),
         (list[int], b"[1, 2]", [1, 2]),
         (bytes, b"\xff", b"\xff"),
@@ -73,11 +72,9 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
     ("request_type", "body", "code", "named"),
     [
         (Query, b"{", "invalid_json", "JSON"),
-        (Query, b"\xff", "invalid_json", "JSON"),
         (Query, b"[" * 100_000, "invalid_json", "JSON"),
         (Query, b"", "invalid_request", "query"),
         (Query, b'{"query": "q", "limit": 0}', "invalid_request", "limit"),
-        (Query, b"[]", "invalid_request", "body"),
         (Point, b'{"x": "hunter2", "y": "b"}', "invalid_request", "(1 more)"),
         (Strict, b'{"sql": "q"}', "invalid_request", "query, from"),
         (list[Strict], b'[{}, {"sql": "q"}]', "invalid_request", "[1].sql"),
@@ -127,18 +124,13 @@ SMALL_ANSWERS: dict[str, Any] = {
     "dict": {"count": 3},
     "model": Query(query="q"),
     "dataclass": Point(1, 2),
-    "some rows": [{"id": id_, "name": "sensor"} for id_ in range(200)],
-    "class": Point,
 }
 LARGE_ANSWERS: dict[str, Any] = {
     "text": "x" * 100_000,
     "many rows": [{"id": id_, "name": "sensor"} for id_ in range(20_000)],
     "column": {"rows": [1.5] * 20_000, "more": False},
-    "answer": Answer({"text": "x" * 100_000}),
     "large model": Query(query="q" * 100_000),
     "list of a model": Wide(rows=[1] * 20_000),
-    "extra of a model": Wide(other="x" * 100_000),
-    "many dataclasses": [Point(1, 2)] * 20_000,
     "generator": {"numbers": (number for number in range(3))},
     "cycle": CYCLE,
 }

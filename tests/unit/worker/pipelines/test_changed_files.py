@@ -148,9 +148,7 @@ def test_files_that_cannot_be_listed_have_no_version(table: Table, monkeypatch: 
     ("table", "is_listed"),
     [
         ({"path": "/data/{k}/*.parquet"}, False),
-        ({"path": "t", "format": "table"}, False),
         ({"path": "file:/data/{k}"}, True),
-        ({"path": "hdfs://host/{k}"}, True),
         ({"path": "s3a://bucket/{k}"}, True),
     ],
 )
