@@ -96,9 +96,7 @@ def switched_on(text: str) -> str:
     return re.sub(r"^( *)#(?=\w|  \w)", r"\1", text, flags=re.MULTILINE)
 
 
-def test_example_configuration_is_right_where_it_is_commented_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_is_right_where_it_is_commented_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("uri").write_text("amqp://user:password@broker/")
     Path("management-uri").write_text("http://user:password@broker:15672")

@@ -95,9 +95,7 @@ def test_stream_that_is_not_a_terminal_gets_json_of_the_level() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
-def test_records_of_python_are_events_with_the_level_of_their_logger(
-    as_json: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_python_have_the_level_of_their_logger(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     stream = io.StringIO()

@@ -120,7 +120,7 @@ async def test_end_of_the_socket_is_seen_at_once() -> None:
     assert (ended.is_lost, failed.is_lost) == (True, True)
 
 
-async def test_nothing_follows_a_close_until_the_channel_is_opened_again(
+async def test_nothing_follows_a_close_before_the_next_open(
     transport: RecordingTransport, writer: CoalescingWriter
 ) -> None:
     opening, closing, ack = commands.Channel.Open(), commands.Channel.Close(200, "", 0, 0), commands.Basic.Ack(1)

@@ -139,9 +139,7 @@ KILLED_LEADER = fault(Family.KILL, Action.KILL, Target.LEADER)
         ([KILLED_LEADER], 1.0, {Status.OK, Status.DELIVERY_LIMIT}, replace(RULES, cleans=True)),
     ],
 )
-def test_faults_say_which_statuses_they_allow(
-    faults: list[Fault], waited: float, allowed: set[Status], rules: Rules | None
-) -> None:
+def test_faults_allow_statuses(faults: list[Fault], waited: float, allowed: set[Status], rules: Rules | None) -> None:
     assert allowed_statuses(faults, waited=waited, rules=rules) == allowed
 
 

@@ -103,9 +103,7 @@ def test_broker_with_a_password_is_refused_as_a_flag() -> None:
     assert module.broker_uri("amqp://host/", Settings()) == "amqp://host/"
 
 
-def test_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (module.TOKEN_VARIABLE, f"{module.TOKEN_VARIABLE}_FILE", "OSRDYNE_API_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OSRDYNE_API_TOKEN", "of-the-api")

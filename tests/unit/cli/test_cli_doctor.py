@@ -47,9 +47,7 @@ def test_java_must_be_17_or_later(tmp_path: Path, answer: str, ok: bool) -> None
     [({}, True), ({"driver": "noop"}, False), ({"worker": {"spark_master": "sc://spark"}}, False)],
     ids=["spark here", "no workers", "spark elsewhere"],
 )
-def test_missing_java_is_fatal_unless_spark_runs_elsewhere(
-    tmp_path: Path, settings: dict[str, object], fatal: bool
-) -> None:
+def test_no_java_is_fatal_unless_spark_is_elsewhere(tmp_path: Path, settings: dict[str, object], fatal: bool) -> None:
     finding = check({"PATH": str(tmp_path)}, **settings)
     assert (finding.ok, finding.fatal, finding.remedy is None) == (False, fatal, False)
     wrong_home = check({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, **settings)

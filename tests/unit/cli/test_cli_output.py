@@ -39,7 +39,7 @@ def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypat
     assert json.loads(written.getvalue()) == {"path": "/\udcff", "text": "é\\"}
 
 
-def test_table_takes_markup_as_text_and_quotes_empty_text_but_in_a_column_of_notes(
+def test_table_takes_markup_as_text_and_quotes_empty_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_table(("key", ""), [("", ""), ("[red]x[/red]", "a note")], empty="nothing")

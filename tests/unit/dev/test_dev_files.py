@@ -51,7 +51,7 @@ def test_second_stack_is_refused_and_takes_nothing_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME"])
-def test_directory_that_cannot_be_written_is_named_with_the_variable(
+def test_unwritable_directory_is_named_with_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -72,9 +72,7 @@ def test_directory_that_cannot_be_written_is_named_with_the_variable(
     ],
     ids=["error", "time-out"],
 )
-def test_generator_that_fails_is_a_configuration_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_generator_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def run(command: list[str], **_: object) -> None:
         Path(command[-1]).mkdir()
         raise error

@@ -59,9 +59,7 @@ class TestHostileMessages:
         assert response.code is None or type(response.code) is int
 
     @given(HEADERS, st.binary(), st.text())
-    def test_activity_report_with_any_content_is_read_or_none(
-        self, headers: dict[str, object], body: bytes, key: str
-    ) -> None:
+    def test_report_with_any_content_is_read_or_none(self, headers: dict[str, object], body: bytes, key: str) -> None:
         report = report_from_wire(routing_key=key, headers=headers, body=body)
         assert report is None or report.key == key
 

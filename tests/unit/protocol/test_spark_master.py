@@ -37,9 +37,7 @@ def test_standalone_master_has_its_addresses_in_order(addresses: list[tuple[str,
         ("spark://[::1]:7077", MasterKind.STANDALONE, ("[::1]", 7077), "spark://[::1]:7077"),
     ],
 )
-def test_master_has_its_address_and_is_shown_without_secrets(
-    text: str, kind: MasterKind, address: tuple[str, int], shown: str
-) -> None:
+def test_master_is_shown_without_secrets(text: str, kind: MasterKind, address: tuple[str, int], shown: str) -> None:
     master = parse_spark_master(text)
     assert (master.kind, master.addresses) == (kind, (address,))
     assert shown_master(text) == shown

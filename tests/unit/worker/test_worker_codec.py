@@ -81,9 +81,7 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
         (str, b"a\xff", "invalid_text", "byte 1"),
     ],
 )
-def test_body_that_does_not_fit_is_refused_without_its_values(
-    request_type: Any, body: bytes, code: str, named: str
-) -> None:
+def test_wrong_body_is_refused_without_its_values(request_type: Any, body: bytes, code: str, named: str) -> None:
     with pytest.raises(RequestError) as caught:
         decode(request_type, body)
     assert (caught.value.code, caught.value.error_code) == (400, code)

@@ -199,9 +199,7 @@ def opened(value: Any, **options: Any) -> ArrowStream:
 
 
 @given(sizes=st.lists(st.integers(0, 300), max_size=8), part_bytes=st.integers(600, 20_000), at_once=st.booleans())
-def test_parts_are_one_arrow_stream_and_each_can_be_decoded_alone(
-    sizes: list[int], part_bytes: int, at_once: bool
-) -> None:
+def test_parts_are_one_stream_and_each_can_be_decoded_alone(sizes: list[int], part_bytes: int, at_once: bool) -> None:
     batches = [batch(sum(sizes[:place]), rows) for place, rows in enumerate(sizes)]
     stream = ArrowStream(SCHEMA, batches, limit=None, at_once=at_once, part_bytes=part_bytes)
     parts = parts_of(stream)

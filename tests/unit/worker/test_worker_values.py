@@ -94,9 +94,7 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
 @pytest.mark.parametrize(
     ("prefetch", "largest", "more"), [(8, 256, 504), (8, 2, 0), (None, 256, 512), (1, 1, 0), (None, 1, 0)]
 )
-def test_prefetch_has_room_for_a_batch_that_runs_and_one_that_is_collected(
-    prefetch: int | None, largest: int, more: int
-) -> None:
+def test_prefetch_has_room_for_a_running_batch_and_the_next(prefetch: int | None, largest: int, more: int) -> None:
     assert more_for_batches(Share(prefetch), largest) == more
 
 

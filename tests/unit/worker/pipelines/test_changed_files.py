@@ -119,9 +119,7 @@ def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(t
 
 
 @pytest.mark.proves("files/file-removed-worker-lists")
-def test_file_that_is_removed_while_the_others_are_listed_does_not_hide_them(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_removed_during_a_listing_does_not_hide_the_others(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer moves files out of `_temporary` all the time: a listing in between must still find that directory."""
     table.write("_temporary/0/part-1", "_temporary/0/part-2")
     status_of = Path.stat

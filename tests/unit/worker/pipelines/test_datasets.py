@@ -127,7 +127,7 @@ def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
         ("file:///data/{scale}", None, "file:///data/1", "///data"),
     ],
 )
-def test_local_path_knows_the_directory_it_may_not_leave(
+def test_local_path_has_a_directory_not_to_leave(
     path: str, base: str | None, expected: str, directory: str | None
 ) -> None:
     table = only_table({**config("k={scale}", path=path), "base_directory": base}, "k=1")

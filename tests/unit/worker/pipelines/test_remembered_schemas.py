@@ -61,7 +61,7 @@ def test_schema_of_changed_files_is_read_again(schemas: RememberedSchemas, table
     assert schemas.get(str(table), "parquet", {}) is None
 
 
-def test_damaged_file_and_file_that_others_may_write_are_ignored(
+def test_damaged_file_and_one_that_others_may_write_are_ignored(
     schemas: RememberedSchemas, tmp_path: Path, table: Path
 ) -> None:
     (file,) = (tmp_path / "schemas").iterdir()
@@ -74,9 +74,7 @@ def test_damaged_file_and_file_that_others_may_write_are_ignored(
         assert schemas.get(str(table), "parquet", {}) is None
 
 
-def test_number_of_schemas_is_limited(
-    schemas: RememberedSchemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schemas_are_limited(schemas: RememberedSchemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osrdyne_worker.pipelines.views.schemas.MAX_SCHEMAS", 20)
     for number in range(50):
         schemas.put(f"/data/{number}", "parquet", {}, SCHEMA, files="x")

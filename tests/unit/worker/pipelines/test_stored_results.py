@@ -145,7 +145,7 @@ def names(files: Files) -> list[str]:
 
 @pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
 @pytest.mark.proves("spark/file-system-creates-manifest")
-def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
+def test_failed_export_removes_files_that_no_manifest_lists(
     monkeypatch: pytest.MonkeyPatch, creates: bool, left: list[str]
 ) -> None:
     files = Files(creates=creates)
@@ -155,7 +155,7 @@ def test_export_that_fails_removes_its_files_unless_a_manifest_lists_them(
 
 
 @pytest.mark.proves("spark/file-system-creates-manifest")
-def test_manifest_that_exists_because_its_creation_was_repeated_is_that_of_the_export(
+def test_manifest_whose_creation_was_repeated_is_that_of_the_export(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = Files(creates=True, fails=False)

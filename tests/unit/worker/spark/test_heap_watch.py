@@ -106,7 +106,7 @@ def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched: Watched) -
     ids=["the most", "the most, just begun", "too little to count", "unknown"],
 )
 @pytest.mark.proves("spark/request-fills-spark-s")
-def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
+def test_full_heap_cancels_what_holds_most_as_spark_says(
     watched: Watched, held: dict[str, int], cancelled: str
 ) -> None:
     watched.fill()
@@ -172,9 +172,7 @@ def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: st
     ids=["unknown", "too little to count", "a request holds the most"],
 )
 @pytest.mark.proves("spark/start-key-pooled-process")
-def test_load_of_another_key_is_cancelled_before_requests(
-    watched: Watched, held: dict[str, int], cancelled: str
-) -> None:
+def test_load_of_another_key_is_cancelled_first(watched: Watched, held: dict[str, int], cancelled: str) -> None:
     watched.fill()
     watched.held = held
     watched.begin("load", loads=True)

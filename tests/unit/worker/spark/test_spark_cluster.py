@@ -93,9 +93,7 @@ def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     assert "spark://master:7077" in (watch.reason or "")
 
 
-def test_executors_of_a_local_cluster_write_to_a_directory_of_the_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_of_a_local_cluster_write_below_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, mine = tmp_path / "spark", tmp_path / "mine"
     for name in ("bin", "jars", "work"):
         (home / name).mkdir(parents=True)

@@ -55,7 +55,7 @@ def test_message_about_a_missing_jar_names_the_setting_and_the_version(text: str
     ],
 )
 @pytest.mark.proves("spark/dataset-format-delta-installed")
-def test_incompatible_delta_and_spark_are_named_with_the_remedy(
+def test_incompatible_delta_and_spark_have_a_remedy(
     conf: dict[str, str], versions: Versions, named: str | None
 ) -> None:
     found = delta_problem(conf, versions)
@@ -112,9 +112,7 @@ LOST = "26/11/22 11:56:39 ERROR SparkContext: Lost the master."
     ],
 )
 @pytest.mark.proves("spark/jvm-worker-ends-memory")
-def test_end_of_a_jvm_is_explained_by_its_exit_code_and_last_lines(
-    code: int | None, lines: list[str], marker: str
-) -> None:
+def test_exit_code_and_last_lines_explain_the_end_of_a_jvm(code: int | None, lines: list[str], marker: str) -> None:
     assert marker in (cause_of_end(code, lines) or "")
     assert cause_of_end(None, NOISE) is None, "it runs"
 

@@ -75,9 +75,7 @@ def spooled(rows: Rows, **settings: str) -> SpooledPartitions:
     return SpooledPartitions(context, SimpleNamespace(toJavaRDD=lambda: None))
 
 
-def test_connections_that_cannot_be_accepted_end_the_stream_with_the_reason(
-    rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_that_cannot_be_accepted_end_the_stream(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks would wait, and the stream with them, until the deadline of the request."""
 
     class Full(socket.socket):
@@ -92,9 +90,7 @@ def test_connections_that_cannot_be_accepted_end_the_stream_with_the_reason(
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), EOFError()])
-def test_jvm_that_ends_while_it_sends_rows_is_no_error_of_the_workers_own_files(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_jvm_that_ends_while_it_sends_rows_is_a_lost_jvm(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The SQL pipeline answers an error of its files. A request whose JVM is lost must be requeued instead."""
 
     def read(served: object, serializer: object) -> Iterator[bytes]:

@@ -89,9 +89,7 @@ def load(table: Table, messages_a_minute: int, events: list[int], *, minutes: in
 @pytest.mark.parametrize(
     ("messages_a_minute", "events"), [(277, [2, 3]), (720, [1])], ids=["277 messages of 2.5 events", "720 of one"]
 )
-def test_table_that_gets_no_more_than_its_rate_never_lags(
-    tmp_path: Path, messages_a_minute: int, events: list[int]
-) -> None:
+def test_table_that_gets_its_rate_never_lags(tmp_path: Path, messages_a_minute: int, events: list[int]) -> None:
     table = Table(tmp_path)
     load(table, messages_a_minute, events, minutes=60)
     while table.now < BEGIN + 3600:
@@ -153,7 +151,7 @@ STEPS = st.one_of(
 @example(steps=[("wait", 60.0), ("killed", 0), ("wait", 60.0), ("ingest", 1), ("ingest", 0)], sizes=[1])
 @given(steps=st.lists(STEPS, max_size=40), sizes=st.lists(st.integers(1, LARGEST), min_size=1, max_size=5))
 @pytest.mark.proves("telemetry-tables/clock-worker-jumps-differs", "telemetry-tables/worker-dies-taken-blocks")
-def test_no_sequence_of_ingests_kills_and_clock_jumps_exceeds_the_rate(
+def test_no_sequence_of_kills_and_clock_jumps_exceeds_the_rate(
     steps: list[tuple[str, float]], sizes: list[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -178,9 +176,7 @@ def test_no_sequence_of_ingests_kills_and_clock_jumps_exceeds_the_rate(
             assert more - blocks <= 12 * (later - at) + full
 
 
-def test_two_ingests_that_take_at_once_take_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ingests_at_once_take_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(tmp_path, partitions=2)
     for partition in (0, 1):
         table.arrive(1, at=BEGIN - 60, partition=partition, messages=1_000)
@@ -213,9 +209,7 @@ def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(
     assert sorted(path.name for path in directory.iterdir()) == entries
 
 
-def test_entry_of_a_killed_ingest_is_removed_when_its_number_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(tmp_path)
     table.arrive(1, at=BEGIN - 60, messages=2_000)
     table.ingest()
