@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from osrdyne.amqp import Consumer, Message
+from osrdyne.amqp import Consumer
 from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus, RequestTimeoutError, progress
 from osrdyne.client.aio import ANSWER_SLACK, _time_limit
 from osrdyne.client.progress import StartInquiries, _Watch
@@ -20,7 +21,7 @@ from osrdyne.client.session import Session
 from osrdyne.config.models import RequestSettings
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.protocol.progress import FIRST_INQUIRY, StartProgress
+from osrdyne.protocol.progress import FIRST_INQUIRY
 
 URI = "amqp://user:s3cret@localhost:1/"
 
@@ -70,21 +71,11 @@ def test_client_waits_until_a_pool_reports_that_a_request_expired() -> None:
     assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
 
 
-class NoFurtherChannel:
-    """A connection that opens no channel: it is lost, although its first channel is not closed yet, or has too many."""
-
-    is_blocked = False
-
-    def __init__(self, *, is_closed: bool) -> None:
-        self.is_closed = is_closed
-
-    async def channel(self) -> None:
-        raise BrokerUnavailableError("Could not open a channel.")
-
-
 @pytest.mark.parametrize("is_closed", [True, False], ids=["lost", "too-many-channels"])
 async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool) -> None:
-    connection: Any = NoFurtherChannel(is_closed=is_closed)
+    """It is lost, although its first channel is not closed yet, or has too many."""
+    fails = AsyncMock(side_effect=BrokerUnavailableError("Could not open a channel."))
+    connection: Any = SimpleNamespace(is_blocked=False, is_closed=is_closed, channel=fails)
     channel: Any = SimpleNamespace(is_closed=False)
     client = AsyncClient(URI, "pool")
     client._state.set(Session(PoolNames("pool"), connection, channel, Consumer("replies")))
@@ -144,28 +135,14 @@ def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: p
     client.close()
 
 
-class Call:
-    def starting(self, progress: StartProgress) -> None: ...
-
-
-class Channel:
-    """A channel whose messages reach no leader."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def publish(self, message: Message, *, exchange: str, routing_key: str) -> None:
-        self.asked += 1
-
-
 async def test_inquiries_that_are_not_answered_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that always has calls waiting would otherwise remember all of them while the pool has no leader."""
     monkeypatch.setattr(progress, "_MAX_ASKED", 3)
     connection: Any = SimpleNamespace(is_blocked=False)
-    inquiries, channel = StartInquiries(PoolNames("pool"), connection), Channel()
+    inquiries, channel = StartInquiries(PoolNames("pool"), connection), AsyncMock()
     waits_since = asyncio.get_running_loop().time() - FIRST_INQUIRY
-    inquiries._watches[Key("k")] = watch = _Watch({Call(): waits_since})
+    inquiries._watches[Key("k")] = watch = _Watch({Mock(): waits_since})
     for _ in range(10):
         watch.ask_at = 0.0  # the interval is over
-        await inquiries._ask_all(channel)  # type: ignore[arg-type]
-    assert (channel.asked, list(inquiries._asked)) == (10, ["8", "9", "10"])
+        await inquiries._ask_all(channel)
+    assert (channel.publish.await_count, list(inquiries._asked)) == (10, ["8", "9", "10"])

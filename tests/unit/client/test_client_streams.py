@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from osrdyne.client import AsyncClient
 from osrdyne.client.errors import ConnectionLostError, StreamInterruptedError
-from osrdyne.client.progress import StartCallback
 from osrdyne.client.reply import Reply
-from osrdyne.client.request import OutgoingRequest
-from osrdyne.client.session import ProgressCallback, Session
+from osrdyne.client.session import Session
 from osrdyne.client.streams import BatchDecoder, PartQueue
 from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.statuses import Status
@@ -197,14 +195,7 @@ class LossySession(Session):
     def is_over(self) -> bool:
         return False
 
-    async def call(
-        self,
-        request: OutgoingRequest,
-        on_progress: ProgressCallback | None = None,
-        on_starting: StartCallback | None = None,
-        ends: Callable[[Reply], bool] | None = None,
-    ) -> Reply:
-        assert on_progress is not None and ends is not None
+    async def call(self, request: Any, on_progress: Any = None, on_starting: Any = None, ends: Any = None) -> Reply:
         self.calls += 1
         request.sent = True
         if self.calls == 1:

@@ -111,16 +111,15 @@ def test_executors_of_a_local_cluster_write_below_the_worker(tmp_path: Path, mon
     assert "SPARK_HOME" not in os.environ
 
 
+REFUSED = (
+    "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
+    "https://10.0.0.1/api/v1/namespaces/blue/pods. Message: {}. Received status: Status(apiVersion=v1)."
+)
+
+
 def test_refusal_of_executor_pods_is_found_in_the_output_of_spark() -> None:
     message = 'pods "osrdyne-blue-exec-1" is forbidden: exceeded quota: compute, requested: pods=1, used: pods=3'
-    lines = [
-        "26/11/22 20:00:00 WARN ExecutorPodsSnapshotsStoreImpl: Exception when notifying snapshot subscriber.",
-        "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
-        "https://10.0.0.1/api/v1/namespaces/blue/pods. Message: an earlier one. Received status: Status(code=403).",
-        "io.fabric8.kubernetes.client.KubernetesClientException: Failure executing: POST at: "
-        f"https://10.0.0.1/api/v1/namespaces/blue/pods. Message: {message}. Received status: Status(apiVersion=v1).",
-        "\tat io.fabric8.kubernetes.client.KubernetesClientException.copyAsCause(KubernetesClientException.java:205)",
-    ]
+    lines = ["26/11/22 20:00:00 WARN Store: Exception.", *map(REFUSED.format, ("an earlier one", message)), "\tat io."]
     assert refused_pods(lines) == message
     assert refused_pods(lines[:1]) is None
 
@@ -131,12 +130,9 @@ def test_start_that_spark_gives_up_names_the_refusal_and_not_that_it_was_stopped
         def sparkContext(self) -> None:
             raise RuntimeError("Job 0 cancelled because SparkContext was shut down")
 
-    line = (
-        "KubernetesClientException: Failure executing: POST at: x. Message: exceeded quota. Received status: Status()."
-    )
     master = parse_spark_master("k8s://https://10.0.0.1")
     with pytest.raises(StartFailedError, match="exceeded quota"):
-        probe(StoppedSession(), master, timeout=60, recent_output=lambda: [line])
+        probe(StoppedSession(), master, timeout=60, recent_output=lambda: [REFUSED.format("exceeded quota")])
     with pytest.raises(StartFailedError, match="SparkContext was shut down"):
         probe(StoppedSession(), master, timeout=60)
 
