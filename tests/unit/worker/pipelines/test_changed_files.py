@@ -1,4 +1,4 @@
-"""The files below the tables of a key: their version, and directories that are being written."""
+"""The files below the tables of a key: their version, writes that have not ended, and schemas of the same files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne_worker.pipelines.views import data_versions
 from osrdyne_worker.pipelines.views.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import parse_config, resolve
+from osrdyne_worker.pipelines.views.schemas import RememberedSchemas, signature
 from osrdyne_worker.spark.files.file_listing import ListedFile, ListingError
 
 
@@ -208,3 +209,89 @@ def test_remote_files_that_cannot_be_listed_have_no_version(monkeypatch: pytest.
     assert remote.listed(FileNotFoundError()).tables["t"].signature == "missing"
     monkeypatch.setattr(data_versions, "MAX_FILES", 1)
     assert remote.listed().signature is None
+
+
+SCHEMA = {"type": "struct", "fields": []}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    directory = tmp_path / "table" / "day=1"
+    directory.mkdir(parents=True)
+    (directory / "part-0.parquet").write_bytes(b"rows")
+    return directory.parent
+
+
+@pytest.fixture
+def schemas(tmp_path: Path, data: Path) -> RememberedSchemas:
+    schemas = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0")
+    schemas.put(str(data), "parquet", {}, SCHEMA, files=signature(str(data)) or "")
+    return schemas
+
+
+def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, tmp_path: Path, data: Path) -> None:
+    assert schemas.get(str(data), "parquet", {}) == SCHEMA
+    assert schemas.get(str(data), "orc", {}) is None
+    assert schemas.get(str(data), "parquet", {"mergeSchema": True}) is None
+    assert schemas.get(str(data), "csv", {}) is None
+    of_another_spark = RememberedSchemas(tmp_path / "schemas", spark_version="4.4.0")
+    assert of_another_spark.get(str(data), "parquet", {}) is None
+    settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
+    with_other_settings = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0", settings=settings)
+    assert with_other_settings.get(str(data), "parquet", {}) is None
+
+
+@pytest.mark.parametrize("change", ["added", "rewritten", "replaced", "touched", "removed"])
+def test_schema_of_changed_files_is_read_again(schemas: RememberedSchemas, data: Path, change: str) -> None:
+    file = data / "day=1" / "part-0.parquet"
+    match change:
+        case "added":
+            (data / "day=2").mkdir()
+            (data / "day=2" / "part-0.parquet").write_bytes(b"rows")
+        case "rewritten":
+            file.write_bytes(b"more rows")
+        case "replaced":
+            times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+            other = data / "new"
+            other.write_bytes(b"rowS")
+            os.utime(other, ns=times)
+            other.replace(file)
+        case "touched":
+            os.utime(file, ns=(0, 0))
+        case "removed":
+            file.unlink()
+    assert schemas.get(str(data), "parquet", {}) is None
+
+
+def test_damaged_file_and_one_that_others_may_write_are_ignored(
+    schemas: RememberedSchemas, tmp_path: Path, data: Path
+) -> None:
+    (file,) = (tmp_path / "schemas").iterdir()
+    file.chmod(0o666)
+    assert schemas.get(str(data), "parquet", {}) is None
+    file.chmod(0o600)
+    assert schemas.get(str(data), "parquet", {}) == SCHEMA
+    for text in ("", "{", "[]", '{"files": 1}'):
+        file.write_text(text)
+        assert schemas.get(str(data), "parquet", {}) is None
+
+
+def test_schemas_are_limited(schemas: RememberedSchemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osrdyne_worker.pipelines.views.schemas.MAX_SCHEMAS", 20)
+    for number in range(50):
+        schemas.put(f"/data/{number}", "parquet", {}, SCHEMA, files="x")
+    assert 18 <= len(list((tmp_path / "schemas").iterdir())) <= 20
+
+
+def test_directory_that_cannot_be_written_costs_nothing(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "file").touch()
+    schemas = RememberedSchemas(tmp_path / "file" / "schemas", spark_version="4.3.0")
+    schemas.put(str(data), "parquet", {}, SCHEMA, files="x")
+    assert schemas.get(str(data), "parquet", {}) is None
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/table", "/data/*.parquet", "/nowhere/at/all", "relative"])
+def test_only_local_paths_without_links_that_lead_back_have_a_signature(data: Path, path: str) -> None:
+    assert signature(path) is None
+    (data / "loop").symlink_to(data)
+    assert signature(str(data)) is None
