@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -39,12 +38,6 @@ async def test_advance_wakes_sleepers_in_order_of_their_time_and_loops_as_often_
     assert woken == [("early", 1.0), ("also early", 1.0), ("tick", 2.0), ("tick", 4.0), ("late", 5.0)]
 
 
-@pytest.fixture
-def loop() -> Iterator[MemoryLoop]:
-    with closing(MemoryLoop()) as loop:
-        yield loop
-
-
 async def work_of_three(clock: VirtualClock) -> list[str]:
     """Tasks that hand one another turns in every way, one of which is cancelled; what they did, in order."""
     said: list[str] = []
@@ -74,19 +67,16 @@ async def work_of_three(clock: VirtualClock) -> list[str]:
     return said
 
 
-def test_tasks_take_turns_as_on_a_loop_of_asyncio(loop: MemoryLoop) -> None:
-    said = loop.run_until_complete(work_of_three(VirtualClock()))
+def test_tasks_take_turns_as_on_a_loop_of_asyncio() -> None:
+    with closing(MemoryLoop()) as loop:
+        said = loop.run_until_complete(work_of_three(VirtualClock()))
     assert said == asyncio.run(work_of_three(VirtualClock()))
     assert len(said) == 12
 
 
-@pytest.fixture
-def driver(clock):
-    return FakeDriver(clock, pool=make_spec().pool)
-
-
 @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
-async def test_stubborn_worker_is_killed_after_the_grace(driver, clock):
+async def test_stubborn_worker_is_killed_after_the_grace(clock):
+    driver = FakeDriver(clock, pool=make_spec().pool)
     instance = await driver.start(make_spec())
     [worker] = driver.workers_of(KEY)
     worker.stubborn = True
