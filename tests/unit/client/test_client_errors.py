@@ -66,6 +66,7 @@ def test_error_carries_the_facts_of_the_answer() -> None:
     assert error.fields == {"key": "k", "path": "/p"}
     assert str(error).endswith("Full.")
     of_handler = error_of(failed("error", code="no-such-view", message="None.", path="/sql", hint="y"))
+    assert "(no-such-view)" in str(of_handler)
     assert (of_handler.error.path, dict(of_handler.error.details)) == ("/sql", {"hint": "y"})
     assert error_from_reply(Reply(), key="k", path="/p") is None
 

@@ -127,7 +127,7 @@ class TestDeadline:
         [
             (None, MOMENT, None, None),
             ("100", MOMENT, 200, 100),
-            ("300", MOMENT, 200, 200),
+            (300, MOMENT, 200, 200),
             ("100", None, None, 150),
             ("100", None, 900, 900),
             ("9" * 255, MOMENT, None, None),

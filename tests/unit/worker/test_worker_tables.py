@@ -135,6 +135,7 @@ async def test_iterator_of_other_values_is_a_json_list(ask: Ask, values: list[An
 VALUES: list[tuple[pa.Array, str, list[Any]]] = [
     (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
     (pa.array([1.5, float("nan"), None], pa.float32()), "float", [1.5, "NaN", None]),
+    (pa.array([1.5], pa.float16()), "halffloat", [1.5]),
     (pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "decimal(5,2)", ["1.50"]),
     (pa.array([dt.date(2024, 2, 29)]), "date", ["2024-02-29"]),
     (pa.array([1], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000000001"]),
@@ -166,6 +167,7 @@ UNENCODABLE: dict[str, Any] = {
     "mixed column": pd.DataFrame({"v": [1, "a"]}),
     "two columns of one name": pd.DataFrame([[1, 2]], columns=["v", "v"]),
     "type without a JSON form": pa.table({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+    "array that is no table": pa.array([1]),
     "batches of two schemas": lambda: iter([pa.record_batch({"a": [1]}), pa.record_batch({"b": [1]})]),
     "batch, then something else": lambda: iter([pa.record_batch({"a": [1]}), 3]),
     "another content type": Answer(TABLE, content_type="text/csv"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from osrdyne.protocol.rates import EventRate
 from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, TableDamagedError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -220,6 +222,36 @@ def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, mon
     table.now += 30.0
     table.ingest()
     assert [path.name for path in directory.glob(".*.tmp")] == [at_work.name]
+
+    link = os.link
+
+    def link_after_another_ingest(unfinished: Path, path: Path) -> None:
+        """The other one takes the number, and removes our unfinished entry."""
+        monkeypatch.setattr(throttle.os, "link", link)
+        table.log._write(Bucket(3, BEGIN, BEGIN, 720.0))
+        link(unfinished, path)
+
+    table.now += 30.0
+    monkeypatch.setattr(throttle.os, "link", link_after_another_ingest)
+    table.ingest()
+    assert sorted(path.name for path in directory.iterdir()) == [f"{number:020d}.json" for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(("is_removed", "error"), [(False, CommitConflictError), (True, StorageError)])
+def test_ingest_that_cannot_write_its_entry_fails(
+    table: Table, monkeypatch: pytest.MonkeyPatch, is_removed: bool, error: type[Exception]
+) -> None:
+    table.arrive(1, at=BEGIN)
+
+    def link(unfinished: Path, path: Path) -> None:
+        if is_removed:
+            shutil.rmtree(unfinished.parent)
+            raise FileNotFoundError
+        raise FileExistsError
+
+    monkeypatch.setattr(throttle.os, "link", link)
+    with pytest.raises(error):
+        table.ingest()
 
 
 @pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
