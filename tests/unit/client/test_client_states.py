@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -113,22 +114,17 @@ def test_interrupted_iteration_over_parts_ends_with_the_interrupt(monkeypatch: p
             await asyncio.sleep(0.01)  # as a call that cancels its request
             has_ended.set()
 
+    result, interrupts = Future.result, iter([KeyboardInterrupt])
+
+    def interrupted(future: Future[Any], timeout: float | None = None) -> Any:
+        for error in interrupts:
+            has_begun.wait(60)
+            raise error
+        return result(future, timeout)
+
     client = Client(URI, "pool")
-    submit = client._submit
-
-    def interrupt_first(coroutine: Any) -> Any:
-        is_first = not has_begun.is_set()  # before the submit: the thread of the client may be the faster one
-        future = submit(coroutine)
-        if is_first:
-            has_begun.wait()
-            future.result = raise_interrupt  # type: ignore[method-assign]
-        return future
-
-    def raise_interrupt(timeout: float | None = None) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(client._client, "call_parts", parts)
-    monkeypatch.setattr(client, "_submit", interrupt_first)
+    monkeypatch.setattr(Future, "result", interrupted)
+    monkeypatch.setattr(AsyncClient, "call_parts", parts)
     with pytest.raises(KeyboardInterrupt):
         list(client.call_parts("k"))
     assert has_ended.is_set()
