@@ -17,8 +17,7 @@ from osrdyne.testing.clock import VirtualClock
 
 
 class TestWakeup:
-    async def test_many_sets_are_one_wake_up(self) -> None:
-        clock = VirtualClock()
+    async def test_many_sets_are_one_wake_up(self, clock: VirtualClock) -> None:
         wakeup = Wakeup(clock)
         for _ in range(3):
             wakeup.set()
@@ -48,8 +47,7 @@ class TestWakeup:
         assert await wakeup.wait(timeout=timeout) is True
 
     @pytest.mark.parametrize("timeout", [None, 60, 0])
-    async def test_cancelled_wait_keeps_a_set_that_came_and_leaves_no_task(self, timeout: float | None) -> None:
-        clock = VirtualClock()
+    async def test_cancelled_wait_keeps_a_set_that_came(self, clock: VirtualClock, timeout: float | None) -> None:
         wakeup = Wakeup(clock)
         waiting = asyncio.create_task(wakeup.wait(timeout=timeout))
         await asyncio.sleep(0)
@@ -63,8 +61,7 @@ class TestWakeup:
 
 
 class TestWatchCell:
-    async def test_equal_value_wakes_no_waiter(self) -> None:
-        clock = VirtualClock()
+    async def test_equal_value_wakes_no_waiter(self, clock: VirtualClock) -> None:
         cell = WatchCell("same")
         reader = asyncio.create_task(cell.changed())
         await clock.settle()

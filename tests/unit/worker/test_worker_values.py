@@ -98,8 +98,7 @@ def test_prefetch_has_room_for_a_running_batch_and_the_next(prefetch: int | None
     assert more_for_batches(Share(prefetch), largest) == more
 
 
-async def test_cancel_needs_both_names_and_counts_once_within_a_minute() -> None:
-    clock = VirtualClock()
+async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: VirtualClock) -> None:
     memory = Cancellations(clock)
     memory.remember("c", "r")
     names = [("c", "other"), (None, "r"), ("c", "r"), ("c", "r")]
@@ -109,8 +108,7 @@ async def test_cancel_needs_both_names_and_counts_once_within_a_minute() -> None
     assert not memory.take("c", "r")
 
 
-async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
-    clock = VirtualClock()
+async def test_cancel_of_a_completed_request_is_ignored_for_a_minute(clock: VirtualClock) -> None:
     memory = Cancellations(clock)
     memory.completed("c", "r")
     memory.remember("c", "r")
@@ -121,8 +119,7 @@ async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
     assert memory.take("c", "r")
 
 
-async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before() -> None:
-    clock = VirtualClock()
+async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before(clock: VirtualClock) -> None:
     memory = Cancellations(clock)
     memory.remember("c", "r", keep_for=600.0)
     await clock.advance(61)
