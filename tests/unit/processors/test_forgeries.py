@@ -55,17 +55,14 @@ def test_other_queues_may_be_answered_into(name: str) -> None:
     assert ReplyAddresses(NAMES).refuse(name) is None
 
 
-@pytest.mark.parametrize("prefixes", [None, (), ("replies.",)])
-def test_direct_reply_to_and_no_reply_are_always_allowed(prefixes: tuple[str, ...] | None) -> None:
-    addresses = ReplyAddresses(NAMES, prefixes)
-    assert [addresses.refuse(address) for address in (None, *DIRECT)] == [None, None, None]
-
-
-def test_reply_queues_may_be_restricted_to_prefixes() -> None:
+def test_reply_queues_may_be_restricted_to_prefixes_but_direct_reply_to_and_no_reply_are_allowed() -> None:
     addresses = ReplyAddresses(NAMES, ("replies.", "answers-"))
     allowed = [name for name in ("replies.1", "answers-1", "replies", "x", "") if addresses.refuse(name) is None]
     assert allowed == ["replies.1", "answers-1"]
     assert ReplyAddresses(NAMES, ()).refuse("replies.1") is not None
+    for prefixes in (None, (), ("replies.",)):
+        refused = [ReplyAddresses(NAMES, prefixes).refuse(address) for address in (None, *DIRECT)]
+        assert refused == [None, None, None]
 
 
 def test_answer_has_no_header_that_routes_it() -> None:

@@ -77,20 +77,16 @@ def test_wrong_variable_is_named(name: str, values: list[str]) -> None:
             WorkerEnvironment.from_variables({**worker_environment().to_variables(), name: value})
 
 
-def test_uri_comes_from_a_file_where_one_is_named(tmp_path: Path) -> None:
+def test_uri_comes_from_a_file_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "uri"
-    file.write_text("amqp://from:file@host/\n")
     variables = {**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)}
-    assert WorkerEnvironment.from_variables(variables).amqp_uri == "amqp://from:file@host/"
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["missing", "not text"])
-def test_uri_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
-    file = tmp_path / "uri"
-    if content is not None:
-        file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=f"WORKER_AMQP_URI_FILE: .*{file}"):
-        WorkerEnvironment.from_variables({**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)})
+        WorkerEnvironment.from_variables(variables)
+    file.write_text("amqp://from:file@host/\n")
+    assert WorkerEnvironment.from_variables(variables).amqp_uri == "amqp://from:file@host/"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match=f"WORKER_AMQP_URI_FILE: .*{file}"):
+        WorkerEnvironment.from_variables(variables)
 
 
 @pytest.mark.parametrize(

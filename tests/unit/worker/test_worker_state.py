@@ -16,7 +16,7 @@ from worker_environments import worker_environment
 from osrdyne.amqp import Consumer
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 from osrdyne_worker.runtime.control import ControlWarnings, listen
-from osrdyne_worker.runtime.ready_file import ReadyFile
+from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.session_health import SILENCE_TIMEOUT, SessionHealth
 from osrdyne_worker.spark.session import SparkSessions
 
@@ -52,7 +52,7 @@ def test_silence_that_lasts_is_the_end_of_a_session_and_an_answer_ends_the_silen
     assert watch.timed_out(now=SILENCE_TIMEOUT + 1) is None
 
 
-def test_ready_file_comes_and_goes(tmp_path):
+def test_ready_file_comes_and_goes_and_an_error_is_reported(tmp_path):
     path = tmp_path / "ready"
     file = ReadyFile.from_variables({"WORKER_READY_FILE": str(path)})
     file.write()
@@ -60,12 +60,10 @@ def test_ready_file_comes_and_goes(tmp_path):
     for _ in range(2):
         file.delete()
         assert not path.exists()
-
-
-def test_file_that_cannot_be_written_is_reported(tmp_path):
     with capture_logs() as entries:
         ReadyFile(tmp_path / "missing" / "ready").write()
-    assert [entry["event"] for entry in entries] == ["ready file cannot be written"]
+    assert [entry["log_level"] for entry in entries] == ["error"]
+    assert ReadyFile.from_variables({"WORKER_READY_FILE": ""}) == NO_READY_FILE
 
 
 MISSING = BrokerNotFoundError("Could not bind: no exchange 'p-ctl-xchg'")

@@ -120,17 +120,7 @@ def test_heap_that_is_too_small_and_driver_of_a_cluster_are_left_alone(memory: s
     assert options("-Da=b", memory=memory) == "-Da=b"
 
 
-@pytest.mark.parametrize(
-    "configured",
-    [
-        "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "-XX:+UseZGC",
-        "-Xms1g",
-        "-XX:GCTimeRatio=12",
-        "-XX:InitialHeapSize=1g",
-        "-XX:InitialRAMPercentage=5",
-    ],
-)
+@pytest.mark.parametrize("configured", ["-XX:+UseZGC", "-Xms1g", "-XX:GCTimeRatio=12", "-XX:InitialHeapSize=1g"])
 def test_options_of_the_configuration_are_left_alone(configured: str) -> None:
     assert options(configured) == configured
 
