@@ -74,6 +74,7 @@ def test_queue_name_fits_the_broker_and_leads_back_to_its_key(pool: str, key: st
     assert len(queue.encode()) <= MAX_NAME_BYTES
     assert names.key_of_queue(queue, {KEY_ARGUMENT: key}) == (key if priority is None else None)
     assert names.key_of_level_queue(queue, {KEY_ARGUMENT: key}) == (None if priority is None else (key, priority))
+    assert re.search(names.request_queue_pattern(), queue)
 
 
 def test_key_argument_that_lies_is_not_believed() -> None:
@@ -82,12 +83,6 @@ def test_key_argument_that_lies_is_not_believed() -> None:
     for value in ("other", 7, b"x", "\udcff", "x" * 300):
         assert names.key_of_queue(queue, {KEY_ARGUMENT: value}) is None
         assert names.key_of_level_queue(names.request_queue(Key("é" * 127), 3), {KEY_ARGUMENT: value}) is None
-
-
-@given(POOLS, KEYS, st.none() | st.sampled_from(PRIORITIES))
-def test_pattern_matches_every_request_queue_of_its_pool(pool: str, key: str, priority: int | None) -> None:
-    names = PoolNames(pool)
-    assert re.search(names.request_queue_pattern(), names.request_queue(Key(key), priority))
 
 
 @given(st.lists(POOLS, min_size=2, max_size=2, unique=True), KEYS, st.none() | st.sampled_from(PRIORITIES))

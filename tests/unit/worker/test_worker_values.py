@@ -56,16 +56,13 @@ def message(command: Command, counter: int, **details: object) -> ControlMessage
     return ControlMessage(command, Generation(1, counter), details)
 
 
-def test_pause_is_repeated_and_resume_of_the_same_generation_wins() -> None:
+def test_resume_of_the_same_generation_wins_and_an_older_leader_is_ignored() -> None:
     state = DesiredState((Q,))
     for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
         state = apply_control(state, message(command, 4))
     assert state == DesiredState((Q,), paused=False, generation=Generation(1, 4))
-
-
-def test_message_of_an_older_leader_is_ignored() -> None:
-    state = apply_control(DesiredState((Q,)), ControlMessage(Command.RESUME, Generation(2, 1)))
-    assert not apply_control(state, message(Command.PAUSE, 99)).paused
+    of_another_leader = apply_control(state, ControlMessage(Command.RESUME, Generation(2, 1)))
+    assert not apply_control(of_another_leader, message(Command.PAUSE, 99)).paused
 
 
 @pytest.mark.parametrize(
@@ -230,12 +227,7 @@ def test_parts_of_a_start_are_measured_in_their_order() -> None:
     with times.part("python"):
         now = 0.75
     assert list(times.milliseconds().items()) == [("process", 400), ("python", 750)]
-
-
-def test_age_of_this_process_is_known() -> None:
-    age = process_age()
-    assert age is not None
-    assert abs(time.time() - age - psutil.Process().create_time()) < 5
+    assert abs(time.time() - (process_age() or 0.0) - psutil.Process().create_time()) < 5
 
 
 def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full(window: ReportWindow) -> None:

@@ -52,10 +52,7 @@ def test_settings_of_the_daemon_reach_the_worker() -> None:
     spark = settings.worker_config()["spark"]
     assert isinstance(spark, dict)
     assert ClusterLimits.of(spark) == ClusterLimits(cores=7, start_timeout=120.0)
-
-
-def test_local_worker_has_the_configuration_that_it_had() -> None:
-    """Another configuration would be another hash, and an upgrade would replace all workers."""
+    # Another configuration of a local worker would be another hash, and an upgrade would replace all workers.
     assert Settings().worker_config()["spark"] == {"master": "local[*]", "conf": {}}
 
 
