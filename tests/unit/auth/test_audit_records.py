@@ -143,7 +143,6 @@ def test_every_endpoint_that_is_not_a_question_is_a_change() -> None:
     [
         ("POST", "/v1/groups/a/stop", "groups.stop"), ("POST", "/v1/group/stop", "groups.stop"),
         ("PUT", "/v1/routes", "routes.put"), ("DELETE", "/v1/circuits/config", "circuits.config.delete"),
-        ("POST", "/v1/routes/rollback", "routes.rollback"), ("POST", "/v1/poison/drop", "poison.drop"),
         ("POST", "/v1/queues", "queues.create"), ("PUT", "/v1/queue", "queues.put"),
     ],
 )  # fmt: skip
