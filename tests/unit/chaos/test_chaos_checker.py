@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status
-from tests.chaos.checker import LIFETIME, Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
+from tests.chaos.checker import AFTER_EFFECTS, LIFETIME, Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
 from tests.chaos.rules import Rules, draw_rules
 from tests.chaos.schedule import (
     LONGEST,
@@ -141,6 +141,17 @@ KILLED_LEADER = fault(Family.KILL, Action.KILL, Target.LEADER)
 )
 def test_faults_allow_statuses(faults: list[Fault], waited: float, allowed: set[Status], rules: Rules | None) -> None:
     assert allowed_statuses(faults, waited=waited, rules=rules) == allowed
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "explains"),
+    [(100.0, 101.0, True), (103.0, 104.0, False), (10.0, 20.0, False), (10.0, 110.0 - AFTER_EFFECTS, True)],
+    ids=["meanwhile", "after the answer", "long before", "shortly before"],
+)
+def test_fault_explains_only_what_happens_in_its_time(began: float, ended: float, explains: bool) -> None:
+    request, answer = replace(ASKED, at=101.0), replace(ANSWER, status="start-failed", at=102.0)
+    killed = Done(fault(Family.KILL, Action.KILL, Target.WORKER), began, ended)
+    assert judged(answer, sent=(request,), done=(killed,)).passed is explains
 
 
 @given(st.integers(0, 2**32))

@@ -18,7 +18,7 @@ from osrdyne.client.request import (
     build_request,
     encode_body,
 )
-from osrdyne.errors import ConfigurationError, InvalidMessageError
+from osrdyne.errors import ConfigurationError, InvalidKeyError, InvalidMessageError
 from osrdyne.protocol.deadlines import deadline_ms
 
 
@@ -66,6 +66,8 @@ def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
         ("timeout", "5s", TypeError),
         ("time_out", 5, TypeError),
         ("key", b"k", TypeError),
+        ("key", "x" * 256, InvalidKeyError),
+        ("key", "\ud800", InvalidKeyError),
         ("path", b"/p", TypeError),
     ],
 )

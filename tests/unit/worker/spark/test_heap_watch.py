@@ -95,6 +95,13 @@ def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched: Watched) -
     assert (watched.cancelled, watched.heap.now.used, watched.heap.collections) == ([], 70, 3)
 
 
+def test_cleaner_that_frees_too_little_does_not_prevent_the_cancel(watched: Watched) -> None:
+    watched.watch.began("a")
+    watched.heap.now, watched.heap.live, watched.heap.broadcasts = FULL, FULL, [5, 0, 0, 0]
+    watched.check()
+    assert (watched.cancelled, watched.heap.collections) == (["a"], 3)
+
+
 @pytest.mark.parametrize(
     ("held", "cancelled"),
     [
