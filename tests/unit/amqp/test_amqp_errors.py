@@ -121,10 +121,7 @@ TUNE = spec.Connection.Tune()
     ids=["password", "no such host", "host is down", "stops", "hangs up at once"],
 )
 async def test_reason_for_a_close_during_the_log_in_is_reported(
-    frames: tuple[Frame, ...],
-    close: tuple[int, str] | None,
-    kind: type[OsrdyneError],
-    monkeypatch: pytest.MonkeyPatch,
+    frames: tuple[Frame, ...], close: tuple[int, str] | None, kind: type[OsrdyneError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closes = [] if close is None else [spec.Connection.Close(*close, 0, 0)]
     reason = "amqp://" if close is None else close[1].partition(" ")[0]

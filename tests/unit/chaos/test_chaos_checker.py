@@ -12,17 +12,7 @@ from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status
 from tests.chaos.checker import AFTER_EFFECTS, LIFETIME, Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
 from tests.chaos.rules import Rules, draw_rules
-from tests.chaos.schedule import (
-    LONGEST,
-    POSSIBLE,
-    Action,
-    Done,
-    Family,
-    Fault,
-    Target,
-    count_families,
-    make_schedule,
-)
+from tests.chaos.schedule import LONGEST, POSSIBLE, Action, Done, Family, Fault, Target, count_families, make_schedule
 
 ASKED = Sent("1", "a", "right", confirmed=True, at=0.0)
 ANSWER = Answered("1", "ok", "right", at=1.0)

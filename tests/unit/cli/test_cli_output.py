@@ -39,9 +39,7 @@ def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypat
     assert json.loads(written.getvalue()) == {"path": "/\udcff", "text": "é\\"}
 
 
-def test_table_takes_markup_as_text_and_quotes_empty_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_table_takes_markup_as_text_and_quotes_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("key", ""), [("", ""), ("[red]x[/red]", "a note")], empty="nothing")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == ["key"]
@@ -55,12 +53,9 @@ def test_body_comes_from_the_argument_a_file_or_standard_input(tmp_path: Path, m
     file.write_bytes(b'{"a": 1}')
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[2]")))
     assert [read_body(data) for data in ("{}", f"@{file}", "-", None)] == [b"{}", b'{"a": 1}', b"[2]", None]
-
-
-@pytest.mark.parametrize("data", ["{", "select 1", "@/does/not/exist", ""])
-def test_body_that_cannot_be_read_is_wrong_usage(data: str) -> None:
-    with pytest.raises(typer.BadParameter, match=r"JSON|cannot read"):
-        read_body(data)
+    for wrong in ("{", "select 1", "@/does/not/exist", ""):
+        with pytest.raises(typer.BadParameter, match=r"JSON|cannot read"):
+            read_body(wrong)
 
 
 @pytest.mark.parametrize("text", ["soon", "0s", "-1", ""])

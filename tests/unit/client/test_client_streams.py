@@ -17,14 +17,7 @@ from osrdyne.client.session import Session
 from osrdyne.client.streams import BatchDecoder, PartQueue
 from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.statuses import Status
-from osrdyne.protocol.streams import (
-    ATTEMPT_HEADER,
-    PART_HEADER,
-    PARTS_HEADER,
-    STREAM_HEADER,
-    Grant,
-    read_wanted_credit,
-)
+from osrdyne.protocol.streams import ATTEMPT_HEADER, PART_HEADER, PARTS_HEADER, STREAM_HEADER, Grant, read_wanted_credit
 
 FIRST, SECOND = "a" * 32, "b" * 32
 

@@ -155,9 +155,7 @@ def test_failed_export_removes_files_that_no_manifest_lists(
 
 
 @pytest.mark.proves("spark/file-system-creates-manifest")
-def test_manifest_whose_creation_was_repeated_is_that_of_the_export(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_manifest_whose_creation_was_repeated_is_that_of_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(creates=True, fails=False)
     assert run(monkeypatch, files)["repeated"] is False
     assert names(files) == [MANIFEST, "part-0"]

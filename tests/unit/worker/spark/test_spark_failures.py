@@ -21,10 +21,7 @@ SPARK_42 = Versions("4.2.0", "2.13")
     ("text", "named"),
     [
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta. Make sure", "Spark 4.3.0"),
-        (
-            "Failed to find data source: avro. Avro is built-in",
-            "jars.packages to org.apache.spark:spark-avro_2.13",
-        ),
+        ("Failed to find data source: avro. Avro is built-in", "jars.packages to org.apache.spark:spark-avro_2.13"),
         ("Failed to find data source: kafka. Please", "spark-sql-kafka-0-10_2.13:4.3.0"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "hadoop-aws:3.5.0"),
         ('UnsupportedFileSystemException: No FileSystem for scheme "s3"', "s3a://"),
