@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
-from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.workers.worker_reports import WorkerState
@@ -33,8 +34,7 @@ def with_lifecycle(**changes: object) -> Settings:
     return settings_for(LifecycleSettings.model_validate(values))
 
 
-def two_workers() -> Settings:
-    """Groups of two workers."""
+def groups_of_two() -> Settings:
     settings = with_lifecycle()
     scaling = ScalingSettings(min=2, max=2)
     return settings.model_copy(update={"worker": settings.worker.model_copy(update={"scaling": scaling})})
@@ -43,6 +43,19 @@ def two_workers() -> Settings:
 @pytest.fixture
 def driver(clock: VirtualClock) -> FakeDriver:
     return FakeDriver(clock, pool=POOL)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return with_lifecycle()
+
+
+@pytest.fixture
+async def stack(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
+) -> AsyncIterator[Stack]:
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
+        yield stack
 
 
 def spec_of(key: Key = A) -> WorkerSpec:
@@ -74,6 +87,10 @@ async def consume_by_priority(stack: Stack) -> None:
     await stack.report("a", Event.READY)
 
 
+def end_worker(stack: Stack, code: int) -> None:
+    stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code)
+
+
 async def require(stack: Stack, *keys: str) -> None:
     for key in keys or ("a",):
         stack.require(Key(key))
@@ -81,13 +98,12 @@ async def require(stack: Stack, *keys: str) -> None:
 
 
 class TestStart:
-    async def test_first_request_starts_one_worker(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            await stack.publish("a", b"1")
-            await clock.advance(120.0)
-            assert (stack.driver.count("start"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
+    async def test_first_request_starts_one_worker(self, stack: Stack, clock: VirtualClock) -> None:
+        await stack.publish("a", b"1")
+        await clock.advance(120.0)
+        assert (stack.driver.count("start"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
 
-    async def test_worker_starts_only_once_its_queue_exists(self, clock: VirtualClock) -> None:
+    async def test_worker_starts_only_once_its_queue_exists(self, stack: Stack, clock: VirtualClock) -> None:
         """ARCHITECTURE: a group starts only once its queue exists."""
         released = asyncio.Event()
 
@@ -95,27 +111,24 @@ class TestStart:
             if command[:2] == ("declare", "pool-req-a") and not command.done:
                 await released.wait()
 
-        async with leading(clock) as stack:
-            stack.broker.hook = hold_declare
-            await require(stack)
-            assert stack.driver.calls == []
-            released.set()
-            await clock.settle()
-            assert stack.running("a") == 1
+        stack.broker.hook = hold_declare
+        await require(stack)
+        assert stack.driver.calls == []
+        released.set()
+        await clock.settle()
+        assert stack.running("a") == 1
 
-    async def test_worker_is_given_the_raw_key(self, clock: VirtualClock) -> None:
-        for key in ODD_KEYS.values():
-            async with leading(clock) as stack:
-                await require(stack, key)
-                (worker,) = stack.driver.workers_of(key)
-                assert worker.spec.environment.key == key
-                assert worker.spec.environment.requests_queue in stack.broker.queues
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS)
+    async def test_worker_is_given_the_raw_key(self, stack: Stack, key: Key) -> None:
+        await require(stack, key)
+        (worker,) = stack.driver.workers_of(key)
+        assert worker.spec.environment.key == key
+        assert worker.spec.environment.requests_queue in stack.broker.queues
 
-    async def test_spec_carries_the_generation_of_the_desired_state(self, clock: VirtualClock) -> None:
+    async def test_spec_carries_the_generation_of_the_desired_state(self, stack: Stack) -> None:
         """lifecycle: generations."""
-        async with leading(clock) as stack:
-            await require(stack)
-            assert stack.driver.workers_of(A)[0].spec.generation == stack.generation_of(A)
+        await require(stack)
+        assert stack.driver.workers_of(A)[0].spec.generation == stack.generation_of(A)
 
     @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
     async def test_worker_found_at_the_start_of_a_term_is_kept(
@@ -127,81 +140,65 @@ class TestStart:
             await clock.advance(100.0)
             assert (stack.running("a"), driver.calls, stack.waiting("a")) == (1, [], [b"1"])
 
-    async def test_slot_taken_by_a_rival_start_is_taken_over(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_slot_taken_by_a_rival_start_is_taken_over(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: unique-instance-names: the start of an earlier leader lands between our listing and our start."""
-        async with leading(clock, driver=driver) as stack:
-            driver.hang_starts()
-            await require(stack)
-            rival = running_worker(driver)
-            driver.release_starts()
-            await clock.advance(100.0)
-            assert [entry.instance for entry in stack.instances_of(A)] == [rival.instance]
-            assert driver.count("start") == 1
+        stack.driver.hang_starts()
+        await require(stack)
+        rival = running_worker(stack.driver)
+        stack.driver.release_starts()
+        await clock.advance(100.0)
+        assert [entry.instance for entry in stack.instances_of(A)] == [rival.instance]
+        assert stack.driver.count("start") == 1
 
-    async def test_name_taken_by_something_unlisted_is_tried_again_slowly(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            for _ in range(1_000):
-                driver.fail_next_start(SlotTakenError("A container of that name exists."))
-            await require(stack)
-            await clock.advance(20.0)
-            assert 5 <= driver.count("start") <= 12
+    async def test_name_taken_by_something_unlisted_is_tried_again_slowly(self, stack: Stack) -> None:
+        for _ in range(1_000):
+            stack.driver.fail_next_start(SlotTakenError("A container of that name exists."))
+        await require(stack)
+        await stack.clock.advance(20.0)
+        assert 5 <= stack.driver.count("start") <= 12
 
-    async def test_idle_group_without_worker_gets_one(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_idle_group_without_worker_gets_one(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: start-when-slot-is-free: Active or Unbound; only the end of the group ends that."""
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            await ready(stack)
-            await clock.advance(700.0)
-            assert stack.status_of(A) is GroupStatus.UNBOUND
-            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
-            await clock.settle()
-            assert stack.running("a") == 1
+        await require(stack)
+        await ready(stack)
+        await clock.advance(700.0)
+        assert stack.status_of(A) is GroupStatus.UNBOUND
+        end_worker(stack, 1)
+        await clock.settle()
+        assert stack.running("a") == 1
 
 
 class TestEnds:
-    async def test_crashed_ready_worker_is_replaced_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_crashed_ready_worker_is_replaced_at_once(self, stack: Stack, clock: VirtualClock) -> None:
         """[edge]: remembering "started" would leave the request waiting endlessly."""
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            await ready(stack)
-            before = clock.monotonic()
-            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 137)
-            await clock.settle()
-            assert (stack.running("a"), driver.count("start"), clock.monotonic()) == (1, 2, before)
+        await require(stack)
+        await ready(stack)
+        before = clock.monotonic()
+        end_worker(stack, 137)
+        await clock.settle()
+        assert (stack.running("a"), stack.driver.count("start"), clock.monotonic()) == (1, 2, before)
 
-    async def test_crash_loop_after_ready_backs_off(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            for _ in range(200):
-                if driver.workers_of(A):
+    async def test_crash_loop_after_ready_backs_off_and_does_not_keep_the_group(self, stack: Stack) -> None:
+        async def crash_whenever_ready(*, seconds: int) -> None:
+            for _ in range(seconds):
+                if stack.driver.workers_of(A):
                     await ready(stack)
-                    driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
-                await clock.advance(1.0)
-            assert 6 <= driver.count("start") <= 12
+                    end_worker(stack, 1)
+                await stack.clock.advance(1.0)
 
-    async def test_crash_loop_alone_does_not_keep_a_group(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            for _ in range(130):
-                if driver.workers_of(A):
-                    await ready(stack)
-                    driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
-                await clock.advance(10.0)
-            assert (stack.status_of(A), stack.has_queue("a")) == (None, False)
+        await require(stack)
+        await crash_whenever_ready(seconds=200)
+        assert 6 <= stack.driver.count("start") <= 12
+        await crash_whenever_ready(seconds=1100)
+        assert (stack.status_of(A), stack.has_queue("a")) == (None, False)
 
-    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-    async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
-            await clock.advance(0.8)
-            assert driver.count("start") == 1
-            await clock.advance(0.4)
-            assert driver.count("start") == 2
+    async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(self, stack: Stack) -> None:
+        await require(stack)
+        end_worker(stack, 1)
+        await stack.clock.advance(0.8)
+        assert stack.driver.count("start") == 1
+        await stack.clock.advance(0.4)
+        assert stack.driver.count("start") == 2
 
     async def test_worker_that_an_earlier_leader_has_stopped_is_not_a_failed_start(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
@@ -209,175 +206,144 @@ class TestEnds:
         await earlier_leader(broker, driver, "a")
         settings = with_lifecycle(start_attempts=1)
         async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 0)
+            end_worker(stack, 0)
             await clock.settle()
             assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
-    async def test_last_attempt_that_fails_is_final_until_a_request_comes(
-        self, clock: VirtualClock, driver: FakeDriver
+    async def test_last_attempt_that_fails_is_final(
+        self, stack: Stack, clock: VirtualClock, driver: FakeDriver
     ) -> None:
         driver.on_start = lambda worker: driver.exit_instance(worker.instance.instance_id, 3, lines=("no such table",))
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            await clock.advance(120.0)
-            failure = stack.failure_of(A)
-            assert driver.count("start") == 2
-            assert failure is not None
-            assert (failure.reason, failure.log_lines) == ("the worker ended with exit code 3", ("no such table",))
+        await require(stack)
+        await clock.advance(120.0)
+        failure = stack.failure_of(A)
+        assert driver.count("start") == 2
+        assert failure is not None
+        assert (failure.reason, failure.log_lines) == ("the worker ended with exit code 3", ("no such table",))
 
-    async def test_refused_start_is_final_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_refused_start_is_final_at_once(self, stack: Stack, driver: FakeDriver) -> None:
         driver.fail_next_start(StartFailedError("no such image", log_lines=("pull denied",)))
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            failure = stack.failure_of(A)
-            assert failure is not None
-            assert (failure.reason, failure.log_lines, failure.attempts) == ("no such image", ("pull denied",), 1)
+        await require(stack)
+        failure = stack.failure_of(A)
+        assert failure is not None
+        assert (failure.reason, failure.log_lines, failure.attempts) == ("no such image", ("pull denied",), 1)
 
-    async def test_pinned_group_that_failed_is_tried_again_without_a_request(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        driver.fail_next_start(StartFailedError("no such image"))
-        async with leading(clock, driver=driver) as stack:
-            stack.pin(A)
-            await clock.advance(12.0)
-            assert (stack.running("a"), stack.failure_of(A)) == (1, None)
+    async def test_pinned_group_that_failed_is_tried_again_without_a_request(self, stack: Stack) -> None:
+        stack.driver.fail_next_start(StartFailedError("no such image"))
+        stack.pin(A)
+        await stack.clock.advance(12.0)
+        assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
-    async def test_worker_that_reports_why_it_failed_is_quoted(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            for _ in range(2):
-                await stack.report("a", Event.FAILED, reason="the bucket is gone")
-                driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
-                await clock.advance(2.0)
-            failure = stack.failure_of(A)
-            assert failure is not None
-            assert failure.reason == "the worker ended with exit code 1: the bucket is gone"
+    async def test_worker_that_reports_why_it_failed_is_quoted(self, stack: Stack, clock: VirtualClock) -> None:
+        await require(stack)
+        for _ in range(2):
+            await stack.report("a", Event.FAILED, reason="the bucket is gone")
+            end_worker(stack, 1)
+            await clock.advance(2.0)
+        failure = stack.failure_of(A)
+        assert failure is not None
+        assert failure.reason == "the worker ended with exit code 1: the bucket is gone"
 
-    async def test_instance_that_vanished_without_a_word_counts_as_ended(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            driver.backend.workers.clear()
-            await clock.advance(60.0 + 2.0)  # no event reports it: the slow listing does
-            assert (stack.running("a"), driver.count("start")) == (1, 2)
+    async def test_instance_that_vanished_without_a_word_counts_as_ended(self, stack: Stack) -> None:
+        await require(stack)
+        stack.driver.backend.workers.clear()
+        await stack.clock.advance(60.0 + 2.0)  # no event reports it: the slow listing does
+        assert (stack.running("a"), stack.driver.count("start")) == (1, 2)
 
 
 class TestOverdue:
-    async def test_worker_that_is_not_ready_in_time_is_stopped_and_counted(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            stack.pin(A)
-            await clock.advance(299.0)
-            assert driver.count("stop") == 0
-            await clock.advance(3.0)
-            assert (driver.count("stop"), driver.count("start")) == (1, 2)
-            await clock.advance(302.0)
-            failure = stack.failure_of(A)
-            assert failure is None or failure.reason == "not ready within start_timeout"
+    async def test_worker_that_is_not_ready_in_time_is_stopped_and_counted(self, stack: Stack) -> None:
+        await require(stack)
+        stack.pin(A)
+        await stack.clock.advance(299.0)
+        assert stack.driver.count("stop") == 0
+        await stack.clock.advance(3.0)
+        assert (stack.driver.count("stop"), stack.driver.count("start")) == (1, 2)
+        await stack.clock.advance(302.0)
+        failure = stack.failure_of(A)
+        assert failure is not None
+        assert "start_timeout" in failure.reason
 
-    async def test_worker_that_consumes_without_reporting_is_left_alone(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
+    async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(self, stack: Stack) -> None:
         """A worker of another make that only knows part of the protocol."""
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            await stack.consume("a")
-            await clock.advance(301.0)
-            assert driver.count("stop") == 0
-            assert [worker.state for worker in stack.reports_of(A)] == [WorkerState.READY]
-
-    async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            stack.pin(A)
-            await stack.consume("a")
-            for body in (b"1", b"2"):
-                await stack.publish("a", body)
-            await clock.advance(1000.0)
-            assert (driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
+        await require(stack)
+        stack.pin(A)
+        await stack.consume("a")
+        for body in (b"1", b"2"):
+            await stack.publish("a", body)
+        await stack.clock.advance(301.0)
+        assert [worker.state for worker in stack.reports_of(A)] == [WorkerState.READY]
+        await stack.clock.advance(700.0)
+        assert (stack.driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
 
     @pytest.mark.parametrize("said_ready", [False, True])
     @pytest.mark.proves("workers/worker-sends-reports-counts")
     async def test_worker_counted_as_ready_because_of_a_dead_consumer_is_replaced_once_requests_wait(
-        self, clock: VirtualClock, driver: FakeDriver, said_ready: bool
+        self, stack: Stack, clock: VirtualClock, driver: FakeDriver, said_ready: bool
     ) -> None:
         """Of a host that died: RabbitMQ keeps its connection until heartbeats are missed."""
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            stack.pin(A)
-            dead = FakeChannel(stack.broker)
-            await dead.consume(stack.names.request_queue(A), prefetch=1)
-            await clock.advance(301.0)
-            if said_ready:
-                await stack.report("a", Event.READY)
-            dead.end(None)
-            await stack.publish("a", b"1")
-            await clock.advance(310.0)
-            assert driver.count("stop") == (0 if said_ready else 1)
+        await require(stack)
+        stack.pin(A)
+        dead = FakeChannel(stack.broker)
+        await dead.consume(stack.names.request_queue(A), prefetch=1)
+        await clock.advance(301.0)
+        if said_ready:
+            await stack.report("a", Event.READY)
+        dead.end(None)
+        await stack.publish("a", b"1")
+        await clock.advance(310.0)
+        assert driver.count("stop") == (0 if said_ready else 1)
+
+    async def test_queue_without_a_leader_does_not_disprove_that_a_worker_is_ready(self, stack: Stack) -> None:
+        await require(stack)
+        stack.pin(A)
+        await stack.consume("a")
+        for body in (b"1", b"2"):
+            await stack.publish("a", body)
+        await stack.clock.advance(301.0)
+        stack.broker.set_running(stack.names.request_queue(A), False)
+        await stack.clock.advance(310.0)
+        assert stack.driver.count("stop") == 0
+
+
+class TestConsumersOfTwoWorkers:
+    """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
+
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return groups_of_two()
+
+    @pytest.fixture
+    async def stack(self, stack: Stack) -> Stack:
+        await require(stack)
+        stack.pin(A)
+        return stack
 
     @pytest.mark.parametrize("consumes", [False, True])
-    @pytest.mark.proves("workers/worker-become-ready-worker")
-    async def test_consumers_of_one_worker_do_not_pass_for_another(
-        self, clock: VirtualClock, driver: FakeDriver, consumes: bool
-    ) -> None:
-        """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
-        async with leading(clock, driver=driver, settings=two_workers()) as stack:
-            await require(stack)
-            stack.pin(A)
-            await consume_by_priority(stack)
-            if consumes:
-                await stack.consume("a")
-            await clock.advance(320.0)
-            assert driver.count("stop") == (0 if consumes else 1)
-
-    @pytest.mark.proves("workers/worker-become-ready-worker")
-    async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver, settings=two_workers()) as stack:
-            await require(stack)
-            stack.pin(A)
-            dead = FakeChannel(stack.broker)
-            await dead.consume(stack.names.request_queue(A), prefetch=1)
-            await consume_by_priority(stack)
-            await clock.advance(320.0)
-            assert driver.count("stop") == 0
-            dead.end(None)
-            for number in range(5):
-                await stack.publish("a", str(number).encode())
-            await clock.advance(320.0)
-            assert driver.count("stop") == 1
-
-    @pytest.mark.proves("workers/worker-become-ready-worker")
-    async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver, settings=two_workers()) as stack:
-            await require(stack)
-            stack.pin(A)
-            await consume_by_priority(stack)
-            stack.management.available = False
-            await clock.advance(320.0)
-            assert driver.count("stop") == 0
-
-    async def test_queue_without_a_leader_does_not_disprove_that_a_worker_is_ready(
-        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, broker=broker, driver=driver) as stack:
-            await require(stack)
-            stack.pin(A)
+    async def test_consumers_of_one_worker_do_not_pass_for_another(self, stack: Stack, consumes: bool) -> None:
+        await consume_by_priority(stack)
+        if consumes:
             await stack.consume("a")
-            for body in (b"1", b"2"):
-                await stack.publish("a", body)
-            await clock.advance(301.0)
-            broker.set_running(stack.names.request_queue(A), False)
-            await clock.advance(310.0)
-            assert driver.count("stop") == 0
+        await stack.clock.advance(320.0)
+        assert stack.driver.count("stop") == (0 if consumes else 1)
+
+    async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(self, stack: Stack) -> None:
+        dead = FakeChannel(stack.broker)
+        await dead.consume(stack.names.request_queue(A), prefetch=1)
+        await consume_by_priority(stack)
+        await stack.clock.advance(320.0)
+        assert stack.driver.count("stop") == 0
+        dead.end(None)
+        for number in range(5):
+            await stack.publish("a", str(number).encode())
+        await stack.clock.advance(320.0)
+        assert stack.driver.count("stop") == 1
+
+    async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(self, stack: Stack) -> None:
+        await consume_by_priority(stack)
+        stack.management.available = False
+        await stack.clock.advance(320.0)
+        assert stack.driver.count("stop") == 0
 
 
 class TestStops:
@@ -399,11 +365,10 @@ class TestStops:
             await clock.advance(1.0)
             assert (stray.instance.state, driver.workers_of(Key("absent"))) == (InstanceState.EXITED, [])
 
-    async def test_start_that_lands_late_is_found_by_its_event(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        async with leading(clock, driver=driver):
-            stray = running_worker(driver, Key("absent"))
-            await clock.settle()
-            assert stray.instance.state is InstanceState.EXITED
+    async def test_start_that_lands_late_is_found_by_its_event(self, stack: Stack, clock: VirtualClock) -> None:
+        stray = running_worker(stack.driver, Key("absent"))
+        await clock.settle()
+        assert stray.instance.state is InstanceState.EXITED
 
     async def test_stop_that_an_earlier_leader_did_not_finish_is_finished(
         self, clock: VirtualClock, driver: FakeDriver
@@ -420,131 +385,117 @@ class TestStops:
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
         dying.cancel()
 
-    async def test_driver_that_cannot_stop_is_asked_again_slowly(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        running_worker(driver)
-        for _ in range(10_000):
-            driver.fail_next_stop(UNAVAILABLE)
-        async with leading(clock, driver=driver) as stack:
-            await clock.advance(60.0)
-            assert 10 <= driver.count("stop") <= 40
-            driver._stop_errors.clear()
-            await clock.advance(3.0)
-            assert stack.running("a") == 0
+    async def test_driver_that_cannot_stop_is_asked_again_slowly(self, stack: Stack, clock: VirtualClock) -> None:
+        for _ in range(40):
+            stack.driver.fail_next_stop(UNAVAILABLE)
+        running_worker(stack.driver)
+        await clock.advance(60.0)
+        assert 10 <= stack.driver.count("stop") <= 40
+        assert stack.running("a") == 1
+        await clock.advance(600.0)
+        assert stack.running("a") == 0
 
-    async def test_trouble_that_goes_on_is_logged_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        running_worker(driver)
-        for _ in range(20):
-            driver.fail_next_stop(UNAVAILABLE)
-        driver.fail_next_stop(DriverUnavailableError("The engine is busy."))
+    async def test_trouble_that_goes_on_is_logged_once(self, stack: Stack) -> None:
+        busy = DriverUnavailableError("The engine is busy.")
+        for error in [*[UNAVAILABLE] * 20, busy]:
+            stack.driver.fail_next_stop(error)
         with capture_logs() as logs:
-            async with leading(clock, driver=driver):
-                await clock.advance(60.0)
+            running_worker(stack.driver)
+            await stack.clock.advance(60.0)
         errors = [entry["error"] for entry in logs if entry["event"].startswith("driver call failed")]
-        assert errors == ["The engine does not answer.", "The engine is busy."]
+        assert errors == [str(UNAVAILABLE), str(busy)]
 
-    async def test_stop_is_known_before_it_is_asked_for(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_stop_is_known_before_it_is_asked_for(self, stack: Stack, driver: FakeDriver) -> None:
         """lifecycle: bind-waits-for-stop: who wants to bind must see a stop that is decided, not only one that has
         begun."""
-        async with leading(clock, driver=driver) as stack:
-            seen: list[bool] = []
-            stop = driver.stop
+        seen: list[bool] = []
+        stop = driver.stop
 
-            async def look_and_stop(instance_id: object, *, grace: float) -> None:
-                seen.append(stack.workers_of(A).stopping)
-                await stop(instance_id, grace=grace)  # type: ignore[arg-type]
+        async def look_and_stop(instance_id: InstanceId, *, grace: float) -> None:
+            seen.append(stack.workers_of(A).stopping)
+            await stop(instance_id, grace=grace)
 
-            driver.stop = look_and_stop  # type: ignore[method-assign, assignment]
-            running_worker(driver)
-            await clock.settle()
+        driver.stop = look_and_stop  # type: ignore[method-assign]
+        running_worker(driver)
+        await stack.clock.settle()
         assert seen == [True]
 
     async def test_lost_leader_decides_no_driver_call(self, clock: VirtualClock, driver: FakeDriver) -> None:
         """lifecycle: lease."""
         running_worker(driver)
-        stack_calls = []
         with pytest.raises(BaseExceptionGroup):
             async with leading(clock, driver=driver) as stack:
                 await clock.advance(30.0)
                 stack.connections[0].cut()
                 running_worker(driver, Key("stray"))
-                stack_calls = [call for call in driver.calls if call.key == "stray"]
-        assert stack_calls == []
         assert [call for call in driver.calls if call.key == "stray"] == []
 
 
 class TestRoom:
-    async def test_no_more_than_max_concurrent_starts_load_at_once(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        keys = [f"k{number:02}" for number in range(20)]
-        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=3)) as stack:
-            await require(stack, *keys)
-            assert driver.count("start") == 3
+    @pytest.fixture
+    def settings(self) -> Settings:
+        return with_lifecycle(max_concurrent_starts=1)
+
+    async def test_no_more_than_max_concurrent_starts_load_at_once(self, clock: VirtualClock) -> None:
+        async with leading(clock, settings=with_lifecycle(max_concurrent_starts=3)) as stack:
+            await require(stack, *(f"k{number:02}" for number in range(20)))
+            assert stack.driver.count("start") == 3
             assert stack.waits_for(Key("k05")) == "max_concurrent_starts"
 
-    async def test_groups_get_room_in_the_order_they_came(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_groups_get_room_in_the_order_they_came(self, stack: Stack) -> None:
         keys = [f"k{number:02}" for number in range(10)]
-        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
-            for key in keys:
-                await require(stack, key)
-            for key in keys:
-                await require(stack, f"late {key}")
-                await ready(stack, key)
-            started = [call.key for call in driver.calls if call.method == "start"]
-            assert started == [*keys, Key("late k00")]
+        for key in keys:
+            await require(stack, key)
+        for key in keys:
+            await require(stack, f"late {key}")
+            await ready(stack, key)
+        started = [call.key for call in stack.driver.calls if call.method == "start"]
+        assert started == [*keys, Key("late k00")]
 
-    async def test_new_group_does_not_overtake_one_that_waits(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """Both become known in the moment in which room comes free."""
-        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
-            new = Key("new")
-            await require(stack, "a")
-            await require(stack, "waits", new)
-            stack.term.workers.loop._waiting_for_room.pop(new)
-            worker_id = driver.workers_of(A)[0].instance.worker_id
-            stack.assume_ready(worker_id, A)
-            stack.term.workers.loop.reconcile(new)
-            await clock.settle()
-            assert [call.key for call in driver.calls] == ["a", "waits"]
+    async def test_group_does_not_overtake_one_that_waits(self, stack: Stack) -> None:
+        """It needs a worker in the moment in which room comes free."""
+        probed = Key("probed")
+        stack.pause(probed)
+        await require(stack, probed)
+        await require(stack)
+        await require(stack, "waits")
+        stack.probe({probed})
+        stack.assume_ready(stack.driver.workers_of(A)[0].spec.worker_id, A)
+        await stack.clock.settle()
+        assert [call.key for call in stack.driver.calls] == ["a", "waits"]
 
-    async def test_failed_start_gives_its_room_back(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        driver.fail_next_start(StartFailedError("no"))
-        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
-            await require(stack, "a", "b")
-            await clock.settle()
-            assert driver.count("start") == 2
+    async def test_failed_start_gives_its_room_back(self, stack: Stack) -> None:
+        stack.driver.fail_next_start(StartFailedError("no"))
+        await require(stack, "a", "b")
+        await stack.clock.settle()
+        assert stack.driver.count("start") == 2
 
     async def test_workers_found_loading_do_not_take_room(
-        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
     ) -> None:
         """They may report once that they are ready, and have done so to an earlier leader."""
         await earlier_leader(broker, driver, "old1", "old2", "old3")
-        settings = with_lifecycle(max_concurrent_starts=1)
         async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
             await require(stack, "new")
             assert stack.running("new") == 1
 
 
 class TestDriverFaults:
-    @pytest.mark.proves("workers/platform-answer-start-worker")
-    async def test_driver_that_does_not_answer_is_asked_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        async with leading(clock, driver=driver) as stack:
-            for _ in range(3):
-                driver.fail_next_list(UNAVAILABLE)
-            driver.fail_next_start(UNAVAILABLE)
-            await require(stack)
-            await clock.advance(30.0)
-            assert (stack.running("a"), stack.failure_of(A)) == (1, None)
+    async def test_driver_that_does_not_answer_is_asked_again(self, stack: Stack, clock: VirtualClock) -> None:
+        for _ in range(3):
+            stack.driver.fail_next_list(UNAVAILABLE)
+        stack.driver.fail_next_start(UNAVAILABLE)
+        await require(stack)
+        await clock.advance(30.0)
+        assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
-    async def test_failing_start_of_one_key_does_not_delay_another(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            driver.fail_next_start(UNAVAILABLE)
-            await require(stack, "a")
-            await require(stack, "b")
-            assert (stack.running("a"), stack.running("b")) == (0, 1)
-            await clock.advance(3.0)
-            assert stack.running("a") == 1
+    async def test_failing_start_of_one_key_does_not_delay_another(self, stack: Stack, clock: VirtualClock) -> None:
+        stack.driver.fail_next_start(UNAVAILABLE)
+        await require(stack, "a")
+        await require(stack, "b")
+        assert (stack.running("a"), stack.running("b")) == (0, 1)
+        await clock.advance(3.0)
+        assert stack.running("a") == 1
 
     async def test_broken_event_stream_is_opened_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
         events, broken = driver.events, [0]
@@ -562,105 +513,88 @@ class TestDriverFaults:
             await clock.settle()
             assert (broken, stray.instance.state) == ([2], InstanceState.EXITED)
 
-    async def test_listing_from_before_a_start_does_not_make_the_new_worker_a_failure(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
-        async with leading(clock, driver=driver) as stack:
-            driver.hang_lists()
-            stack.term.workers.loop.relist()
-            await clock.settle()
-            stack.require(A)
-            # The loop lists, so no event plans: give it the plan as the events would have.
-            await clock.settle()
-            driver.release_lists()
-            await clock.settle()
-            assert (stack.running("a"), driver.count("start"), stack.failure_of(A)) == (
-                1,
-                1,
-                None,
-            )
+    async def test_listing_from_before_a_start_does_not_make_the_new_worker_a_failure(self, stack: Stack) -> None:
+        stack.driver.hang_lists()
+        stack.term.workers.loop.relist()
+        await stack.clock.settle()
+        stack.require(A)
+        # The loop lists, so no event plans: give it the plan as the events would have.
+        await stack.clock.settle()
+        stack.driver.release_lists()
+        await stack.clock.settle()
+        assert (stack.running("a"), stack.driver.count("start"), stack.failure_of(A)) == (1, 1, None)
 
-    async def test_listing_from_before_an_end_does_not_bring_the_instance_back(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
+    async def test_listing_from_before_an_end_does_not_bring_the_instance_back(self, stack: Stack) -> None:
         """An old listing would count one end of a worker twice, and call the group failed too early."""
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            (worker,) = driver.workers_of(A)
-            logs, allowed = driver.logs, asyncio.Event()
+        await require(stack)
+        (worker,) = stack.driver.workers_of(A)
+        logs, allowed = stack.driver.logs, asyncio.Event()
 
-            async def slow_logs(instance_id: object, *, lines: int = 50) -> tuple[str, ...]:
-                await allowed.wait()
-                return await logs(instance_id, lines=lines)  # type: ignore[arg-type]
+        async def slow_logs(instance_id: object, *, lines: int = 50) -> tuple[str, ...]:
+            await allowed.wait()
+            return await logs(instance_id, lines=lines)  # type: ignore[arg-type]
 
-            driver.logs = slow_logs  # type: ignore[method-assign, assignment]
-            driver.exit_instance(worker.instance.instance_id, 1)
-            await clock.settle()  # its removal has begun
-            driver.hang_lists()
-            stack.term.workers.loop.relist()
-            await clock.settle()  # a listing that still has it is under way
-            allowed.set()
-            await clock.settle()  # removed, and its end counted
-            driver.release_lists()
-            await clock.advance(0.5)
-            assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
+        stack.driver.logs = slow_logs  # type: ignore[method-assign, assignment]
+        stack.driver.exit_instance(worker.instance.instance_id, 1)
+        await stack.clock.settle()  # its removal has begun
+        stack.driver.hang_lists()
+        stack.term.workers.loop.relist()
+        await stack.clock.settle()  # a listing that still has it is under way
+        allowed.set()
+        await stack.clock.settle()  # removed, and its end counted
+        stack.driver.release_lists()
+        await stack.clock.advance(0.5)
+        assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
 
-    async def test_burst_of_events_causes_one_listing(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        listings = 0
-        list_instances = driver.list_instances
+    async def test_burst_of_events_causes_one_listing(self, stack: Stack, driver: FakeDriver) -> None:
+        listings = count_listings(stack, seconds=1.0)
+        for _ in range(40):
+            driver.backend.changed()
+            await stack.clock.advance(0.5)
+        assert len(listings) <= 6
+        stray = running_worker(driver, Key("absent"))
+        await stack.clock.advance(10.0)
+        assert stray.instance.state is InstanceState.EXITED
 
-        async def take_a_second() -> list[Instance]:
-            nonlocal listings
-            listings += 1
-            await clock.sleep(1.0)
-            return await list_instances()
-
-        async with leading(clock, driver=driver):
-            driver.list_instances = take_a_second  # type: ignore[method-assign]
-            for _ in range(40):
-                driver.backend.changed()
-                await clock.advance(0.5)
-            assert listings <= 6
-            stray = running_worker(driver, Key("absent"))
-            await clock.advance(10.0)
-            assert stray.instance.state is InstanceState.EXITED
-
-    async def test_event_during_an_action_is_not_lost(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_event_during_an_action_is_not_lost(self, stack: Stack, driver: FakeDriver) -> None:
         """The listing that it causes leaves out a group with a command under way: another must follow."""
         driver.on_start = lambda worker: driver.backend.end(worker, Exit(code=9)) if len(driver.calls) == 1 else None
-        async with leading(clock, driver=driver) as stack:
-            await require(stack)
-            await clock.advance(2.0)
-            assert (stack.running("a"), driver.count("start")) == (1, 2)
+        await require(stack)
+        await stack.clock.advance(2.0)
+        assert (stack.running("a"), driver.count("start")) == (1, 2)
+
+
+def count_listings(stack: Stack, *, seconds: float = 0.0) -> list[None]:
+    """Gets an item with each listing from now on, which takes some seconds."""
+    listings: list[None] = []
+    list_instances = stack.driver.list_instances
+
+    async def count() -> list[Instance]:
+        listings.append(None)
+        await stack.clock.sleep(seconds)
+        return await list_instances()
+
+    stack.driver.list_instances = count  # type: ignore[method-assign]
+    return listings
 
 
 async def test_worker_groups_loop_checks_nothing_while_nothing_happens(clock: VirtualClock, driver: FakeDriver) -> None:
     """Idle daemon with many groups: nothing polls faster than every few seconds."""
-    lists = 0
-    list_instances = driver.list_instances
-
-    async def count_lists() -> object:
-        nonlocal lists
-        lists += 1
-        return await list_instances()
-
-    driver.list_instances = count_lists  # type: ignore[method-assign, assignment]
     async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=200)) as stack:
         keys = [f"k{number}" for number in range(100)]
         await require(stack, *keys)
         for key in keys:
             await ready(stack, key)
         await clock.advance(1.0)
-        before, commands = lists, len(stack.broker.commands)
+        listings, commands = count_listings(stack), len(stack.broker.commands)
         await clock.advance(300.0)
-        assert lists - before <= 6
+        assert len(listings) <= 6
         assert len(stack.broker.commands) - commands <= 40
 
 
-async def test_facts_of_listed_workers_are_known_at_once(clock: VirtualClock, driver: FakeDriver) -> None:
+async def test_facts_of_listed_workers_are_known_at_once(stack: Stack, driver: FakeDriver) -> None:
     """A stop of an earlier leader may be under way: nothing may be bound before that is known (lifecycle:
     bind-waits-for-stop)."""
-    async with leading(clock, driver=driver) as stack:
-        found = running_worker(driver, Key("b"))
-        await stack.term.workers.loop.list_instances()
-        assert stack.workers_of(Key("b")).instances == (found.instance,)
+    found = running_worker(driver, Key("b"))
+    await stack.term.workers.loop.list_instances()
+    assert stack.workers_of(Key("b")).instances == (found.instance,)
