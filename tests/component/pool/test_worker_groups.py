@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from structlog.testing import capture_logs
@@ -38,24 +37,6 @@ def groups_of_two() -> Settings:
     settings = with_lifecycle()
     scaling = ScalingSettings(min=2, max=2)
     return settings.model_copy(update={"worker": settings.worker.model_copy(update={"scaling": scaling})})
-
-
-@pytest.fixture
-def driver(clock: VirtualClock) -> FakeDriver:
-    return FakeDriver(clock, pool=POOL)
-
-
-@pytest.fixture
-def settings() -> Settings:
-    return with_lifecycle()
-
-
-@pytest.fixture
-async def stack(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
-) -> AsyncIterator[Stack]:
-    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-        yield stack
 
 
 def spec_of(key: Key = A) -> WorkerSpec:
