@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from inspectors import inspector_of
 
 from osrdyne.amqp import Message
 from osrdyne.api.app import create_app
 from osrdyne.config.models import LifecycleSettings, PooledSettings, Settings
 from osrdyne.config.profiles import Profile
-from osrdyne.daemon.inspector import DaemonInspector, DaemonState
+from osrdyne.daemon.inspector import DaemonInspector
 from osrdyne.daemon.term import StopRequest
 from osrdyne.drivers.base import Exit, InstanceState
 from osrdyne.drivers.pooled.driver import PooledDriver
@@ -114,7 +115,7 @@ class Processes:
         publish = FakeChannel(self.broker).publish(message, exchange=f"{POOL}-activity-xchg", routing_key=report.key)
         self.tasks.append(asyncio.ensure_future(publish))
 
-    def kill(self, process: PlayedProcess, **end: object) -> None:
+    def kill(self, process: PlayedProcess) -> None:
         process.alive = False
         self.channels[process.worker_id].end(None)
         worker = next(one for one in self.backend.workers.values() if one.instance.worker_id == process.worker_id)
@@ -125,6 +126,15 @@ class Processes:
 
     def process_of(self, worker: WorkerId) -> PlayedProcess:
         return next(process for process in self.living() if worker in process.assigned)
+
+    def used(self, key: Key, ago: float | None) -> WorkerId:
+        """The only worker of a key was last used so many seconds ago, or is busy."""
+        [worker] = self.running(key)
+        if ago is None:
+            self.process_of(worker).use(worker, in_flight=1)
+        else:
+            self.process_of(worker).use(worker, in_flight=0, last_used=self.clock.time() - ago)
+        return worker
 
     def running(self, key: Key) -> list[WorkerId]:
         """The workers of a key that run, in any process."""
@@ -137,16 +147,17 @@ class Processes:
 
 
 @pytest.fixture
-def settings() -> Settings:
-    return pooled_settings()
-
-
-@pytest.fixture
-async def processes(clock: VirtualClock, settings: Settings) -> AsyncIterator[Processes]:
-    found = Processes(clock, FakeBroker(clock), settings)
+async def processes(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Processes]:
+    found = Processes(clock, broker, pooled_settings())
     yield found
     for task in found.tasks:
         task.cancel()
+
+
+@pytest.fixture
+async def stack(processes: Processes) -> AsyncIterator[Stack]:
+    async with led(processes) as stack:
+        yield stack
 
 
 @asynccontextmanager
@@ -162,95 +173,94 @@ async def led(processes: Processes, stop: StopRequest | None = None) -> AsyncIte
         yield stack
 
 
-async def serve(stack: Stack, key: Key) -> None:
-    """A worker has served the request that waits."""
-    channel = FakeChannel(stack.broker)
-    delivery = await channel.get(stack.names.request_queue(key))
-    assert delivery is not None
-    await delivery.ack()
-    await channel.close()
+async def ask(stack: Stack, *keys: Key) -> None:
+    """A request for each key comes, and workers start."""
+    for key in keys:
+        await stack.publish(key)
+    await stack.clock.advance(5.0)
 
 
-async def test_keys_share_a_process_and_have_queues_of_their_own(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes) as stack:
-        for key in (A, B, C):
-            await stack.publish(key, key.encode())
-        await clock.advance(5.0)
-        [process] = processes.living()
-        assert sorted(one.key for one in process.state.assignments) == [A, B, C]
-        assert [stack.waiting(key) for key in (A, B, C)] == [[b"a"], [b"b"], [b"c"]]
+async def serve(stack: Stack, *keys: Key) -> None:
+    """The workers have served the requests that wait."""
+    for key in keys:
+        delivery = await stack.take(key)
+        await delivery.ack()
+        await delivery.channel.close()
+
+
+async def require(stack: Stack, *keys: Key) -> None:
+    for key in keys:
+        stack.require(key)
+    await stack.clock.advance(5.0)
+
+
+async def test_keys_share_a_process_and_have_queues_of_their_own(stack: Stack, processes: Processes) -> None:
+    for key in (A, B, C):
+        await stack.publish(key, key.encode())
+    await stack.clock.advance(5.0)
+    [process] = processes.living()
+    assert sorted(one.key for one in process.state.assignments) == [A, B, C]
+    assert [stack.waiting(key) for key in (A, B, C)] == [[b"a"], [b"b"], [b"c"]]
 
 
 @pytest.mark.proves("circuits/group-open-circuit-worker")
 async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(
-    processes: Processes, clock: VirtualClock
+    stack: Stack, processes: Processes, clock: VirtualClock
 ) -> None:
-    async with led(processes) as stack:
-        stack.pause(A)
-        for key in (A, B):
-            await stack.publish(key)
-        await clock.advance(30.0)
-        assert (processes.running(A), len(processes.running(B)), processes.paused) == ([], 1, [])
-        stack.probe({A})
-        await clock.advance(5.0)
-        assert (processes.running(A), len(processes.living())) == (processes.paused, 1)
-        assert len(processes.paused) == 1
+    stack.pause(A)
+    for key in (A, B):
+        await stack.publish(key)
+    await clock.advance(30.0)
+    assert (processes.running(A), len(processes.running(B)), processes.paused) == ([], 1, [])
+    stack.probe({A})
+    await clock.advance(5.0)
+    assert (processes.running(A), len(processes.living())) == (processes.paused, 1)
+    assert len(processes.paused) == 1
 
 
 async def test_idle_key_is_released_and_its_queue_deleted_while_the_others_stay(
-    processes: Processes, clock: VirtualClock
+    stack: Stack, processes: Processes, clock: VirtualClock
 ) -> None:
-    async with led(processes) as stack:
-        await stack.publish(A)
-        await clock.advance(5.0)
-        await serve(stack, A)
-        stack.pin(B)
-        await clock.advance(300.0)
-        assert not stack.has_queue(A)
-        assert (processes.running(A), len(processes.running(B))) == ([], 1)
-        [process] = processes.living()
-        assert [one.key for one in process.state.assignments] == [B]
+    await ask(stack, A)
+    await serve(stack, A)
+    stack.pin(B)
+    await clock.advance(300.0)
+    assert not stack.has_queue(A)
+    assert (processes.running(A), len(processes.running(B))) == ([], 1)
+    [process] = processes.living()
+    assert [one.key for one in process.state.assignments] == [B]
 
 
 @pytest.mark.proves("pooled/process-confirm-end-released")
 async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_its_worker(
-    processes: Processes, clock: VirtualClock
+    stack: Stack, processes: Processes, clock: VirtualClock
 ) -> None:
-    async with led(processes) as stack:
-        await stack.publish(A)
-        await clock.advance(5.0)
-        await serve(stack, A)
-        [process] = processes.living()
-        take = process.take
-        process.take = (  # type: ignore[method-assign]
-            lambda question, generation: None if isinstance(question, Release) else take(question, generation)
-        )
-        await clock.advance(125.0)
-        assert stack.has_queue(A)
-        process.take = take  # type: ignore[method-assign]
-        await clock.advance(120.0)
-        assert not stack.has_queue(A)
+    await ask(stack, A)
+    await serve(stack, A)
+    [process] = processes.living()
+    take = process.take
+    process.take = (  # type: ignore[method-assign]
+        lambda question, generation: None if isinstance(question, Release) else take(question, generation)
+    )
+    await clock.advance(125.0)
+    assert stack.has_queue(A)
+    process.take = take  # type: ignore[method-assign]
+    await clock.advance(120.0)
+    assert not stack.has_queue(A)
 
 
-@pytest.mark.proves("pooled/process-ends-killed-out")
-async def test_killed_process_is_replaced_and_all_its_keys_run_again(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes) as stack:
-        for key in (A, B, C):
-            await stack.publish(key)
-        await clock.advance(5.0)
-        [process] = processes.living()
-        processes.kill(process)
-        await clock.advance(10.0)
-        [successor] = processes.living()
-        assert sorted(one.key for one in successor.state.assignments) == [A, B, C]
-        await clock.advance(10.0)
-        assert len(processes.backend.workers) == 1
+async def test_killed_process_is_replaced_and_all_its_keys_run_again(stack: Stack, processes: Processes) -> None:
+    await ask(stack, A, B, C)
+    [process] = processes.living()
+    processes.kill(process)
+    await stack.clock.advance(10.0)
+    [successor] = processes.living()
+    assert sorted(one.key for one in successor.state.assignments) == [A, B, C]
+    await stack.clock.advance(10.0)
+    assert len(processes.backend.workers) == 1
 
 
-@pytest.mark.proves("pooled/process-ends-keys-load")
-async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
-    processes: Processes, clock: VirtualClock
-) -> None:
+async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(processes: Processes) -> None:
     """A ends each process in which it loads its data; B loads beside it."""
     processes.loading |= {A, B}
     async with led(processes) as stack:
@@ -261,7 +271,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
             if ends == 1:
                 processes.loading.discard(B)
             processes.kill(process)
-            await clock.advance(30.0)
+            await stack.clock.advance(30.0)
             assert stack.failure_of(B) is None
         # Both have loaded at two ends: one of them may be the cause.
         [of_b] = processes.running(B)
@@ -270,7 +280,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
             own = processes.process_of(of_a)
             assert own is not processes.process_of(of_b)
             processes.kill(own)
-            await clock.advance(5.0)
+            await stack.clock.advance(5.0)
         failure = stack.failure_of(A)
         assert failure is not None
         assert failure.attempts == processes.settings.lifecycle.start_attempts
@@ -280,9 +290,7 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(
 @pytest.mark.proves("pooled/leader-dies-processes-work")
 async def test_next_leader_finds_the_workers_and_starts_none(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes) as stack:
-        for key in (A, B, C):
-            await stack.publish(key)
-        await clock.advance(5.0)
+        await ask(stack, A, B, C)
         await stack.kill()
     async with led(processes) as stack:
         await clock.advance(60.0)
@@ -295,8 +303,7 @@ async def test_next_leader_finds_the_workers_and_starts_none(processes: Processe
 @pytest.mark.proves("pooled/process-answer-new-leader")
 async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes) as stack:
-        await stack.publish(A)
-        await clock.advance(5.0)
+        await ask(stack, A)
         [process] = processes.living()
         process.mute = True
         await stack.kill()
@@ -304,48 +311,31 @@ async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Pr
     async with led(processes) as stack:
         assert clock.monotonic() - began >= processes.settings.worker.pooled.process_timeout
         await clock.advance(10.0)
-        ended = [worker for worker in processes.backend.workers.values() if worker.gone.is_set()]
-        assert [worker.instance.state for worker in ended] in ([], [InstanceState.EXITED])
         assert process.worker_id not in {one.instance.worker_id for one in processes.backend.workers.values()}
         successor = next(one for one in processes.living() if one is not process)
         assert [one.key for one in successor.state.assignments] == [A]
 
 
-@pytest.mark.proves("pooled/all-processes-full")
-async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(clock: VirtualClock) -> None:
-    processes = Processes(clock, FakeBroker(clock), pooled_settings(keys_per_process=1, max_processes=2))
+async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(processes: Processes) -> None:
+    processes.settings = pooled_settings(keys_per_process=1, max_processes=2)
     async with led(processes) as stack:
-        for key in (A, B, C):
-            await stack.publish(key)
-        await clock.advance(5.0)
+        await ask(stack, A, B, C)
         assert (len(processes.running(A)), len(processes.running(B)), processes.running(C)) == (1, 1, [])
         assert stack.waits_for(C) == "max_groups"
-        for key in (A, B):
-            await serve(stack, key)
-        await clock.advance(90.0)
+        await serve(stack, A, B)
+        await stack.clock.advance(90.0)
         assert len(processes.running(C)) == 1
-    for task in processes.tasks:
-        task.cancel()
 
 
-@pytest.mark.proves("pooled/heap-process-nearly-full")
-async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
-    processes: Processes, clock: VirtualClock
-) -> None:
-    async with led(processes) as stack:
-        for key in (A, B):
-            await stack.publish(key)
-        await clock.advance(5.0)
-        for key in (A, B):
-            await serve(stack, key)
-        [process] = processes.living()
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        process.use(of_a, in_flight=0, last_used=clock.time() - 10)
-        process.use(of_b, in_flight=0, last_used=clock.time() - 20)
-        process.set_heap(0.8)
-        await clock.advance(3 * HEAP_INTERVAL)
-        assert (processes.running(A), processes.running(B)) == ([of_a], [])
-        assert stack.metrics.memory_relief._value.get() == 1
+async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(stack: Stack, processes: Processes) -> None:
+    await ask(stack, A, B)
+    await serve(stack, A, B)
+    [process] = processes.living()
+    of_a, _ = processes.used(A, 10), processes.used(B, 20)
+    process.set_heap(0.8)
+    await stack.clock.advance(3 * HEAP_INTERVAL)
+    assert (processes.running(A), processes.running(B)) == ([of_a], [])
+    assert stack.metrics.memory_relief._value.get() == 1
 
 
 async def test_key_that_loads_is_not_retired_as_an_idle_one(processes: Processes, clock: VirtualClock) -> None:
@@ -353,163 +343,128 @@ async def test_key_that_loads_is_not_retired_as_an_idle_one(processes: Processes
     async with led(processes) as stack:
         await require(stack, A, B)
         [process] = processes.living()
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        process.use(of_a, in_flight=0, last_used=clock.time() - 30)
-        process.use(of_b, in_flight=0, last_used=clock.time() - 20)
+        of_a, _ = processes.used(A, 30), processes.used(B, 20)
         process.set_heap(0.8)
         await clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
         assert stack.status_of(A) is GroupStatus.ACTIVE
 
 
-async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full(clock: VirtualClock) -> None:
+async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full(processes: Processes) -> None:
     settings = pooled_settings()
     lifecycle = settings.lifecycle.model_copy(update={"stop_delay": 3600.0})
-    processes = Processes(clock, FakeBroker(clock), settings.model_copy(update={"lifecycle": lifecycle}))
+    processes.settings = settings.model_copy(update={"lifecycle": lifecycle})
     async with led(processes) as stack:
         await require(stack, A, B)
-        await clock.advance(70.0)
+        await stack.clock.advance(70.0)
         assert stack.status_of(A) is stack.status_of(B) is GroupStatus.UNBOUND
         [process] = processes.living()
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        process.use(of_b, in_flight=0, last_used=clock.time() - 20)
-        process.use(of_a, in_flight=1)
+        of_a, _ = processes.used(A, None), processes.used(B, 20)
         process.set_heap(0.8)
-        await clock.advance(3 * HEAP_INTERVAL)
+        await stack.clock.advance(3 * HEAP_INTERVAL)
         assert (processes.running(A), processes.running(B)) == ([of_a], [])
-    for task in processes.tasks:
-        task.cancel()
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "pinned"])
-@pytest.mark.proves("pooled/max-processes-processes-run")
-async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(clock: VirtualClock, state: str) -> None:
-    settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
-    processes = Processes(clock, FakeBroker(clock), settings)
+async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes: Processes, state: str) -> None:
+    processes.settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
     async with led(processes) as stack:
         await require(stack, A, B)
-        [process] = processes.living()
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        process.use(of_a, in_flight=0, last_used=clock.time() - 10)
-        process.use(of_b, in_flight=1 if state == "busy" else 0, last_used=clock.time() - 10)
+        assert len(processes.living()) == 1
+        of_a, of_b = processes.used(A, 10), processes.used(B, None if state == "busy" else 10)
         if state == "pinned":
             stack.pin(B)
         await require(stack, C)
-        await clock.advance(5 * HEAP_INTERVAL)
+        await stack.clock.advance(5 * HEAP_INTERVAL)
         if state == "idle":
             assert (processes.running(A), processes.running(B), len(processes.running(C))) == ([], [], 1)
         else:
             assert (processes.running(A), processes.running(B), processes.running(C)) == ([of_a], [of_b], [])
-    for task in processes.tasks:
-        task.cancel()
 
 
 @pytest.mark.parametrize("busy", [False, True])
-@pytest.mark.proves("pooled/all-processes-full")
-async def test_idle_key_ends_for_another_one_with_the_same_settings(clock: VirtualClock, busy: bool) -> None:
+async def test_idle_key_ends_for_another_one_with_the_same_settings(processes: Processes, busy: bool) -> None:
     """Where some keys are not pooled, `max_groups` does not follow from the room of the processes."""
     settings = pooled_settings(max_processes=1, keys_per_process=2)
-    settings = profiled(settings, {"match": "{x:[abc]}", "placement": "pooled"}, placement="dedicated")
-    processes = Processes(clock, FakeBroker(clock), settings)
+    processes.settings = profiled(settings, {"match": "{x:[abc]}", "placement": "pooled"}, placement="dedicated")
     async with led(processes) as stack:
         await require(stack, A, B)
         [process] = processes.living()
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        process.use(of_a, in_flight=0, last_used=clock.time() - 10)
-        process.use(of_b, in_flight=1 if busy else 0, last_used=clock.time() - 20)
+        of_a, of_b = processes.used(A, 10), processes.used(B, None if busy else 20)
         await require(stack, C)
-        await clock.advance(2 * HEAP_INTERVAL + 5)
+        await stack.clock.advance(2 * HEAP_INTERVAL + 5)
         assert (processes.running(A), processes.running(B)) == (([], [of_b]) if busy else ([of_a], []))
         assert len(processes.running(C)) == 1
         assert processes.living() == [process]
-    for task in processes.tasks:
-        task.cancel()
 
 
-@pytest.mark.proves("pooled/host-cgroup-process-short")
-async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(clock: VirtualClock) -> None:
-    processes = Processes(clock, FakeBroker(clock), pooled_settings(keys_per_process=2))
+async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(processes: Processes) -> None:
+    processes.settings = pooled_settings(keys_per_process=2)
     async with led(processes) as stack:
         for key in (A, B, C):
-            await stack.publish(key)
-            await clock.advance(5.0)
+            await ask(stack, key)
             await serve(stack, key)
         [first, other] = processes.living()
-        [of_a], [of_b], [of_c] = (processes.running(key) for key in (A, B, C))
-        first.use(of_a, in_flight=1)
-        first.use(of_b, in_flight=0, last_used=clock.time() - 20)
-        other.use(of_c, in_flight=1)
+        of_a, _, of_c = processes.used(A, None), processes.used(B, 20), processes.used(C, None)
         for process in (first, other):
             process.set_memory_limit(0.9)
         pressure = stack.metrics.memory_pressure
         while processes.running(B):
             assert pressure.labels(action="process")._value.get() == 0, "an idle key goes first"
-            await clock.advance(1.0)
+            await stack.clock.advance(1.0)
         assert pressure.labels(action="group")._value.get() == 1
-        await clock.advance(3 * POLL_INTERVAL)
+        await stack.clock.advance(3 * POLL_INTERVAL)
         assert pressure.labels(action="process")._value.get() == 1
         assert (of_a in processes.running(A), of_c in processes.running(C)) == (True, True)
-        retiring = [one for one in stack.term.workers.pooled.driver.processes.values() if one.retiring]
-        assert [one.retiring for one in retiring] == ["the memory of its host or cgroup is short"]
-    for task in processes.tasks:
-        task.cancel()
+        assert sum(bool(one.retiring) for one in stack.driver.processes.values()) == 1
 
 
-async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(clock: VirtualClock) -> None:
-    settings = pooled_settings(keys_per_process=3)
-    profiles = [Profile(match="a", eviction="last"), Profile(match="c", eviction="first", unbind_delay="1h")]
-    settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"profiles": profiles})})
-    processes = Processes(clock, FakeBroker(clock), settings)
+async def test_idle_keys_of_a_short_host_end_by_the_eviction_of_their_profile(processes: Processes) -> None:
+    of_profiles = ({"match": "a", "eviction": "last"}, {"match": "c", "eviction": "first", "unbind_delay": "1h"})
+    processes.settings = profiled(pooled_settings(keys_per_process=3), *of_profiles)
     async with led(processes) as stack:
         for key in (A, B, C):
-            await stack.publish(key)
-            await clock.advance(5.0)
+            await ask(stack, key)
             await serve(stack, key)
         [process] = processes.living()
         for number, key in enumerate((A, B, C)):
-            process.use(processes.running(key)[0], in_flight=0, last_used=clock.time() - 30 + number)
+            processes.used(key, 30 - number)
         process.set_memory_limit(0.9)
         ended: list[Key] = []
         while len(ended) < 3:
-            await clock.advance(1.0)
+            await stack.clock.advance(1.0)
             ended += [key for key in (A, B, C) if not processes.running(key) and key not in ended]
         assert ended == [C, B, A]
-    for task in processes.tasks:
-        task.cancel()
 
 
 @pytest.mark.proves("pooled/request-ends-each-process")
 async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_process(
-    processes: Processes, clock: VirtualClock
+    stack: Stack, processes: Processes, clock: VirtualClock
 ) -> None:
     """Suspects of two keys may run in a process that ends: only one of them is the cause."""
-    async with led(processes) as stack:
-        texts = stack.poison_texts
-        for key in (A, B):
-            await stack.publish(key)
-        await clock.advance(5.0)
-        for key in (A, B):
-            [worker] = processes.running(key)
-            await stack.report(key, Event.BUSY, worker, in_flight=1, requests=["f00d"], suspects=1, alone=f"text-{key}")
-        processes.kill(processes.living()[0])
-        await clock.advance(10.0)
-        assert (texts.of_key(A), texts.of_key(B)) == ({}, {})
-        [of_a], [of_b] = processes.running(A), processes.running(B)
-        alone, other = processes.process_of(of_a), processes.process_of(of_b)
-        assert alone is not other
-        await stack.report(A, Event.BUSY, of_a, in_flight=1, requests=["f00d"], suspects=1, alone="text-a")
-        processes.kill(alone)
-        await clock.advance(10.0)
-        assert (set(texts.of_key(A)), texts.of_key(B)) == ({"text-a"}, {})
-        assert processes.running(B) == [of_b]
+    texts = stack.poison_texts
+    await ask(stack, A, B)
+    for key in (A, B):
+        [worker] = processes.running(key)
+        await stack.report(key, Event.BUSY, worker, in_flight=1, requests=["f00d"], suspects=1, alone=f"text-{key}")
+    processes.kill(processes.living()[0])
+    await clock.advance(10.0)
+    assert (texts.of_key(A), texts.of_key(B)) == ({}, {})
+    [of_a], [of_b] = processes.running(A), processes.running(B)
+    alone, other = processes.process_of(of_a), processes.process_of(of_b)
+    assert alone is not other
+    await stack.report(A, Event.BUSY, of_a, in_flight=1, requests=["f00d"], suspects=1, alone="text-a")
+    processes.kill(alone)
+    await clock.advance(10.0)
+    assert (set(texts.of_key(A)), texts.of_key(B)) == ({"text-a"}, {})
+    assert processes.running(B) == [of_b]
 
 
-@pytest.mark.proves("pooled/process-leaks-memory-threads")
-async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(clock: VirtualClock) -> None:
-    processes = Processes(clock, FakeBroker(clock), pooled_settings(max_requests=100))
+async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(processes: Processes) -> None:
+    processes.settings = pooled_settings(max_requests=100)
     async with led(processes) as stack:
         stack.pin(A)
-        await clock.advance(5.0)
+        await stack.clock.advance(5.0)
         [process] = processes.living()
         [before] = processes.running(A)
         control = FakeChannel(stack.broker)
@@ -517,80 +472,54 @@ async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(cloc
         await control.bind_queue("control", stack.names.control_exchange, f"worker.{before}")
         process.set(requests=100)
         for _ in range(60):
-            await clock.advance(1.0)
+            await stack.clock.advance(1.0)
             assert processes.running(A)
             successors = [name for name in processes.running(A) if name != before]
             if successors:
                 break
-        await clock.advance(5.0)
+        await stack.clock.advance(5.0)
         assert any(b'"drain"' in body for body in stack.broker.bodies("control"))
         process.end_worker(before, 0)
-        await clock.advance(30.0)
+        await stack.clock.advance(30.0)
         assert processes.running(A) == successors
         assert process.worker_id not in {one.instance.worker_id for one in processes.backend.workers.values()}
-    for task in processes.tasks:
-        task.cancel()
 
 
 async def test_stop_with_workers_ends_the_processes(processes: Processes, clock: VirtualClock) -> None:
     async with led(processes, StopRequest(asyncio.Event(), stop_workers=True)) as stack:
-        await stack.publish(A)
-        await clock.advance(5.0)
+        await ask(stack, A)
         stack.stop.requested.set()
         await clock.advance(30.0)
         assert [worker.instance.state for worker in processes.backend.workers.values()] == [InstanceState.EXITED]
 
 
-async def test_processes_are_shown_with_their_keys(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes) as stack:
-        for key in (A, B):
-            await stack.publish(key)
-        await clock.advance(5.0)
-        [process] = processes.living()
-        process.set_heap(0.5)
-        process.set(cold_start={"jvm": 2500, "unknown": 1})
-        await clock.settle()
-        inspector = inspector_of(stack)
-        [view] = inspector.processes()
-        assert (view.worker_id, view.state, view.keys, view.heap_used, view.memory) == (
-            process.worker_id,
-            "ready",
-            (A, B),
-            500,
-            1500,
-        )
-        group = inspector.group(A)
-        assert group is not None
-        assert [worker.process for worker in group.workers] == [process.worker_id]
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(inspector, stack.metrics, version="1")), base_url="http://test"
-        ) as client:
-            listed = (await client.get("/v1/processes")).json()
-            assert [one["keys"] for one in listed["processes"]] == [["a", "b"]]
-            assert [one["cold_start"] for one in listed["processes"]] == [{"jvm": 2500}]
-            one = await client.get(f"/v1/processes/{process.worker_id[:6]}")
-            assert one.json() == listed["processes"][0]
-            assert (await client.get("/v1/processes/nosuch")).status_code == 404
-            metrics = (await client.get("/metrics")).text
-        assert 'osrdyne_processes{state="ready"} 1.0' in metrics
-        assert 'osrdyne_process_keys{slot="0"} 2.0' in metrics
-        assert 'osrdyne_process_heap_bytes{slot="0"} 500.0' in metrics
-        assert "osrdyne_assign_seconds_count 2.0" in metrics
-
-
-def inspector_of(stack: Stack) -> DaemonInspector:
-    state = DaemonState(term=stack.term)
-    unused: object = None
-    return DaemonInspector(
-        pool=POOL,
-        state=state,
-        driver=stack.driver,
-        management=stack.management,
-        pins=unused,  # type: ignore[arg-type]
-        leader=unused,  # type: ignore[arg-type]
-        prices={},
-        clock=stack.clock,
-    )
+async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Processes, clock: VirtualClock) -> None:
+    await ask(stack, A, B)
+    [process] = processes.living()
+    process.set_heap(0.5)
+    process.set(cold_start={"jvm": 2500, "unknown": 1})
+    await clock.settle()
+    inspector = inspector_of(stack, DaemonInspector)
+    [view] = inspector.processes()
+    shown = (view.worker_id, view.state, view.keys, view.heap_used, view.memory)
+    assert shown == (process.worker_id, "ready", (A, B), 500, 1500)
+    group = inspector.group(A)
+    assert group is not None
+    assert [worker.process for worker in group.workers] == [process.worker_id]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(inspector, stack.metrics, version="1")), base_url="http://test"
+    ) as client:
+        listed = (await client.get("/v1/processes")).json()
+        assert [one["keys"] for one in listed["processes"]] == [["a", "b"]]
+        assert [one["cold_start"] for one in listed["processes"]] == [{"jvm": 2500}]
+        one = await client.get(f"/v1/processes/{process.worker_id[:6]}")
+        assert one.json() == listed["processes"][0]
+        assert (await client.get("/v1/processes/nosuch")).status_code == 404
+        metrics = (await client.get("/metrics")).text
+    assert 'osrdyne_processes{state="ready"} 1.0' in metrics
+    assert 'osrdyne_process_keys{slot="0"} 2.0' in metrics
+    assert 'osrdyne_process_heap_bytes{slot="0"} 500.0' in metrics
+    assert "osrdyne_assign_seconds_count 2.0" in metrics
 
 
 def profiled(settings: Settings, *profiles: dict[str, object], placement: str = "pooled") -> Settings:
@@ -599,10 +528,15 @@ def profiled(settings: Settings, *profiles: dict[str, object], placement: str = 
     return settings.model_copy(update={"worker": worker})
 
 
-async def require(stack: Stack, *keys: Key) -> None:
-    for key in keys:
-        stack.require(key)
+async def change(stack: Stack, *profiles: dict[str, object]) -> None:
+    await stack.term.routing.profiles.change_text(json.dumps({"profiles": profiles}), author="me")
+
+
+async def ended(stack: Stack, call: Awaitable[None]) -> None:
+    """Let time pass in which a call ends."""
+    task = asyncio.ensure_future(call)
     await stack.clock.advance(5.0)
+    await task
 
 
 async def test_some_keys_are_pooled_and_others_have_processes_of_their_own(processes: Processes) -> None:
@@ -628,7 +562,7 @@ async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes:
     )
     async with led(processes) as stack:
         await require(stack, A, B, C)
-        own, shared = stack.term.workers.pooled.driver.settings.values()  # type: ignore[union-attr]
+        own, shared = stack.driver.settings.values()
         assert (own.profile, shared.profile, shared.spares) == (None, "b", 1)
         places = {key: process.settings_hash for key in (A, B, C) for process in _processes_of(stack, key)}
         assert places == {A: own.hash, B: shared.hash, C: shared.hash}
@@ -640,8 +574,7 @@ async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes:
 
 
 def _processes_of(stack: Stack, key: Key) -> list[Process]:
-    assert stack.term.workers.pooled is not None
-    found = stack.term.workers.pooled.driver.processes.values()
+    found = stack.driver.processes.values()
     return [process for process in found if any(worker.key == key for worker in process.workers())]
 
 
@@ -654,14 +587,11 @@ async def test_change_of_the_placement_moves_the_workers_of_a_profile(
     async with led(processes) as stack:
         await require(stack, A, B)
         assert len(processes.alone(B)) == (first == "dedicated")
-        text = json.dumps({"profiles": [{"match": "b", "placement": then}]})
-        await stack.term.routing.profiles.change_text(text, author="me")
+        await change(stack, {"match": "b", "placement": then})
         await stack.clock.advance(5.0)
         # The old worker is asked to drain. It is played, and ends only when it is stopped.
         [old] = [one for one in stack.instances_of(B) if one.draining]
-        stopped = asyncio.ensure_future(stack.driver.stop(old.instance.instance_id, grace=1.0))
-        await stack.clock.advance(5.0)
-        await stopped
+        await ended(stack, stack.driver.stop(old.instance.instance_id, grace=1.0))
         assert (len(processes.alone(B)), len(processes.running(B))) == ((1, 0) if then == "dedicated" else (0, 1))
         assert len(processes.running(A)) == 1
     async with led(processes) as stack:
@@ -672,33 +602,27 @@ async def test_change_of_the_placement_moves_the_workers_of_a_profile(
 
 @pytest.mark.proves("pooled/stored-profile-placement-pooled")
 async def test_stored_placement_that_the_next_daemon_does_not_have_is_left_out(processes: Processes) -> None:
+    profiles = ({"match": "b", "placement": "pooled"}, {"match": "c", "concurrency": 2})
     async with led(processes) as stack:
-        text = json.dumps({"profiles": [{"match": "b", "placement": "pooled"}, {"match": "c", "concurrency": 2}]})
-        await stack.term.routing.profiles.change_text(text, author="me")
+        await change(stack, *profiles)
     settings = profiled(processes.settings, placement="dedicated")
     driver = FakeDriver(processes.clock, pool=POOL)
     async with leading(processes.clock, broker=processes.broker, driver=driver, settings=settings) as stack:
         [problem] = stack.term.routing.profiles.left_out
-        assert str(problem).startswith("profiles.0: this daemon was started without pooled workers: write placement")
+        assert problem.path == "profiles.0"
         assert stack.profile_of(B).profile is None
         await require(stack, B)
         assert len(driver.workers_of(B)) == 1
-        with pytest.raises(InvalidDocumentError, match="started without pooled workers"):
-            await stack.term.routing.profiles.change_text(text, author="me")
+        with pytest.raises(InvalidDocumentError, match=r"profiles\.0"):
+            await change(stack, *profiles)
 
 
-async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(clock: VirtualClock) -> None:
-    settings = pooled_settings(max_processes=1, keys_per_process=1)
-    processes = Processes(clock, FakeBroker(clock), settings)
+async def test_groups_that_wait_get_the_room_that_a_change_of_profiles_makes(processes: Processes) -> None:
+    processes.settings = pooled_settings(max_processes=1, keys_per_process=1)
     async with led(processes) as stack:
         await require(stack, A)
         stack.pin(A)
         await require(stack, B)
         assert stack.waits_for(B) == "max_groups"
-        text = '{"profiles": [{"match": "b", "placement": "dedicated"}]}'
-        change = asyncio.ensure_future(stack.term.routing.profiles.change_text(text, author="me"))
-        await clock.advance(5.0)
-        await change
+        await ended(stack, change(stack, {"match": "b", "placement": "dedicated"}))
         assert (len(processes.alone(B)), len(processes.running(A))) == (1, 1)
-    for task in processes.tasks:
-        task.cancel()
