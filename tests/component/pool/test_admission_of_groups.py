@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from osrdyne.config.models import LifecycleSettings
+from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.processors.requests.forwarding import CAPACITY_RETRY_AFTER
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 REPLIES = "replies"
@@ -23,6 +22,11 @@ def limits(**changes: object) -> LifecycleSettings:
     return LifecycleSettings.model_validate(values)
 
 
+@pytest.fixture
+def settings() -> Settings:
+    return settings_for(limits())
+
+
 async def ask(stack: Stack, key: str) -> None:
     await stack.publish(key, key.encode(), reply_to=REPLIES, correlation_id=key)
     await stack.clock.advance(1)
@@ -30,13 +34,10 @@ async def ask(stack: Stack, key: str) -> None:
 
 async def is_idle(stack: Stack, key: str) -> None:
     """The worker has served what was there, and reports that it is idle."""
-    channel = FakeChannel(stack.broker)
-    worker = await channel.consume(stack.names.request_queue(Key(key)), prefetch=1)
-    await stack.clock.settle()
-    while worker.waiting():
-        await (await worker.get()).ack()
-        await stack.clock.settle()
-    await channel.close()
+    while stack.waiting(key):
+        delivery = await stack.take(key)
+        await delivery.ack()
+        await delivery.channel.close()
     await worker_is(stack, key, Event.IDLE)
 
 
@@ -45,27 +46,23 @@ async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> 
     await stack.report(key, event, **details)
 
 
-@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-async def test_a_group_beyond_the_limit_has_its_queue_and_waits(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        await ask(stack, "a")
-        await ask(stack, "b")
-        assert stack.is_bound("b")
-        assert stack.waiting("b") == [b"b"]
-        assert (stack.running("a"), stack.running("b")) == (1, 0)
-        assert stack.waits_for(Key("b")) == "max_groups"
+async def test_a_group_beyond_the_limit_has_its_queue_and_waits(stack: Stack) -> None:
+    await ask(stack, "a")
+    await ask(stack, "b")
+    assert stack.is_bound("b")
+    assert stack.waiting("b") == [b"b"]
+    assert (stack.running("a"), stack.running("b")) == (1, 0)
+    assert stack.waits_for(Key("b")) == "max_groups"
 
 
-@pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_a_new_key_without_room_to_wait_is_answered_capacity(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        stack.broker.declare_queue(REPLIES, {})
-        for key in "abc":
-            await ask(stack, key)
-        assert not stack.has_queue("c")
-        (answer,) = stack.broker.queues[REPLIES].ready
-        response = Response.from_wire(headers=answer.message.headers, body=b"", content_type=None)
-        assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
+async def test_a_new_key_without_room_to_wait_is_answered_capacity(stack: Stack) -> None:
+    stack.broker.declare_queue(REPLIES, {})
+    for key in "abc":
+        await ask(stack, key)
+    assert not stack.has_queue("c")
+    (answer,) = stack.broker.queues[REPLIES].ready
+    response = Response.from_wire(headers=answer.message.headers, body=b"", content_type=None)
+    assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
 
 
 async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) -> None:
@@ -84,71 +81,58 @@ async def test_log_warns_once_before_the_limit_is_reached(clock: VirtualClock, k
         with capture_logs() as logs:
             for key in "abcde":
                 await ask(stack, key)
-        warnings = [entry for entry in logs if entry["event"] == "nearly max_distinct_keys keys were used"]
+        warnings = [entry for entry in logs if "max_distinct_keys" in entry["event"]]
         assert [entry["keys"] for entry in warnings] == [4]
 
 
-@pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        await ask(stack, "a")
-        await is_idle(stack, "a")
-        await ask(stack, "b")
-        await clock.advance(60)
-        assert not stack.has_queue("a")
-        assert stack.running("b") == 1
+async def test_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
+    await ask(stack, "a")
+    await is_idle(stack, "a")
+    await ask(stack, "b")
+    await clock.advance(60)
+    assert not stack.has_queue("a")
+    assert stack.running("b") == 1
 
 
-@pytest.mark.proves("workers/worker-never-reports-request")
-async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        await ask(stack, "a")
-        channel = FakeChannel(stack.broker)
-        consumer = await channel.consume(stack.names.request_queue(Key("a")), prefetch=1)
-        await stack.clock.settle()
-        await stack.report("a", Event.READY)
-        await stack.report("a", Event.REQUEST_RECEIVED)
-        await ask(stack, "b")
-        await clock.advance(60)
-        assert (stack.running("a"), stack.running("b")) == (1, 0)  # its request is unacknowledged
-        await (await consumer.get()).ack()
-        await channel.close()
-        await clock.advance(60)
-        assert not stack.has_queue("a")
-        assert stack.running("b") == 1
+async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(stack: Stack) -> None:
+    await ask(stack, "a")
+    delivery = await stack.take("a")
+    await worker_is(stack, "a", Event.REQUEST_RECEIVED)
+    await ask(stack, "b")
+    await stack.clock.advance(60)
+    assert (stack.running("a"), stack.running("b")) == (1, 0)  # its request is unacknowledged
+    await delivery.ack()
+    await delivery.channel.close()
+    await stack.clock.advance(60)
+    assert not stack.has_queue("a")
+    assert stack.running("b") == 1
 
 
-async def test_a_busy_group_makes_no_room(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        await ask(stack, "a")
-        await worker_is(stack, "a", Event.BUSY, in_flight=1)
-        await ask(stack, "b")
-        await clock.advance(60)
-        assert (stack.running("a"), stack.running("b")) == (1, 0)
-
-
-async def test_a_pinned_group_makes_no_room(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
+@pytest.mark.parametrize("reason", ["busy", "pinned"])
+async def test_a_group_in_use_makes_no_room(stack: Stack, clock: VirtualClock, reason: str) -> None:
+    if reason == "pinned":
         stack.pin(Key("a"))
         await clock.advance(1)
         await is_idle(stack, "a")
-        await ask(stack, "b")
-        await clock.advance(60)
-        assert (stack.running("a"), stack.running("b")) == (1, 0)
-
-
-async def test_a_request_keeps_a_group_that_was_asked_to_end(clock: VirtualClock) -> None:
-    async with leading(clock, settings=settings_for(limits())) as stack:
-        await ask(stack, "a")
-        await is_idle(stack, "a")
-        await clock.advance(10)
-        await ask(stack, "b")
-        assert not stack.is_bound("a")
+    else:
         await ask(stack, "a")
         await worker_is(stack, "a", Event.BUSY, in_flight=1)
-        await clock.advance(60)
-        assert stack.is_bound("a")
-        assert stack.running("a") == 1
+    await ask(stack, "b")
+    await clock.advance(60)
+    assert (stack.running("a"), stack.running("b")) == (1, 0)
+
+
+async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock: VirtualClock) -> None:
+    await ask(stack, "a")
+    await is_idle(stack, "a")
+    await clock.advance(10)
+    await ask(stack, "b")
+    assert not stack.is_bound("a")
+    await ask(stack, "a")
+    await worker_is(stack, "a", Event.BUSY, in_flight=1)
+    await clock.advance(60)
+    assert stack.is_bound("a")
+    assert stack.running("a") == 1
 
 
 async def test_groups_found_at_the_start_of_a_term_keep_their_places(clock: VirtualClock) -> None:

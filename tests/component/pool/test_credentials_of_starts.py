@@ -21,11 +21,12 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.management import FakeManagement
-from osrdyne.testing.fakes.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.stack import POOL, Stack
 
 A = Key("a")
 PREFIX = user_prefix(POOL, "/")
 START_TIMEOUT, INTERVAL = 300.0, 60.0
+SILENT = DriverUnavailableError("The engine does not answer.")
 
 
 class FakeUsers(FakeManagement):
@@ -57,7 +58,7 @@ class FakeUsers(FakeManagement):
         return []
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> FakeUsers:
     made = FakeUsers()
 
@@ -79,11 +80,6 @@ def users(monkeypatch: pytest.MonkeyPatch) -> FakeUsers:
     return made
 
 
-@pytest.fixture
-def driver(clock: VirtualClock) -> FakeDriver:
-    return FakeDriver(clock, pool=POOL)
-
-
 async def require(stack: Stack) -> None:
     stack.require(A)
     await stack.clock.settle()
@@ -97,14 +93,13 @@ def lose_answers(driver: FakeDriver) -> Callable[[], None]:
     """From now on every start of the driver takes effect, but its answer is lost, and so is every listing. Returns a
     function that brings the listings back."""
     start, list_instances = driver.start, driver.list_instances
-    lost = DriverUnavailableError("The engine did not answer in time.")
 
     async def start_and_fail(spec: WorkerSpec) -> Instance:
         await start(spec)
-        raise lost
+        raise SILENT
 
     async def fail() -> list[Instance]:
-        raise lost
+        raise SILENT
 
     def restore() -> None:
         driver.list_instances = list_instances  # type: ignore[method-assign]
@@ -113,65 +108,50 @@ def lose_answers(driver: FakeDriver) -> Callable[[], None]:
     return restore
 
 
-@pytest.mark.proves("workers/platform-answer-start-worker")
-async def test_repeated_start_uses_the_user_of_the_attempt_before(
-    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
-) -> None:
-    async with leading(clock, driver=driver) as stack:
-        for _ in range(200):
-            driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
-        await require(stack)
-        await clock.advance(2 * START_TIMEOUT)
-        assert driver.count("start", A) == 201
-        (worker,) = driver.workers_of(A)
-        uri = urlsplit(worker.spec.environment.amqp_uri)
-        assert users.created == 1
-        assert users.passwords == {unquote(uri.username or ""): uri.password}
-        assert list(users.passwords) == users_of_workers(driver)
+async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, users: FakeUsers) -> None:
+    for _ in range(200):
+        stack.driver.fail_next_start(SILENT)
+    await require(stack)
+    await stack.clock.advance(2 * START_TIMEOUT)
+    assert stack.driver.count("start", A) == 201
+    (worker,) = stack.driver.workers_of(A)
+    uri = urlsplit(worker.spec.environment.amqp_uri)
+    assert users.created == 1
+    assert users.passwords == {unquote(uri.username or ""): uri.password}
+    assert list(users.passwords) == users_of_workers(stack.driver)
 
 
-@pytest.mark.proves("workers/platform-answer-start-worker")
-async def test_worker_whose_start_was_not_confirmed_keeps_its_user(
-    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
-) -> None:
+async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack: Stack, users: FakeUsers) -> None:
     """The second attempt finds the slot taken: by the worker of the first one, which uses the same user."""
-    async with leading(clock, driver=driver) as stack:
-        restore_listings = lose_answers(driver)
-        await require(stack)
-        await clock.advance(10.0)
-        assert driver.count("start", A) > 1
-        restore_listings()
-        await stack.report("a", Event.READY)
-        await clock.advance(2 * START_TIMEOUT)
-        assert list(users.passwords) == users_of_workers(driver)
-        assert [entry.instance for entry in stack.instances_of(A)] == [
-            worker.instance for worker in driver.workers_of(A)
-        ]
+    restore_listings = lose_answers(stack.driver)
+    await require(stack)
+    await stack.clock.advance(10.0)
+    assert stack.driver.count("start", A) > 1
+    restore_listings()
+    await stack.report("a", Event.READY)
+    await stack.clock.advance(2 * START_TIMEOUT)
+    assert list(users.passwords) == users_of_workers(stack.driver)
+    instances = [worker.instance for worker in stack.driver.workers_of(A)]
+    assert [entry.instance for entry in stack.instances_of(A)] == instances
 
 
-async def test_worker_that_has_ended_is_not_started_again_under_its_id(
-    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
-) -> None:
-    async with leading(clock, driver=driver) as stack:
-        driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
-        await require(stack)
-        await clock.advance(3.0)
-        (first,) = driver.workers_of(A)
-        driver.exit_instance(first.instance.instance_id, 1)
-        await clock.advance(60.0)
-        (second,) = driver.workers_of(A)
-        assert second.instance.worker_id != first.instance.worker_id
-        assert list(users.passwords) == users_of_workers(driver)
+async def test_worker_that_has_ended_is_not_started_again_under_its_id(stack: Stack, users: FakeUsers) -> None:
+    stack.driver.fail_next_start(SILENT)
+    await require(stack)
+    await stack.clock.advance(3.0)
+    (first,) = stack.driver.workers_of(A)
+    stack.driver.exit_instance(first.instance.instance_id, 1)
+    await stack.clock.advance(60.0)
+    (second,) = stack.driver.workers_of(A)
+    assert second.instance.worker_id != first.instance.worker_id
+    assert list(users.passwords) == users_of_workers(stack.driver)
 
 
-async def test_user_of_a_start_whose_slot_another_worker_has_is_deleted(
-    clock: VirtualClock, driver: FakeDriver, users: FakeUsers
-) -> None:
-    async with leading(clock, driver=driver) as stack:
-        driver.fail_next_start(DriverUnavailableError("The engine does not answer."))
-        driver.fail_next_start(SlotTakenError("A container of that name exists."))
-        await require(stack)
-        await clock.settle()
-        assert len(users.passwords) == 1
-        await clock.advance(3.0)
-        assert users.passwords == {}
+async def test_user_of_a_start_whose_slot_another_worker_has_is_deleted(stack: Stack, users: FakeUsers) -> None:
+    stack.driver.fail_next_start(SILENT)
+    stack.driver.fail_next_start(SlotTakenError("A container of that name exists."))
+    await require(stack)
+    await stack.clock.settle()
+    assert len(users.passwords) == 1
+    await stack.clock.advance(3.0)
+    assert users.passwords == {}
