@@ -9,7 +9,7 @@ import pytest
 from managed_pool import change, managed, managing
 
 from osrdyne.broker.topology.policies import PolicySpec
-from osrdyne.config.models import ScalingSettings
+from osrdyne.config.models import ScalingSettings, Settings
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.pool.queues import delivery_limits
 from osrdyne.protocol.names import Key
@@ -18,6 +18,11 @@ from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
 POLICY = "pool-limit-a"
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return managed()
 
 
 async def limit(stack: Stack, match: str = "a", **elements: object) -> None:
@@ -41,26 +46,23 @@ def limits(broker: FakeBroker) -> dict[str, object]:
     }
 
 
-async def test_limit_of_a_key_lives_as_long_as_its_queue(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, MaxDequeueRetries=2)
-        assert POLICY not in broker.policies
-        await start(stack, "a", "b")
-        assert limits(broker) == {"pool-req": 5, POLICY: 2}
-        assert broker._setting(broker.queues["pool-req-a"], "delivery-limit") == 2
-        assert broker._setting(broker.queues["pool-req-b"], "delivery-limit") == 5
-        await stack.consume("b")
-        stack.retire(Key("a"))
-        await clock.advance(60.0)
-        assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 5})
+async def test_limit_of_a_key_lives_as_long_as_its_queue(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await limit(stack, MaxDequeueRetries=2)
+    assert POLICY not in broker.policies
+    await start(stack, "a", "b")
+    assert limits(broker) == {"pool-req": 5, POLICY: 2}
+    assert [broker._setting(broker.queues[f"pool-req-{key}"], "delivery-limit") for key in "ab"] == [2, 5]
+    await stack.consume("b")
+    stack.retire(Key("a"))
+    await clock.advance(60.0)
+    assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 5})
 
 
-async def test_changed_limit_counts_for_the_queue_that_exists(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await start(stack, "a")
-        for retries, expected in [(9, 9), (3, 3), (5, None)]:
-            await limit(stack, MaxDequeueRetries=retries)
-            assert limits(broker).get(POLICY) == expected
+async def test_changed_limit_counts_for_the_queue_that_exists(stack: Stack, broker: FakeBroker) -> None:
+    await start(stack, "a")
+    for retries, expected in [(9, 9), (3, 3), (5, None)]:
+        await limit(stack, MaxDequeueRetries=retries)
+        assert limits(broker).get(POLICY) == expected
 
 
 async def test_policy_of_a_key_has_everything_else_of_the_pool(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -86,25 +88,22 @@ async def test_next_leader_removes_what_a_killed_one_left(clock: VirtualClock, b
         assert POLICY not in broker.policies
 
 
-async def test_policy_that_another_client_deleted_comes_back(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, MaxDequeueRetries=2)
-        await start(stack, "a")
-        del broker.policies[POLICY]
-        await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
-        assert limits(broker)[POLICY] == 2
+async def test_policy_that_another_client_deleted_comes_back(stack: Stack, clock: VirtualClock) -> None:
+    await limit(stack, MaxDequeueRetries=2)
+    await start(stack, "a")
+    del stack.broker.policies[POLICY]
+    await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
+    assert limits(stack.broker)[POLICY] == 2
 
 
-@pytest.mark.proves("managed/rabbitmq-s-http-api")
-async def test_management_that_fails_is_asked_again(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, MaxDequeueRetries=2)
-        stack.management.available = False
-        await start(stack, "a")
-        assert POLICY not in broker.policies
-        stack.management.available = True
-        await clock.advance(60.0)
-        assert limits(broker)[POLICY] == 2
+async def test_management_that_fails_is_asked_again(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await limit(stack, MaxDequeueRetries=2)
+    stack.management.available = False
+    await start(stack, "a")
+    assert POLICY not in broker.policies
+    stack.management.available = True
+    await clock.advance(60.0)
+    assert limits(broker)[POLICY] == 2
 
 
 @pytest.mark.parametrize("change", ["policy", "queue"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import PoolConflictError, StartFailedError
@@ -16,14 +15,9 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 BIG, SMALL = Key("big/1"), Key("small/1")
-
-
-@pytest.fixture
-def driver(clock: VirtualClock) -> FakeDriver:
-    return FakeDriver(clock, pool=POOL)
 
 
 def settings_of(*profiles: dict[str, object]) -> Settings:
@@ -32,12 +26,29 @@ def settings_of(*profiles: dict[str, object]) -> Settings:
     return Settings.model_validate({**plain.model_dump(), "broker": plain.broker, "worker": worker})
 
 
+@pytest.fixture
+def settings() -> Settings:
+    return settings_of()
+
+
 async def require(stack: Stack, *keys: Key) -> None:
     """Each key has a ready worker."""
     for key in keys:
         stack.require(key)
         await stack.clock.settle()
         await stack.report(key, Event.READY, stack.driver.workers_of(key)[-1].spec.worker_id)
+
+
+def concurrencies(driver: FakeDriver, key: Key) -> list[int]:
+    return [worker.spec.environment.config["runtime"]["concurrency"] for worker in driver.workers_of(key)]
+
+
+async def apply(stack: Stack, *profiles: dict[str, object]) -> ProfileChange:
+    text = json.dumps({"profiles": profiles})
+    changed = await stack.term.routing.profiles.change_text(text, author="me")
+    assert isinstance(changed, ProfileChange)
+    await stack.clock.advance(1.0)
+    return changed
 
 
 async def test_worker_gets_the_settings_of_its_profile(
@@ -64,7 +75,7 @@ async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_th
     settings = settings_of({"match": "big/{n}", "concurrency": 2}, {"match": "{a}/{b}", "stop_delay": "1h"})
     async with leading(clock, broker=broker, driver=driver, settings=settings):
         await clock.advance(5.0)
-        assert [worker.spec.environment.config["runtime"]["concurrency"] for worker in driver.workers_of(BIG)] == [1, 2]
+        assert concurrencies(driver, BIG) == [1, 2]
         assert len(driver.workers_of(SMALL)) == 1
 
 
@@ -78,33 +89,18 @@ async def test_delays_of_a_profile_end_its_groups_only(
         assert (stack.running(BIG), stack.running(SMALL), stack.has_queue(SMALL)) == (1, 0, False)
 
 
-def concurrencies(driver: FakeDriver, key: Key) -> list[int]:
-    return [worker.spec.environment.config["runtime"]["concurrency"] for worker in driver.workers_of(key)]
-
-
-async def apply(stack: Stack, *profiles: dict[str, object]) -> ProfileChange:
-    text = json.dumps({"profiles": profiles})
-    changed = await stack.term.routing.profiles.change_text(text, author="me")
-    assert isinstance(changed, ProfileChange)
-    await stack.clock.advance(1.0)
-    return changed
-
-
-async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
+async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(stack: Stack) -> None:
     """The workers were started by this very leader."""
-    async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
-        await require(stack, BIG, SMALL)
-        change = await apply(stack, {"match": "big/{n}", "concurrency": 2}, {"match": "small/{n}", "stop_delay": "1h"})
-        assert (change.kept.version, change.changed) == (1, (BIG,))
-        assert (concurrencies(driver, BIG), concurrencies(driver, SMALL)) == ([1, 2], [1])
-        old, new = driver.workers_of(BIG)
-        await stack.report(BIG, Event.READY, new.spec.worker_id)
-        driver.exit_instance(old.instance.instance_id, code=0)
-        await clock.advance(300.0)
-        assert concurrencies(driver, BIG) == [2]
-        assert (driver.count("start"), driver.count("stop")) == (3, 0)
+    await require(stack, BIG, SMALL)
+    change = await apply(stack, {"match": "big/{n}", "concurrency": 2}, {"match": "small/{n}", "stop_delay": "1h"})
+    assert (change.kept.version, change.changed) == (1, (BIG,))
+    assert (concurrencies(stack.driver, BIG), concurrencies(stack.driver, SMALL)) == ([1, 2], [1])
+    old, new = stack.driver.workers_of(BIG)
+    await stack.report(BIG, Event.READY, new.spec.worker_id)
+    stack.driver.exit_instance(old.instance.instance_id, code=0)
+    await stack.clock.advance(300.0)
+    assert concurrencies(stack.driver, BIG) == [2]
+    assert (stack.driver.count("start"), stack.driver.count("stop")) == (3, 0)
 
 
 async def test_stored_profiles_replace_those_of_the_configuration_until_they_are_cleared(
@@ -124,60 +120,46 @@ async def test_stored_profiles_replace_those_of_the_configuration_until_they_are
         assert (again.kept.version, stack.profile_of(SMALL).settings.worker.concurrency) == (3, 4)
 
 
-async def test_change_that_cannot_be_used_changes_nothing(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
-    async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
-        with pytest.raises(InvalidDocumentError, match=r"profiles\.1\.stop_delay: .* raise it"):
-            await apply(stack, {"match": "a", "concurrency": 2}, {"match": "b", "stop_delay": "1s"})
-        assert await stack.term.routing.profiles.current() is None
-        assert stack.profile_groups() == ()
+async def test_change_that_cannot_be_used_changes_nothing(stack: Stack) -> None:
+    with pytest.raises(InvalidDocumentError, match=r"profiles\.1\.stop_delay"):
+        await apply(stack, {"match": "a", "concurrency": 2}, {"match": "b", "stop_delay": "1s"})
+    assert await stack.term.routing.profiles.current() is None
+    assert stack.profile_groups() == ()
 
 
 @pytest.mark.proves("workers/stored-profile-cannot-used")
 async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
 ) -> None:
     """Its `settle_delay` is longer than the `stop_delay` of the profile. The other profile counts."""
-    async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await apply(stack, {"match": "big/{n}", "stop_delay": "15s"}, {"match": "small/{n}", "concurrency": 2})
-    settings = settings_of()
     lifecycle = settings.lifecycle.model_copy(update={"settle_delay": 20.0})
-    settings = settings.model_copy(update={"lifecycle": lifecycle})
-    with capture_logs() as logs:
-        async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-            assert [problem.path for problem in stack.term.routing.profiles.left_out] == ["profiles.0.stop_delay"]
-            assert stack.profile_of(BIG).profile is None
-            assert stack.profile_of(SMALL).settings.worker.concurrency == 2
-            with pytest.raises(PoolConflictError, match="version 1 cannot be used with the present settings"):
-                await stack.term.routing.profiles.restore(1, author="me")
-    assert "stored profile is left out" in [log["event"] for log in logs]
+    changed = settings.model_copy(update={"lifecycle": lifecycle})
+    async with leading(clock, broker=broker, driver=driver, settings=changed) as stack:
+        assert [problem.path for problem in stack.term.routing.profiles.left_out] == ["profiles.0.stop_delay"]
+        assert stack.profile_of(BIG).profile is None
+        assert stack.profile_of(SMALL).settings.worker.concurrency == 2
+        with pytest.raises(PoolConflictError, match="version 1"):
+            await stack.term.routing.profiles.restore(1, author="me")
 
 
-@pytest.mark.proves("workers/profiles-changed-worker-group")
-async def test_group_whose_start_has_failed_starts_again_with_other_settings(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
-    async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
-        driver.fail_next_start(StartFailedError("Spark needs more memory."))
-        stack.require(BIG)
-        await clock.advance(1.0)
-        assert driver.workers_of(BIG) == []
-        await apply(stack, {"match": "big/{n}", "memory": "2GiB"})
-        assert len(driver.workers_of(BIG)) == 1
+async def test_group_whose_start_has_failed_starts_again_with_other_settings(stack: Stack, clock: VirtualClock) -> None:
+    stack.driver.fail_next_start(StartFailedError("Spark needs more memory."))
+    stack.require(BIG)
+    await clock.advance(1.0)
+    assert stack.driver.workers_of(BIG) == []
+    await apply(stack, {"match": "big/{n}", "memory": "2GiB"})
+    assert len(stack.driver.workers_of(BIG)) == 1
 
 
-@pytest.mark.proves("workers/profiles-changed-worker-group")
-async def test_change_while_a_worker_starts_replaces_it_afterwards(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
-    async with leading(clock, broker=broker, driver=driver, settings=settings_of()) as stack:
-        driver.hang_starts()
-        stack.require(BIG)
-        await clock.advance(1.0)
-        await apply(stack, {"match": "big/{n}", "concurrency": 2})
-        driver.release_starts()
-        await clock.advance(1.0)
-        await stack.report(BIG, Event.READY, driver.workers_of(BIG)[0].spec.worker_id)
-        await clock.advance(1.0)
-        assert concurrencies(driver, BIG) == [1, 2]
+async def test_change_while_a_worker_starts_replaces_it_afterwards(stack: Stack, clock: VirtualClock) -> None:
+    stack.driver.hang_starts()
+    stack.require(BIG)
+    await clock.advance(1.0)
+    await apply(stack, {"match": "big/{n}", "concurrency": 2})
+    stack.driver.release_starts()
+    await clock.advance(1.0)
+    await stack.report(BIG, Event.READY, stack.driver.workers_of(BIG)[0].spec.worker_id)
+    await clock.advance(1.0)
+    assert concurrencies(stack.driver, BIG) == [1, 2]

@@ -7,13 +7,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
-from managed_pool import managed, managing
+from inspectors import inspector_of
+from managed_pool import managed
 from replies import REPLIES, answers, broker_with_replies
 
-from osrdyne.daemon.inspector import MAX_EXAMINED, DaemonInspector, DaemonState
+from osrdyne.config.models import Settings
+from osrdyne.daemon.inspector import MAX_EXAMINED, DaemonInspector
 from osrdyne.errors import NoSuchQueueError, PoolConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.lifetimes import CreatedQueue
@@ -37,6 +38,11 @@ QUEUES = f"osrdyne-{POOL}-queues"
 @pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
     return broker_with_replies(clock)
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return managed()
 
 
 def lifetimes(stack: Stack) -> QueueLifetimes:
@@ -71,134 +77,119 @@ GONE = {(body, "gone") for body in WAITING}
 
 
 @pytest.mark.parametrize("by", ["expiry", "deletion"])
-@pytest.mark.proves("managed/created-queue-expires-deleted")
-async def test_waiting_requests_are_answered_gone_and_nothing_is_left(
-    clock: VirtualClock, broker: FakeBroker, by: str
-) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        await send(stack, *WAITING)
-        if by == "deletion":
-            await lifetimes(stack).remove(A, author="me")
-            await clock.advance(60.0)
-        else:
-            await clock.advance(LIFETIME + 60.0)
-        assert answered(broker) == GONE
-        assert is_clean(stack)
+async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Stack, by: str) -> None:
+    await create(stack)
+    await send(stack, *WAITING)
+    if by == "deletion":
+        await lifetimes(stack).remove(A, author="me")
+    await stack.clock.advance(60.0 if by == "deletion" else LIFETIME + 60.0)
+    assert answered(stack.broker) == GONE
+    assert is_clean(stack)
 
 
-@pytest.mark.proves("managed/created-queue-expires-deleted")
-async def test_requests_that_wait_for_room_are_answered_gone(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> None:
     bodies = [str(number) for number in range(40)]
-    async with managing(clock, broker) as stack:
-        await create(stack, MaxQueueLength=1, EnqueueTimeout=1)
-        await send(stack, *bodies)
+    await create(stack, MaxQueueLength=1, EnqueueTimeout=1)
+    await send(stack, *bodies)
+    await lifetimes(stack).remove(A, author="me")
+    await stack.clock.advance(60.0)
+    assert answered(stack.broker) == {(body, "gone") for body in bodies}
+    assert is_clean(stack)
+
+
+async def test_running_request_is_finished_by_its_worker(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await create(stack)
+    await send(stack, *WAITING)
+    running = await stack.take("a")
+    await lifetimes(stack).remove(A, author="me")
+    await clock.advance(120.0)
+    assert (stack.has_queue("a"), answered(broker)) == (True, GONE - {("0", "gone")})
+    await running.ack()
+    await running.channel.close()
+    await clock.advance(120.0)
+    assert is_clean(stack)
+    assert answered(broker) == GONE - {("0", "gone")}
+
+
+async def test_request_that_a_dying_worker_returns_is_answered_gone(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack)
+    await send(stack, *WAITING)
+    running = await stack.take("a")
+    await lifetimes(stack).remove(A, author="me")
+    await clock.advance(30.0)
+    await running.channel.close()
+    await clock.advance(120.0)
+    assert answered(stack.broker) == GONE
+    assert is_clean(stack)
+
+
+async def test_new_requests_are_answered_gone_until_the_queue_is_removed(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack)
+    await send(stack, "0")
+    await lifetimes(stack).remove(A, author="me")
+    await clock.advance(2.0)
+    await send(stack, "1")
+    await clock.advance(60.0)
+    assert answered(stack.broker) == {("0", "gone"), ("1", "gone")}
+    await send(stack, "2")
+    await clock.settle()
+    assert stack.waiting("a") == [b"2"]
+
+
+async def test_pin_does_not_keep_an_expired_queue(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack)
+    stack.pin(A)
+    await clock.advance(LIFETIME + 60.0)
+    assert is_clean(stack)
+
+
+async def test_renewal_moves_the_expiration(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack, MaxConcurrentReaders=2)
+    await clock.advance(LIFETIME - 1.0)
+    renewed = await lifetimes(stack).renew(A, None, author="me")
+    assert (renewed.proposal, renewed.expires_at) == ({"MaxConcurrentReaders": 2}, clock.time() + DAY)
+    await clock.advance(DAY - 60.0)
+    assert not stack.created_queues.is_ending(A)
+    await clock.advance(120.0)
+    assert is_clean(stack)
+
+
+async def test_wall_clock_that_jumps_forward_removes_no_queue(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack)
+    await send(stack, "0")
+    clock._epoch_offset += 2 * DAY
+    await clock.advance(LIFETIME - 1.0)
+    assert answers(stack.broker) == []
+    await clock.advance(120.0)
+    assert is_clean(stack)
+
+
+async def test_what_cannot_be_created_renewed_or_removed(stack: Stack, clock: VirtualClock) -> None:
+    proposal = load_proposal("{}")
+    with pytest.raises(NoSuchQueueError):
+        await lifetimes(stack).renew(A, None, author="me")
+    with pytest.raises(NoSuchQueueError):
         await lifetimes(stack).remove(A, author="me")
-        await clock.advance(60.0)
-        assert answered(broker) == {(body, "gone") for body in bodies}
-        assert is_clean(stack)
-
-
-async def test_running_request_is_finished_by_its_worker(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
+    past = datetime.fromtimestamp(clock.time(), UTC).isoformat()
+    with pytest.raises(InvalidDocumentError, match="ExpirationInstant"):
+        await create(stack, ExpirationInstant=past)
+    await create(stack)
+    with pytest.raises(PoolConflictError):
         await create(stack)
-        await send(stack, *WAITING)
-        running = await stack.take("a")
-        await lifetimes(stack).remove(A, author="me")
-        await clock.advance(120.0)
-        assert (stack.has_queue("a"), answered(broker)) == (True, GONE - {("0", "gone")})
-        await running.ack()
-        await running.channel.close()
-        await clock.advance(120.0)
-        assert is_clean(stack)
-        assert answered(broker) == GONE - {("0", "gone")}
+    await lifetimes(stack).remove(A, author="me")
+    with pytest.raises(PoolConflictError):
+        await lifetimes(stack).renew(A, proposal, author="me")
 
 
-async def test_request_that_a_dying_worker_returns_is_answered_gone(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        await send(stack, *WAITING)
-        running = await stack.take("a")
-        await lifetimes(stack).remove(A, author="me")
-        await clock.advance(30.0)
-        await running.channel.close()
-        await clock.advance(120.0)
-        assert answered(broker) == GONE
-        assert is_clean(stack)
-
-
-async def test_new_requests_are_answered_gone_until_the_queue_is_removed(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        await send(stack, "0")
-        await lifetimes(stack).remove(A, author="me")
-        await clock.advance(2.0)
-        await send(stack, "1")
-        await clock.advance(60.0)
-        assert answered(broker) == {("0", "gone"), ("1", "gone")}
-        await send(stack, "2")
-        await clock.settle()
-        assert stack.waiting("a") == [b"2"]
-
-
-async def test_pin_does_not_keep_an_expired_queue(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        stack.pin(A)
-        await clock.advance(LIFETIME + 60.0)
-        assert is_clean(stack)
-
-
-async def test_renewal_moves_the_expiration(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack, MaxConcurrentReaders=2)
-        await clock.advance(LIFETIME - 1.0)
-        renewed = await lifetimes(stack).renew(A, None, author="me")
-        assert (renewed.proposal, renewed.expires_at) == ({"MaxConcurrentReaders": 2}, clock.time() + DAY)
-        await clock.advance(DAY - 60.0)
-        assert not stack.created_queues.is_ending(A)
-        await clock.advance(120.0)
-        assert is_clean(stack)
-
-
-@pytest.mark.proves("managed/clock-leader-jumps-forward")
-async def test_wall_clock_that_jumps_forward_removes_no_queue(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        await send(stack, "0")
-        clock._epoch_offset += 2 * DAY
-        await clock.advance(LIFETIME - 1.0)
-        assert answers(broker) == []
-        await clock.advance(120.0)
-        assert is_clean(stack)
-
-
-async def test_what_cannot_be_created_renewed_or_removed(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        proposal = load_proposal("{}")
-        with pytest.raises(NoSuchQueueError):
-            await lifetimes(stack).renew(A, None, author="me")
-        with pytest.raises(NoSuchQueueError):
-            await lifetimes(stack).remove(A, author="me")
-        past = datetime.fromtimestamp(clock.time(), UTC).isoformat()
-        with pytest.raises(InvalidDocumentError, match="ExpirationInstant"):
-            await create(stack, ExpirationInstant=past)
-        await create(stack)
-        with pytest.raises(PoolConflictError, match="already"):
-            await create(stack)
-        await lifetimes(stack).remove(A, author="me")
-        with pytest.raises(PoolConflictError, match="being removed"):
-            await lifetimes(stack).renew(A, proposal, author="me")
-
-
-@pytest.mark.proves("managed/stored-record-created-queue")
-async def test_damaged_record_is_left_out_and_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+@pytest.fixture
+def damaged_records(broker: FakeBroker) -> None:
     broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
-    async with managing(clock, broker) as stack:
-        await create(stack)
-        assert [record.key for record in stack.created_queues.all()] == [A]
+
+
+@pytest.mark.usefixtures("damaged_records")
+async def test_damaged_record_is_left_out_and_ends_no_term(stack: Stack) -> None:
+    await create(stack)
+    assert [record.key for record in stack.created_queues.all()] == [A]
 
 
 # --- the leader is killed at each step
@@ -264,44 +255,38 @@ async def led(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> As
     await stack.kill()
 
 
-@pytest.mark.proves("api/clients-without-token-read")
-async def test_page_of_the_registry_examines_a_bounded_number_of_keys(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack: Stack, clock: VirtualClock) -> None:
     """Readers without a token see public queues only, so most of the work for them is in vain."""
-    unused: Any = None
     keys = [Key(f"{number:05d}") for number in range(2 * MAX_EXAMINED + 500)]
-    async with managing(clock, broker) as stack:
-        inspector = DaemonInspector(
-            pool=POOL, state=DaemonState(term=stack.term), driver=unused, management=unused, pins=unused,
-            leader=unused, prices={}, clock=clock,
-        )  # fmt: skip
-        now = clock.time()
-        public = {keys[0], keys[MAX_EXAMINED + 7], keys[-1]}
-        stack.created_queues.replace(
-            CreatedQueue(key, {"Discoverability": "Public"} if key in public else {}, "me", now, now, now + DAY)
-            for key in keys
-        )
-        examined: list[Key] = []
+    inspector = inspector_of(stack, DaemonInspector)
+    now = clock.time()
+    public = {keys[0], keys[MAX_EXAMINED + 7], keys[-1]}
+    stack.created_queues.replace(
+        CreatedQueue(key, {"Discoverability": "Public"} if key in public else {}, "me", now, now, now + DAY)
+        for key in keys
+    )
+    examined: list[Key] = []
 
-        def is_public(key: Key, policy: FoundPolicy | None) -> bool:
-            examined.append(key)
-            return policy is not None and policy.policy.discoverability is Discoverability.PUBLIC
+    def is_public(key: Key, policy: FoundPolicy | None) -> bool:
+        examined.append(key)
+        return policy is not None and policy.policy.discoverability is Discoverability.PUBLIC
 
-        turns = 0
+    turns = 0
 
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        other = asyncio.create_task(take_turns())
-        found: list[list[Key]] = []
-        after: Key | None = None
-        while not found or after is not None:
-            page = await inspector.queues(after=after, limit=1 if not found else 100, is_visible=is_public)
-            found.append([one.key for one in page.queues])
-            after = page.following
-        other.cancel()
-        assert found == [[keys[0]], [keys[MAX_EXAMINED + 7]][:0], [keys[MAX_EXAMINED + 7]], [keys[-1]]]
-        assert examined == keys
-        assert turns >= len(keys) / 10 - len(found)  # other tasks run between small steps
+    other = asyncio.create_task(take_turns())
+    found: list[list[Key]] = []
+    after: Key | None = None
+    while not found or after is not None:
+        page = await inspector.queues(after=after, limit=1 if not found else 100, is_visible=is_public)
+        found.append([one.key for one in page.queues])
+        after = page.following
+    other.cancel()
+    assert found == [[keys[0]], [], [keys[MAX_EXAMINED + 7]], [keys[-1]]]
+    assert examined == keys
+    assert turns >= len(keys) / 10 - len(found)  # other tasks run between small steps
