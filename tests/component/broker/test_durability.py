@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.queues.durability import DELETE_AFTER, TIDY_AFTER, QueueDurability
 from osrdyne.errors import BrokerConflictError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
@@ -62,7 +63,16 @@ def register_over(scratch: Any) -> QueueDurability:
     return QueueDurability(PoolNames("p"), scratch, term=lambda: 1, clock=VirtualClock())
 
 
-@pytest.mark.proves("broker/rabbitmq-killed-right-queue")
+@asynccontextmanager
+async def running(scratch: Any, clock: VirtualClock) -> AsyncIterator[QueueDurability]:
+    """One that has had its first turn, and goes on."""
+    register = QueueDurability(PoolNames("p"), scratch, term=lambda: 1, clock=clock)
+    task = asyncio.create_task(register.run())
+    await clock.settle()
+    yield register
+    task.cancel()
+
+
 async def test_durability_queue_makes_the_broker_persist_other_queues() -> None:
     """A name that RabbitMQ remembers from a moment ago would not; an earlier leader may have left either of them."""
     scratch = Scratch()
@@ -81,47 +91,38 @@ async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
     assert scratch.asked == [*FIRST, *FIRST]
 
 
-async def test_queue_that_came_goes_a_moment_later() -> None:
+async def test_queue_that_came_goes_a_moment_later(clock: VirtualClock) -> None:
     """Not at once: the binding that has waited for it would wait for the deletion as well."""
-    scratch, clock = Scratch(), VirtualClock()
-    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
-    running = asyncio.create_task(register.run())
-    await clock.settle()
-    scratch.asked.clear()
-    await register.persist()
-    await clock.settle()
-    assert scratch.asked == ["declare p-register-2"]
-    await clock.advance(DELETE_AFTER)
-    assert scratch.asked == ["declare p-register-2", "delete p-register-2"]
-    running.cancel()
+    scratch = Scratch()
+    async with running(scratch, clock) as register:
+        scratch.asked.clear()
+        await register.persist()
+        await clock.settle()
+        assert scratch.asked == ["declare p-register-2"]
+        await clock.advance(DELETE_AFTER)
+        assert scratch.asked == ["declare p-register-2", "delete p-register-2"]
 
 
-async def test_single_key_is_declared_and_persisted_over_one_channel() -> None:
-    scratch, clock = Scratch(), VirtualClock()
-    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
-    running = asyncio.create_task(register.run())
-    await clock.settle()
-    assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
-    scratch.asked.clear()
-    await register.declare(A, QueueName("p-req-a"), {})
-    await register.wait_persisted(A)
-    assert scratch.asked == ["declare p-req-a", "declare p-register-4"]
-    running.cancel()
-
-
-async def test_single_key_is_persisted_after_a_refused_declaration() -> None:
-    scratch, clock = Scratch(), VirtualClock()
-    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
-    running = asyncio.create_task(register.run())
-    await clock.settle()
-    scratch.refuses = True
-    with pytest.raises(BrokerConflictError):
+async def test_single_key_is_declared_and_persisted_over_one_channel(clock: VirtualClock) -> None:
+    scratch = Scratch()
+    async with running(scratch, clock) as register:
+        assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
+        scratch.asked.clear()
         await register.declare(A, QueueName("p-req-a"), {})
-    scratch.refuses = scratch.is_closed = False
-    assert not register.is_idle
-    await clock.advance(DELETE_AFTER)
-    assert register.is_idle
-    running.cancel()
+        await register.wait_persisted(A)
+        assert scratch.asked == ["declare p-req-a", "declare p-register-4"]
+
+
+async def test_single_key_is_persisted_after_a_refused_declaration(clock: VirtualClock) -> None:
+    scratch = Scratch()
+    async with running(scratch, clock) as register:
+        scratch.refuses = True
+        with pytest.raises(BrokerConflictError):
+            await register.declare(A, QueueName("p-req-a"), {})
+        scratch.refuses = scratch.is_closed = False
+        assert not register.is_idle
+        await clock.advance(DELETE_AFTER)
+        assert register.is_idle
 
 
 async def begun(scratch: Any) -> QueueDurability:
@@ -163,10 +164,10 @@ async def test_persisted_queue_needs_no_further_durability_declaration() -> None
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_new_queue_is_bound_only_when_it_is_persisted(failures: int) -> None:
+async def test_new_queue_is_bound_only_when_it_is_persisted(
+    clock: VirtualClock, broker: FakeBroker, failures: int
+) -> None:
     """A refused turn is repeated, together with the declaration before it."""
-    clock = VirtualClock()
-    broker = FakeBroker(clock)
     left = [BrokerConflictError("RESOURCE_LOCKED")] * failures
 
     async def refuse(command: Command) -> None:
@@ -181,9 +182,9 @@ async def test_new_queue_is_bound_only_when_it_is_persisted(failures: int) -> No
     assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
 
 
-async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted() -> None:
-    clock = VirtualClock()
-    broker = FakeBroker(clock)
+async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
 
     async def delay(command: Command) -> None:
         if command == ("declare", "pool-register-1", False):
@@ -196,8 +197,7 @@ async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted() -
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
 
-async def test_deletion_of_a_queue_is_persisted() -> None:
-    clock = VirtualClock()
+async def test_deletion_of_a_queue_is_persisted(clock: VirtualClock) -> None:
     async with leading(clock) as stack:
         stack.require(A)
         while stack.broker.count("delete", "pool-req-a") == 0:
@@ -207,9 +207,9 @@ async def test_deletion_of_a_queue_is_persisted() -> None:
     assert ("declare", "pool-register-2") in commands[commands.index(("delete", "pool-req-a")) :]
 
 
-async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it_is_bound() -> None:
-    clock = VirtualClock()
-    broker = FakeBroker(clock)
+async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it_is_bound(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with leading(clock, broker=broker) as stack:
         stack.require(A)
         await clock.advance(10.0)
@@ -222,11 +222,10 @@ async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it
     assert done == of_this_term
 
 
-@pytest.mark.proves("broker/rabbitmq-3-10-still")
-async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_one() -> None:
+async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_one(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     """Not at once: RabbitMQ may still declare it for the killed leader, and would end the connection of this one."""
-    clock = VirtualClock()
-    broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:
         stack.require(A)
         while "pool-register-4" not in broker.queues:
@@ -240,9 +239,9 @@ async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_
     assert "pool-register-4" not in broker.queues
 
 
-async def test_failed_deletion_of_queues_of_an_earlier_leader_costs_no_term() -> None:
-    clock = VirtualClock()
-    broker = FakeBroker(clock)
+async def test_failed_deletion_of_queues_of_an_earlier_leader_costs_no_term(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
 
     async def refuse(command: Command) -> None:
         if command == ("delete", "pool-register-5", False):

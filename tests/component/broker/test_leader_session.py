@@ -53,7 +53,7 @@ async def test_standby_that_loses_a_connection_does_not_take_over(
             lost.cut(BrokerUnavailableError("Connection reset by peer"))
             await clock.settle()
             assert waiting.done()
-            with pytest.raises(BrokerUnavailableError, match=f"The {purpose} connection was lost"):
+            with pytest.raises(BrokerUnavailableError, match=purpose):
                 await waiting
     async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as next_leader:
         previous, _ = await next_leader.acquire()

@@ -10,7 +10,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import POOL, leading
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 QUEUE = "pool-req-a"
@@ -26,24 +26,21 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return broker
 
 
-@pytest.mark.proves("broker/rabbitmq-4-0-killed")
-async def test_queue_that_never_got_a_leader_is_declared_again(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", b"1")
-        await stack.publish("b", b"2")
-        await clock.settle()
-        assert (stack.waiting("b"), stack.orphans()) == ([b"2"], [b"1"])
-        await clock.advance(2 * LEADERLESS_AFTER)
-        assert (stack.waiting("a"), stack.orphans(), broker.count("delete", QUEUE)) == ([b"1"], [], 1)
+async def test_queue_that_never_got_a_leader_is_declared_again(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a", b"1")
+    await stack.publish("b", b"2")
+    await clock.settle()
+    assert (stack.waiting("b"), stack.orphans()) == ([b"2"], [b"1"])
+    await clock.advance(2 * LEADERLESS_AFTER)
+    assert (stack.waiting("a"), stack.orphans(), stack.broker.count("delete", QUEUE)) == ([b"1"], [], 1)
 
 
-async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", b"1")
-        await clock.advance(LEADERLESS_AFTER / 2)
-        broker.set_running(QUEUE, True)
-        await clock.advance(LEADERLESS_AFTER)
-        assert (stack.waiting("a"), broker.count("delete", QUEUE)) == ([b"1"], 0)
+async def test_queue_that_gets_its_leader_in_time_is_kept(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a", b"1")
+    await clock.advance(LEADERLESS_AFTER / 2)
+    stack.broker.set_running(QUEUE, True)
+    await clock.advance(LEADERLESS_AFTER)
+    assert (stack.waiting("a"), stack.broker.count("delete", QUEUE)) == ([b"1"], 0)
 
 
 @pytest.mark.proves("broker/rabbitmq-4-0-killed")
@@ -68,7 +65,6 @@ async def test_queue_that_was_bound_is_never_deleted_and_declared_again(
         assert broker.count("delete", QUEUE) == 0
 
 
-async def test_unused_leaderless_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await clock.advance(3600.0)
-        assert (stack.has_queue("a"), stack.groups()) == (False, [])
+async def test_unused_leaderless_queue_is_deleted(stack: Stack, clock: VirtualClock) -> None:
+    await clock.advance(3600.0)
+    assert (stack.has_queue("a"), stack.groups()) == (False, [])

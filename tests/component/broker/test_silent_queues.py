@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -31,6 +33,8 @@ class Node:
         self.blocks_at_open = False
         self.max_channels = 2047
         self.unblocked = asyncio.Event()
+        self.refuses = False
+        self.shared = HeldChannel(self)
 
     async def wait_unblocked(self) -> None:
         if self.is_blocked:
@@ -44,9 +48,8 @@ class Node:
         return self.channels[-1]
 
     def publisher(self) -> LeaderPublisher:
-        shared: Any = HeldChannel(self)
+        shared: Any = self.shared
         connection: Any = self
-        self.shared = shared
         return LeaderPublisher(shared, connection, clock=self.clock)
 
 
@@ -62,6 +65,8 @@ class HeldChannel:
 
     async def publish(self, message: Message, *, routing_key: str, **_: object) -> None:
         self.sent.append(message.body)
+        if self._node.refuses:
+            raise PublishRefusedError("unroutable")
         await self._turn()
         if routing_key in self._node.without_leader:
             self._free_at = self._now + (0.0 if routing_key in self._known else HELD_UP)
@@ -91,18 +96,22 @@ class HeldChannel:
 class Callers:
     """Who publishes, and what became of it."""
 
-    def __init__(self, publisher: LeaderPublisher, group: asyncio.TaskGroup) -> None:
-        self._publisher = publisher
-        self._group = group
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.tasks: list[asyncio.Task[None]] = []
         self.errors: dict[bytes, BrokerError] = {}
 
+    @cached_property
+    def publisher(self) -> LeaderPublisher:
+        """Its bounds are those of the node at the first publish."""
+        return self._node.publisher()
+
     def publish(self, queue: str, *bodies: bytes) -> None:
-        for body in bodies:
-            self._group.create_task(self._publish(queue, body))
+        self.tasks += [asyncio.create_task(self._publish(queue, body)) for body in bodies]
 
     async def _publish(self, queue: str, body: bytes) -> None:
         try:
-            await self._publisher.publish(Message(body=body), exchange="", routing_key=queue)
+            await self.publisher.publish(Message(body=body), exchange="", routing_key=queue)
         except BrokerError as error:
             self.errors[body] = error
 
@@ -112,164 +121,156 @@ def node(clock: VirtualClock) -> Node:
     return Node(clock)
 
 
+@pytest.fixture
+async def callers(node: Node) -> AsyncIterator[Callers]:
+    callers = Callers(node)
+    yield callers
+    for task in callers.tasks:
+        if task.done():
+            task.result()
+        task.cancel()
+
+
 def numbered(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
 @pytest.mark.parametrize(("alive", "is_silence"), [(True, True), (False, False)], ids=["queue", "connection"])
 async def test_silence_is_distinguished_from_a_lost_connection(
-    clock: VirtualClock, node: Node, alive: bool, is_silence: bool
+    clock: VirtualClock, node: Node, alive: bool, is_silence: bool, callers: Callers
 ) -> None:
     node.without_leader.add("a")
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        node.shared._free_at = clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
-        callers.publish("a", b"1")
-        await clock.advance(3 * TIMEOUT)
+    node.shared._free_at = clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
+    callers.publish("a", b"1")
+    await clock.advance(3 * TIMEOUT)
     assert isinstance(callers.errors[b"1"], BrokerSilentError) is is_silence
     assert isinstance(callers.errors[b"1"], BrokerUnavailableError)
 
 
-@pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node) -> None:
+async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node, callers: Callers) -> None:
     node.without_leader |= {"a", "b"}
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        callers.publish("a", b"1")
-        callers.publish("b", b"2")
-        callers.publish("c", b"3", b"4", b"5")
-        await clock.settle()
-        assert node.taken == [("c", b"3"), ("c", b"4"), ("c", b"5")]
-        await clock.advance(TIMEOUT)
+    callers.publish("a", b"1")
+    callers.publish("b", b"2")
+    callers.publish("c", b"3", b"4", b"5")
+    await clock.settle()
+    assert node.taken == [("c", b"3"), ("c", b"4"), ("c", b"5")]
+    await clock.advance(TIMEOUT)
     assert set(callers.errors) == {b"1", b"2"}
 
 
 async def test_isolated_publishes_leave_half_of_the_channels_that_the_broker_allows(
-    clock: VirtualClock, node: Node
+    clock: VirtualClock, node: Node, callers: Callers
 ) -> None:
     node.max_channels = 8  # the ninth would end the connection
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        for number in range(20):
-            node.without_leader.add(f"{number}")
-            callers.publish(f"{number}", b"%d" % number)
-        await clock.settle()
-        assert len(node.channels) == 4
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+    for number in range(20):
+        node.without_leader.add(f"{number}")
+        callers.publish(f"{number}", b"%d" % number)
+    await clock.settle()
+    assert len(node.channels) == 4
 
 
 async def test_message_without_a_free_isolation_channel_fails_with_those_behind_it(
-    clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch, callers: Callers
 ) -> None:
     monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
     node.max_channels = 2
     node.without_leader.add("a")
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        callers.publish("a", b"1")
-        await clock.settle()
-        callers.publish("b", b"2", b"3")
-        await clock.settle()
-        assert ([*callers.errors], node.taken) == ([b"2", b"3"], [])
-        await clock.advance(TIMEOUT)
+    callers.publish("a", b"1")
+    await clock.settle()
+    callers.publish("b", b"2", b"3")
+    await clock.settle()
+    assert ([*callers.errors], node.taken) == ([b"2", b"3"], [])
+    await clock.advance(TIMEOUT)
     assert {type(error) for error in callers.errors.values()} == {BrokerSilentError}
 
 
-async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(clock: VirtualClock, node: Node) -> None:
+async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(
+    clock: VirtualClock, node: Node, callers: Callers
+) -> None:
     """Else they would overtake it, if the queue had its leader again in between."""
     node.without_leader.add("a")
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        callers.publish("a", b"1", b"2", b"3")
-        await clock.advance(TIMEOUT / 2)
-        node.without_leader.clear()
-        await clock.advance(TIMEOUT)
-        assert ([*callers.errors], node.taken) == ([b"1", b"2", b"3"], [])
-        await clock.advance(HELD_UP)
-        callers.publish("a", b"1", b"2", b"3")
-        await clock.settle()
-        assert [body for _, body in node.taken] == [b"1", b"2", b"3"]
+    callers.publish("a", b"1", b"2", b"3")
+    await clock.advance(TIMEOUT / 2)
+    node.without_leader.clear()
+    await clock.advance(TIMEOUT)
+    assert ([*callers.errors], node.taken) == ([b"1", b"2", b"3"], [])
+    await clock.advance(HELD_UP)
+    callers.publish("a", b"1", b"2", b"3")
+    await clock.settle()
+    assert [body for _, body in node.taken] == [b"1", b"2", b"3"]
 
 
 async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(
-    clock: VirtualClock, node: Node
+    clock: VirtualClock, node: Node, callers: Callers
 ) -> None:
     """With 32 of them unconfirmed, RabbitMQ would hold up the whole connection."""
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        callers.publish("a", b"first", b"second")
-        await clock.settle()
-        node.without_leader.add("a")
-        callers.publish("a", *numbered(10 * MAX_UNCONFIRMED))
-        callers.publish("b", b"3", b"4")
-        await clock.settle()
-        assert node.taken == [("a", b"first"), ("a", b"second"), ("b", b"3"), ("b", b"4")]
+    callers.publish("a", b"first", b"second")
+    await clock.settle()
+    node.without_leader.add("a")
+    callers.publish("a", *numbered(10 * MAX_UNCONFIRMED))
+    callers.publish("b", b"3", b"4")
+    await clock.settle()
+    assert node.taken == [("a", b"first"), ("a", b"second"), ("b", b"3"), ("b", b"4")]
+    await clock.advance(TIMEOUT)
+    assert len(callers.errors) == 10 * MAX_UNCONFIRMED
+    assert set(node.shared.sent) & set(callers.errors) == set(numbered(MAX_UNCONFIRMED))
+
+
+async def test_repeats_to_a_silent_queue_go_on_one_channel_of_their_own(
+    clock: VirtualClock, node: Node, callers: Callers
+) -> None:
+    callers.publish("a", b"first", b"second")
+    await clock.settle()
+    node.without_leader.add("a")
+    for body in numbered(5):
+        callers.publish("a", body)
         await clock.advance(TIMEOUT)
-        assert len(callers.errors) == 10 * MAX_UNCONFIRMED
-        assert set(node.shared.sent) & set(callers.errors) == set(numbered(MAX_UNCONFIRMED))
+    assert (node.shared.sent, len(node.channels)) == ([b"second", b"0"], 1)
 
 
-async def test_repeats_to_a_silent_queue_go_on_one_channel_of_their_own(clock: VirtualClock, node: Node) -> None:
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        callers.publish("a", b"first", b"second")
-        await clock.settle()
-        node.without_leader.add("a")
-        for body in numbered(5):
-            callers.publish("a", body)
-            await clock.advance(TIMEOUT)
-        assert (node.shared.sent, len(node.channels)) == ([b"second", b"0"], 1)
-
-
-async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(clock: VirtualClock, node: Node) -> None:
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        for body in numbered(3):
-            callers.publish("a", body)
-            await clock.advance(2 * FRESH)
+async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(
+    clock: VirtualClock, node: Node, callers: Callers
+) -> None:
+    for body in numbered(3):
+        callers.publish("a", body)
+        await clock.advance(2 * FRESH)
     assert (node.shared.sent, len(node.channels), len(node.taken)) == ([], 1, 3)
 
 
 async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> None:
     publisher = node.publisher()
-
-    async def refuse(channel: Any) -> None:
-        raise PublishRefusedError("unroutable")
-
+    node.refuses = True
     with pytest.raises(PublishRefusedError):
-        await publisher._destinations.publish("", "a", refuse)
+        await publisher.publish(Message(body=b"1"), exchange="", routing_key="a")
+    node.refuses = False
     await publisher.publish(Message(body=b"2"), exchange="", routing_key="a")
     assert (node.taken, len(node.channels)) == ([("a", b"2")], 1)
 
 
-async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(clock: VirtualClock, node: Node) -> None:
-    async with asyncio.TaskGroup() as group:
-        callers = Callers(node.publisher(), group)
-        node.blocks_at_open = True
-        callers.publish("a", b"1")
-        await clock.advance(10 * HELD_UP)
-        assert (node.taken, callers.errors) == ([], {})
-        node.blocks_at_open = node.is_blocked = False
-        node.unblocked.set()
-        await clock.settle()
-        assert node.taken == [("a", b"1")]
+async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(
+    clock: VirtualClock, node: Node, callers: Callers
+) -> None:
+    node.blocks_at_open = True
+    callers.publish("a", b"1")
+    await clock.advance(10 * HELD_UP)
+    assert (node.taken, callers.errors) == ([], {})
+    node.blocks_at_open = node.is_blocked = False
+    node.unblocked.set()
+    await clock.settle()
+    assert node.taken == [("a", b"1")]
 
 
-async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node) -> None:
+async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node, callers: Callers) -> None:
     node.without_leader.add("a")
-    async with asyncio.TaskGroup() as group:
-        publisher = node.publisher()
-        running = group.create_task(publisher.run())
-        callers = Callers(publisher, group)
-        callers.publish("a", b"1")
-        await clock.advance(TIMEOUT)
-        for queue in map(str, range(SPARE + 5)):
-            callers.publish(queue, b"")
-        await clock.advance(3 * FORGET_AFTER)
-        assert sum(not channel.is_closed for channel in node.channels) <= SPARE
-        assert (node.channels[0].is_closed, publisher._destinations._destinations) == (True, {})
-        running.cancel()
+    running = asyncio.create_task(callers.publisher.run())
+    callers.publish("a", b"1")
+    await clock.advance(TIMEOUT)
+    for queue in map(str, range(SPARE + 5)):
+        callers.publish(queue, b"")
+    await clock.advance(3 * FORGET_AFTER)
+    assert sum(not channel.is_closed for channel in node.channels) <= SPARE
+    assert (node.channels[0].is_closed, callers.publisher._destinations._destinations) == (True, {})
+    running.cancel()
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
