@@ -73,6 +73,7 @@ async def running(scratch: Any, clock: VirtualClock) -> AsyncIterator[QueueDurab
     task.cancel()
 
 
+@pytest.mark.proves("broker/rabbitmq-killed-right-queue")
 async def test_durability_queue_makes_the_broker_persist_other_queues() -> None:
     """A name that RabbitMQ remembers from a moment ago would not; an earlier leader may have left either of them."""
     scratch = Scratch()
@@ -222,6 +223,7 @@ async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it
     assert done == of_this_term
 
 
+@pytest.mark.proves("broker/rabbitmq-3-10-still")
 async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_one(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:

@@ -26,6 +26,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return broker
 
 
+@pytest.mark.proves("broker/rabbitmq-4-0-killed")
 async def test_queue_that_never_got_a_leader_is_declared_again(stack: Stack, clock: VirtualClock) -> None:
     await stack.publish("a", b"1")
     await stack.publish("b", b"2")

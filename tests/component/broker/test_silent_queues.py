@@ -147,6 +147,7 @@ async def test_silence_is_distinguished_from_a_lost_connection(
     assert isinstance(callers.errors[b"1"], BrokerUnavailableError)
 
 
+@pytest.mark.proves("broker/queue-leader-too-many")
 async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node, callers: Callers) -> None:
     node.without_leader |= {"a", "b"}
     callers.publish("a", b"1")

@@ -46,6 +46,7 @@ async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> 
     await stack.report(key, event, **details)
 
 
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
 async def test_a_group_beyond_the_limit_has_its_queue_and_waits(stack: Stack) -> None:
     await ask(stack, "a")
     await ask(stack, "b")
@@ -55,6 +56,7 @@ async def test_a_group_beyond_the_limit_has_its_queue_and_waits(stack: Stack) ->
     assert stack.waits_for(Key("b")) == "max_groups"
 
 
+@pytest.mark.proves("requests/more-keys-lifecycle-max")
 async def test_a_new_key_without_room_to_wait_is_answered_capacity(stack: Stack) -> None:
     stack.broker.declare_queue(REPLIES, {})
     for key in "abc":
@@ -85,6 +87,7 @@ async def test_log_warns_once_before_the_limit_is_reached(clock: VirtualClock, k
         assert [entry["keys"] for entry in warnings] == [4]
 
 
+@pytest.mark.proves("requests/more-keys-lifecycle-max")
 async def test_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
     await ask(stack, "a")
     await is_idle(stack, "a")
@@ -94,6 +97,7 @@ async def test_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: 
     assert stack.running("b") == 1
 
 
+@pytest.mark.proves("workers/worker-never-reports-request")
 async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(stack: Stack) -> None:
     await ask(stack, "a")
     delivery = await stack.take("a")

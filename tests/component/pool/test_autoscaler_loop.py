@@ -125,6 +125,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["request-received", "started-only"])
+@pytest.mark.proves("workers/worker-never-reports-request")
 async def test_workers_that_never_report_completion_scale_by_their_queue(stack: Stack, reports: bool) -> None:
     await stack.publish("a", b"first")
     await stack.clock.advance(1.0)

@@ -108,6 +108,7 @@ def lose_answers(driver: FakeDriver) -> Callable[[], None]:
     return restore
 
 
+@pytest.mark.proves("workers/platform-answer-start-worker")
 async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, users: FakeUsers) -> None:
     for _ in range(200):
         stack.driver.fail_next_start(SILENT)
@@ -121,6 +122,7 @@ async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, 
     assert list(users.passwords) == users_of_workers(stack.driver)
 
 
+@pytest.mark.proves("workers/platform-answer-start-worker")
 async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack: Stack, users: FakeUsers) -> None:
     """The second attempt finds the slot taken: by the worker of the first one, which uses the same user."""
     restore_listings = lose_answers(stack.driver)

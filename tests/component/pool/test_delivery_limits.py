@@ -96,6 +96,7 @@ async def test_policy_that_another_client_deleted_comes_back(stack: Stack, clock
     assert limits(stack.broker)[POLICY] == 2
 
 
+@pytest.mark.proves("managed/rabbitmq-s-http-api")
 async def test_management_that_fails_is_asked_again(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
     await limit(stack, MaxDequeueRetries=2)
     stack.management.available = False

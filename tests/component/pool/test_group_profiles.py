@@ -144,6 +144,7 @@ async def test_stored_profile_that_the_next_daemon_cannot_use_is_left_out(
             await stack.term.routing.profiles.restore(1, author="me")
 
 
+@pytest.mark.proves("workers/profiles-changed-worker-group")
 async def test_group_whose_start_has_failed_starts_again_with_other_settings(stack: Stack, clock: VirtualClock) -> None:
     stack.driver.fail_next_start(StartFailedError("Spark needs more memory."))
     stack.require(BIG)
@@ -153,6 +154,7 @@ async def test_group_whose_start_has_failed_starts_again_with_other_settings(sta
     assert len(stack.driver.workers_of(BIG)) == 1
 
 
+@pytest.mark.proves("workers/profiles-changed-worker-group")
 async def test_change_while_a_worker_starts_replaces_it_afterwards(stack: Stack, clock: VirtualClock) -> None:
     stack.driver.hang_starts()
     stack.require(BIG)

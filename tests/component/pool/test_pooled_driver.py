@@ -168,6 +168,7 @@ class TestPlacement:
         assert world.process_of(await world.start(B)) is world.process_of(first[0])  # as loaded, and older
         assert world.process_of(await world.start(C)) is world.process_of(other)
 
+    @pytest.mark.proves("pooled/heap-process-nearly-full")
     async def test_process_with_a_full_heap_gets_no_more_keys(self, world: World, clock: VirtualClock) -> None:
         first = world.process_of(await world.start(A))
         first.set_heap(0.8)
@@ -306,12 +307,14 @@ class TestSpares:
 
 
 class TestChangeOfLeader:
+    @pytest.mark.proves("pooled/leader-dies-processes-work")
     async def test_new_leader_lists_what_the_processes_report(self, world: World) -> None:
         before = [await world.start(key) for key in (A, B, C, D)]
         world.lead(term=4)
         assert sorted((await world.listed()).values(), key=lambda one: one.key) == before
         assert await fails(world.start(A), SlotTakenError)
 
+    @pytest.mark.proves("pooled/process-answer-new-leader")
     async def test_nothing_is_placed_before_all_processes_have_answered(self, world: World) -> None:
         silent = world.process_of(await world.start(A))
         for key in (B, C, D):
@@ -328,6 +331,7 @@ class TestChangeOfLeader:
         await done(start)
         assert silent.worker_id not in world.running_processes()
 
+    @pytest.mark.proves("pooled/process-answers-new-leader")
     async def test_process_that_answers_late_is_not_killed(self, world: World, clock: VirtualClock) -> None:
         silent = world.process_of(await world.start(A))
         silent.mute = True
@@ -338,6 +342,7 @@ class TestChangeOfLeader:
         await clock.advance(2.0)
         assert [one.key for one in await done(listing)] == [A]
 
+    @pytest.mark.proves("pooled/deposed-leader-assigns-worker")
     async def test_messages_of_an_earlier_term_are_ignored(self, world: World, clock: VirtualClock) -> None:
         process = world.process_of(await world.start(A))
         deposed = world.driver
@@ -375,6 +380,7 @@ class TestChangeOfLeader:
             assert world.link.confirmed[-1] == seen_at
             assert not [question for question in world.network.sent if isinstance(question, Assign)]
 
+    @pytest.mark.proves("pooled/deposed-leader-finds-process")
     async def test_deposed_leader_ends_no_process_that_is_empty_for_it(self, world: World, clock: VirtualClock) -> None:
         """The next leader may have placed a worker in it. That the token channel answered before is no proof."""
         await world.end(await world.start(A))
@@ -383,6 +389,7 @@ class TestChangeOfLeader:
         assert len(world.running_processes()) == 1
         await fails(done(world.tasks[0]), ExceptionGroup)
 
+    @pytest.mark.proves("pooled/deposed-leader-finds-process")
     async def test_deposed_leader_kills_no_process_that_does_not_answer_it(self, world: World) -> None:
         """A process answers the latest leader only."""
         process = world.process_of(await world.start(A))
@@ -412,6 +419,7 @@ class TestChangeOfLeader:
 
 
 class TestLostMessages:
+    @pytest.mark.proves("pooled/assignment-answered")
     async def test_unanswered_assign_counts_as_taken(self, world: World, clock: VirtualClock) -> None:
         process = world.process_of(await world.start(A))
         world.network.lose = lambda question: isinstance(question, Assign)
@@ -425,6 +433,7 @@ class TestLostMessages:
         assert len(process.assigned) == 1
 
     @pytest.mark.parametrize("kind", [Assign, Release, Forget])
+    @pytest.mark.proves("pooled/command-process-lost-duplicated")
     async def test_lost_question_is_repeated(self, world: World, clock: VirtualClock, kind: type) -> None:
         lost = []
 
@@ -439,6 +448,7 @@ class TestLostMessages:
         assert len(lost) == 3
         assert await world.listed() == {}
 
+    @pytest.mark.proves("pooled/report-process-lost")
     async def test_lost_report_of_an_end_is_asked_for(self, world: World, clock: VirtualClock) -> None:
         instance = await world.start(A)
         process = world.process_of(instance)
@@ -448,6 +458,7 @@ class TestLostMessages:
         await clock.advance(5.0)
         assert (await world.listed())[A].exit == Exit(code=3)
 
+    @pytest.mark.proves("pooled/rabbitmq-blocks-publishers-long")
     async def test_blocked_rabbitmq_kills_no_process(self, world: World, clock: VirtualClock) -> None:
         process = world.process_of(await world.start(A))
         process.mute, world.link.accepts = True, False
@@ -483,6 +494,7 @@ async def place_alone(world: World) -> tuple[Instance, Instance]:
 
 
 class TestProcessEnds:
+    @pytest.mark.proves("pooled/process-answer")
     async def test_silent_process_is_killed_and_its_workers_are_exited_then(self, world: World) -> None:
         process = world.process_of(await world.start(A))
         await world.start(B)
@@ -494,12 +506,14 @@ class TestProcessEnds:
         assert {one.state for one in listed.values()} == {InstanceState.EXITED}
         assert listed.keys() == {A, B}
 
+    @pytest.mark.proves("pooled/process-answer")
     async def test_silent_process_is_killed_when_a_worker_in_it_must_stop(self, world: World) -> None:
         instance = await world.start(A)
         world.process_of(instance).mute = True
         await world.within(RULES.process_timeout + 2, world.driver.stop(instance.instance_id, grace=1.0))
         assert (await world.listed())[A].state is InstanceState.EXITED
 
+    @pytest.mark.proves("pooled/process-ends-killed-out")
     async def test_end_of_a_process_ends_all_its_workers_with_its_exit(self, world: World, clock: VirtualClock) -> None:
         instances = [await world.start(key) for key in (A, B, C)]
         other = await world.start(D)
@@ -514,6 +528,7 @@ class TestProcessEnds:
         assert (await world.listed()).keys() == {D}
         assert len(world.backend.workers) == 1
 
+    @pytest.mark.proves("api/viewer-one-key-asks")
     async def test_logs_of_a_worker_never_hold_lines_of_another_key(self, world: World, clock: VirtualClock) -> None:
         """A process writes one log for all its keys, and a viewer may be limited to one of them."""
         a, b = await world.start(A), await world.start(B)
@@ -555,6 +570,7 @@ class TestProcessEnds:
         await world.driver.remove(unanswered.instance_id)
         assert (await world.start(B)).state is InstanceState.RUNNING
 
+    @pytest.mark.proves("pooled/requests-one-key-end")
     async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, world: World) -> None:
         for _ in range(2):
             await die_together(world, A)
@@ -563,6 +579,7 @@ class TestProcessEnds:
         await world.clock.advance(3600.0)
         assert world.process_of(await world.start(A)) is world.process_of(innocent)
 
+    @pytest.mark.proves("pooled/request-ends-each-process")
     async def test_key_whose_suspect_ran_is_placed_alone_after_a_change_of_leader(self, world: World) -> None:
         """The second leader has not seen the first end: that the request is a suspect shows that there was one."""
         await die_together(world, A, B)
@@ -572,6 +589,7 @@ class TestProcessEnds:
         await die_together(world, A, B, suspect=True)
         await place_alone(world)
 
+    @pytest.mark.proves("pooled/jvm-process-ends-process")
     async def test_key_whose_suspect_ran_when_the_jvm_was_lost_is_placed_alone(self, world: World) -> None:
         """Its worker ends first, and the process after it."""
         culprit, innocent = await world.start(A), await world.start(B)
@@ -587,6 +605,7 @@ class TestProcessEnds:
         innocent, culprit = await world.start(B), await world.start(A)
         assert world.process_of(culprit) is not world.process_of(innocent)
 
+    @pytest.mark.proves("pooled/more-keys-suspected-own")
     async def test_suspects_for_which_no_process_is_left_share_one(self, world: World) -> None:
         for key in (A, B, C):
             world.driver.deaths.blame(key)
@@ -623,6 +642,7 @@ class TestReplacement:
             await clock.advance(5.0)
             assert world.running_processes() == [world.process_of(successor).worker_id]
 
+    @pytest.mark.proves("pooled/live-heap-process-grows")
     async def test_process_whose_live_heap_grows_with_the_same_keys_is_replaced(self, world: World) -> None:
         process = world.process_of(await world.start(A))
         for share in (0.30, 0.31, 0.30):
@@ -647,6 +667,7 @@ class TestReplacement:
         await clock.advance(2.0)
         assert not (await world.listed())[A].retiring
 
+    @pytest.mark.proves("pooled/process-leaks-memory-threads")
     async def test_process_that_takes_no_more_workers_is_replaced(self, world: World, clock: VirtualClock) -> None:
         process = world.process_of(await world.start(A))
         process.set(draining=True)
@@ -654,6 +675,7 @@ class TestReplacement:
         assert (await world.listed())[A].retiring
         assert world.process_of(await world.start(A, slot=1)) is not process
 
+    @pytest.mark.proves("pooled/placement-running-pool-changed")
     async def test_dedicated_workers_are_listed_and_stopped(self, world: World, clock: VirtualClock) -> None:
         """The placement of a running pool was changed."""
         dedicated = world.backend.add(spec_of(A), spec_hash="spec", started_at=clock.time()).instance

@@ -249,6 +249,7 @@ async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_i
     assert not stack.has_queue(A)
 
 
+@pytest.mark.proves("pooled/process-ends-killed-out")
 async def test_killed_process_is_replaced_and_all_its_keys_run_again(stack: Stack, processes: Processes) -> None:
     await ask(stack, A, B, C)
     [process] = processes.living()
@@ -260,6 +261,7 @@ async def test_killed_process_is_replaced_and_all_its_keys_run_again(stack: Stac
     assert len(processes.backend.workers) == 1
 
 
+@pytest.mark.proves("pooled/process-ends-keys-load")
 async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(processes: Processes) -> None:
     """A ends each process in which it loads its data; B loads beside it."""
     processes.loading |= {A, B}
@@ -316,6 +318,7 @@ async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Pr
         assert [one.key for one in successor.state.assignments] == [A]
 
 
+@pytest.mark.proves("pooled/all-processes-full")
 async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(processes: Processes) -> None:
     processes.settings = pooled_settings(keys_per_process=1, max_processes=2)
     async with led(processes) as stack:
@@ -327,6 +330,7 @@ async def test_keys_beyond_the_room_of_all_processes_wait_for_one_that_ends(proc
         assert len(processes.running(C)) == 1
 
 
+@pytest.mark.proves("pooled/heap-process-nearly-full")
 async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(stack: Stack, processes: Processes) -> None:
     await ask(stack, A, B)
     await serve(stack, A, B)
@@ -366,6 +370,7 @@ async def test_unbound_key_is_ended_before_its_stop_delay_while_the_heap_is_full
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "pinned"])
+@pytest.mark.proves("pooled/max-processes-processes-run")
 async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes: Processes, state: str) -> None:
     processes.settings = profiled(pooled_settings(max_processes=1), {"match": "c", "memory": "2GiB"})
     async with led(processes) as stack:
@@ -383,6 +388,7 @@ async def test_process_of_idle_keys_ends_for_a_key_with_other_settings(processes
 
 
 @pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.proves("pooled/all-processes-full")
 async def test_idle_key_ends_for_another_one_with_the_same_settings(processes: Processes, busy: bool) -> None:
     """Where some keys are not pooled, `max_groups` does not follow from the room of the processes."""
     settings = pooled_settings(max_processes=1, keys_per_process=2)
@@ -398,6 +404,7 @@ async def test_idle_key_ends_for_another_one_with_the_same_settings(processes: P
         assert processes.living() == [process]
 
 
+@pytest.mark.proves("pooled/host-cgroup-process-short")
 async def test_short_host_ends_idle_keys_first_and_then_the_least_loaded_process(processes: Processes) -> None:
     processes.settings = pooled_settings(keys_per_process=2)
     async with led(processes) as stack:
@@ -460,6 +467,7 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
     assert processes.running(B) == [of_b]
 
 
+@pytest.mark.proves("pooled/process-leaks-memory-threads")
 async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(processes: Processes) -> None:
     processes.settings = pooled_settings(max_requests=100)
     async with led(processes) as stack:

@@ -77,6 +77,7 @@ GONE = {(body, "gone") for body in WAITING}
 
 
 @pytest.mark.parametrize("by", ["expiry", "deletion"])
+@pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Stack, by: str) -> None:
     await create(stack)
     await send(stack, *WAITING)
@@ -87,6 +88,7 @@ async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Sta
     assert is_clean(stack)
 
 
+@pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> None:
     bodies = [str(number) for number in range(40)]
     await create(stack, MaxQueueLength=1, EnqueueTimeout=1)
@@ -154,6 +156,7 @@ async def test_renewal_moves_the_expiration(stack: Stack, clock: VirtualClock) -
     assert is_clean(stack)
 
 
+@pytest.mark.proves("managed/clock-leader-jumps-forward")
 async def test_wall_clock_that_jumps_forward_removes_no_queue(stack: Stack, clock: VirtualClock) -> None:
     await create(stack)
     await send(stack, "0")
@@ -187,6 +190,7 @@ def damaged_records(broker: FakeBroker) -> None:
 
 
 @pytest.mark.usefixtures("damaged_records")
+@pytest.mark.proves("managed/stored-record-created-queue")
 async def test_damaged_record_is_left_out_and_ends_no_term(stack: Stack) -> None:
     await create(stack)
     assert [record.key for record in stack.created_queues.all()] == [A]
@@ -255,6 +259,7 @@ async def led(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> As
     await stack.kill()
 
 
+@pytest.mark.proves("api/clients-without-token-read")
 async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack: Stack, clock: VirtualClock) -> None:
     """Readers without a token see public queues only, so most of the work for them is in vain."""
     keys = [Key(f"{number:05d}") for number in range(2 * MAX_EXAMINED + 500)]

@@ -87,6 +87,7 @@ class TestActivation:
         await require(stack)
         assert (steps(stack), stack.is_bound("a")) == (["declare", "bind"], True)
 
+    @pytest.mark.proves("reference-defects/3-one-busy-key")
     async def test_bound_is_believed_only_after_the_answer(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: bound-is-reported-late."""
         released, stack.broker.hook = hold("bind", done=True)
@@ -137,6 +138,7 @@ class TestOrder:
         assert done.index("bind") < 50
 
     @pytest.mark.parametrize("key", ["new", "k299"], ids=["new", "binding is gone"])
+    @pytest.mark.proves("controller/new-leader-finds-thousands")
     async def test_new_key_does_not_wait_for_those_that_a_new_leader_binds_again(
         self, clock: VirtualClock, broker: FakeBroker, key: str
     ) -> None:
@@ -161,6 +163,7 @@ class TestOrder:
             await until(stack, lambda: len(stack.existing_queues()) == (301 if key == "new" else 300))
             await until(stack, lambda: all(stack.queue_of(one).is_bound for one in stack.existing_queues()))
 
+    @pytest.mark.proves("controller/leader-deposed-declares-queue")
     async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(self, stack: Stack) -> None:
         """It is empty and unbound: a listing finds it, and it ends without a worker having been started."""
         stack.broker.declare_queue(QUEUE, OURS)
@@ -197,6 +200,7 @@ class TestEnd:
         # Before the stops, before the deletions, and at most two of the resync.
         assert stack.broker.count("list_queues") - before <= 4
 
+    @pytest.mark.proves("races/request-reaches-queue-decision", "requests/request-arrives-group-ends")
     async def test_publish_under_way_during_unbind_is_served(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: settle [nosettle]: routed before the unbind, in the queue 8 s after it."""
         stack.broker.transit = 8.0
@@ -207,6 +211,7 @@ class TestEnd:
         await until(stack, lambda: stack.is_bound("a"))
         assert (publishing.done(), stack.waiting("a"), stack.running("a")) == (True, [b"1"], 1)
 
+    @pytest.mark.proves("requests/request-arrives-group-ends")
     async def test_request_that_came_at_the_last_moment_brings_the_group_back(self, stack: Stack) -> None:
         await require(stack)
         await until(stack, lambda: not stack.is_bound("a"))
@@ -235,6 +240,7 @@ class TestEnd:
         assert refused is not None
         assert 15 <= refused <= 35
 
+    @pytest.mark.proves("races/worker-alive-but-disconnected", "reference-defects/7-queue-deleted-under")
     async def test_unacknowledged_request_of_a_dead_host_is_not_deleted(self, stack: Stack) -> None:
         """lifecycle: probe [ev1_ready, ev6_drain]: the worker is gone, its connection is not noticed dead yet."""
         await stack.publish("a", b"1")
@@ -279,6 +285,7 @@ class TestEnd:
         await stack.clock.advance(60.0)
         assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
+    @pytest.mark.proves("races/request-reaches-queue-decision")
     async def test_message_found_by_the_passive_declare_reactivates_the_group(self, stack: Stack) -> None:
         """lifecycle: ready-brings-back [noreact]: ready > 0 and the group is not wanted: it is required."""
         released = await idle_until(stack, "look_up")
@@ -287,6 +294,7 @@ class TestEnd:
         await stack.clock.settle()
         assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
+    @pytest.mark.proves("races/request-reaches-deletion-s")
     async def test_message_that_reached_the_probe_is_published_again_and_the_queue_kept(self, stack: Stack) -> None:
         """lifecycle: probe, delete-under-probe."""
         released = await idle_until(stack, "consume")
@@ -322,6 +330,7 @@ class TestEnd:
         await until(stack, lambda: stack.is_bound("a"))
         assert stack.waiting("a") == [b"1"]
 
+    @pytest.mark.proves("races/request-arrives-between-last")
     async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, stack: Stack) -> None:
         """lifecycle: delete-runs-to-its-end."""
         released = await idle_until(stack, "delete")
@@ -332,6 +341,7 @@ class TestEnd:
         await stack.clock.settle()
         assert (steps(stack)[-3:], stack.waiting("a")) == (["delete", "declare", "bind"], [b"1"])
 
+    @pytest.mark.proves("races/activity-workers-stopped")
     async def test_bind_waits_until_a_stop_in_flight_has_ended(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: bind-waits-for-stop [bindrace_p4]: the stop would hit a worker that has just got a request."""
         await require(stack)
@@ -355,6 +365,7 @@ def foreign_queue(broker: FakeBroker) -> None:
 
 class TestFaults:
     @pytest.mark.usefixtures("foreign_queue")
+    @pytest.mark.proves("reference-defects/6-one-failed-queue")
     async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(self, stack: Stack) -> None:
         """defects: one-failure-for-all; lifecycle: token-channel-never-fails: other arguments are found without asking
         on T. The fault ends once that queue is gone."""
@@ -419,6 +430,7 @@ class TestFaults:
             await clock.settle()
             assert stack.waiting("a") == [b"1"]
 
+    @pytest.mark.proves("broker/management-api-fails")
     async def test_failed_http_api_ends_no_term(self, stack: Stack, clock: VirtualClock) -> None:
         await require(stack)
         await stack.report("a", Event.READY)
@@ -443,12 +455,14 @@ class TestResync:
         await clock.advance(61.0)
         assert (stack.running("a"), stack.queue_of(A).is_bound) == (1, True)
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_deleted_queue_comes_back_while_wanted(self, stack: Stack, clock: VirtualClock) -> None:
         await require(stack)
         stack.broker.delete_queue(QUEUE)
         await clock.advance(61.0)
         assert (stack.is_bound("a"), stack.task.done()) == (True, False)
 
+    @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_removed_binding_comes_back(self, stack: Stack, clock: VirtualClock) -> None:
         await require(stack)
         stack.broker.unbind(QUEUE, stack.names.requests_exchange, "a")
@@ -519,6 +533,7 @@ class TestSeed:
             await clock.advance(500.0)
             assert (stack.has_queue("a"), stack.running("a")) == (True, 1)
 
+    @pytest.mark.proves("broker/rabbitmq-stops-killed-restarts", "reference-defects/17-restart-loading-workers")
     async def test_clocks_start_with_the_term(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
     ) -> None:

@@ -106,6 +106,7 @@ async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
     assert (stack.driver.count("start"), stack.driver.count("stop")) == (1, 0)
 
 
+@pytest.mark.proves("workers/worker-longer-needed-runs")
 async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(replacement: Replacement) -> None:
     stack, old = replacement.stack, replacement.old
     hear(stack, old)
@@ -126,6 +127,7 @@ async def test_old_worker_that_never_ends_is_stopped_when_no_request_may_run_tha
     assert replacement.old.gone.is_set()
 
 
+@pytest.mark.proves("workers/successor-worker-start-never")
 async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(replacement: Replacement) -> None:
     """The old one consumes the queue; that is no sign that the new one does."""
     stack = replacement.stack
@@ -150,6 +152,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
         assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
 
 
+@pytest.mark.proves("workers/such-worker-dies-finished")
 async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(replacement: Replacement) -> None:
     stack = replacement.stack
     await replacement.ready()

@@ -59,6 +59,7 @@ async def serve(stack: Stack) -> FakeChannel:
     return channel
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(stack: Stack, clock: VirtualClock) -> None:
     await with_an_alert(stack)
     await change(stack, rest=REST)
@@ -69,6 +70,7 @@ async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(sta
     assert (own_queues(stack.broker), announced_queues(stack.broker)) == (["pool-req-a"], ["pool-req-a"])
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_priority_queue_stays_until_its_workers_stop_consuming(stack: Stack, clock: VirtualClock) -> None:
     await with_an_alert(stack)
     await change(stack, rest=REST)
@@ -80,6 +82,7 @@ async def test_priority_queue_stays_until_its_workers_stop_consuming(stack: Stac
     assert own_queues(stack.broker) == ["pool-req-a"]
 
 
+@pytest.mark.proves("managed/priority-removed-requests-wait")
 async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_there(stack: Stack) -> None:
     """It comes back as an orphan, and its class is used again, for a while."""
     await with_an_alert(stack)

@@ -173,6 +173,7 @@ class TestEnds:
         await crash_whenever_ready(seconds=1100)
         assert (stack.status_of(A), stack.has_queue("a")) == (None, False)
 
+    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
     async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(self, stack: Stack) -> None:
         await require(stack)
         end_worker(stack, 1)
@@ -301,6 +302,7 @@ class TestConsumersOfTwoWorkers:
         return stack
 
     @pytest.mark.parametrize("consumes", [False, True])
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_consumers_of_one_worker_do_not_pass_for_another(self, stack: Stack, consumes: bool) -> None:
         await consume_by_priority(stack)
         if consumes:
@@ -308,6 +310,7 @@ class TestConsumersOfTwoWorkers:
         await stack.clock.advance(320.0)
         assert stack.driver.count("stop") == (0 if consumes else 1)
 
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(self, stack: Stack) -> None:
         dead = FakeChannel(stack.broker)
         await dead.consume(stack.names.request_queue(A), prefetch=1)
@@ -320,6 +323,7 @@ class TestConsumersOfTwoWorkers:
         await stack.clock.advance(320.0)
         assert stack.driver.count("stop") == 1
 
+    @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(self, stack: Stack) -> None:
         await consume_by_priority(stack)
         stack.management.available = False
@@ -462,6 +466,7 @@ class TestRoom:
 
 
 class TestDriverFaults:
+    @pytest.mark.proves("workers/platform-answer-start-worker")
     async def test_driver_that_does_not_answer_is_asked_again(self, stack: Stack, clock: VirtualClock) -> None:
         for _ in range(3):
             stack.driver.fail_next_list(UNAVAILABLE)

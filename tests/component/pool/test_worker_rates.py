@@ -58,6 +58,7 @@ def sent(broker: FakeBroker) -> list[EventRate | None]:
     return [rate_from_wire(one.details["rate"]) for one in messages if one and one.command is Command.RATE]
 
 
+@pytest.mark.proves("quotas/message-new-rate-lost")
 async def test_rate_is_sent_until_the_worker_reports_it(stack: Stack, clock: VirtualClock) -> None:
     rate = EventRate(720, 1024)
     await report(stack, "w", None)
@@ -85,6 +86,7 @@ async def test_workers_of_a_group_share_its_units(stack: Stack) -> None:
     assert sent(stack.broker) == [EventRate(720, 1024)]
 
 
+@pytest.mark.proves("quotas/message-new-rate-lost")
 async def test_next_leader_corrects_the_rate_of_a_worker(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leader(clock, broker) as stack:
         await use(stack, {"name": "r", "preset": "store-s1"})
