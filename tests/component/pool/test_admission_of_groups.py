@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.processors.requests.forwarding import CAPACITY_RETRY_AFTER
@@ -75,18 +74,6 @@ async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) 
         assert stack.orphans() == []
 
 
-@pytest.mark.parametrize("kind", ["direct", "managed"])
-async def test_log_warns_once_before_the_limit_is_reached(clock: VirtualClock, kind: str) -> None:
-    settings = settings_for(limits(max_groups=10, max_distinct_keys=5))
-    settings = settings.model_copy(update={"pool": settings.pool.model_copy(update={"kind": kind})})
-    async with leading(clock, settings=settings) as stack:
-        with capture_logs() as logs:
-            for key in "abcde":
-                await ask(stack, key)
-        warnings = [entry for entry in logs if "max_distinct_keys" in entry["event"]]
-        assert [entry["keys"] for entry in warnings] == [4]
-
-
 @pytest.mark.proves("requests/more-keys-lifecycle-max")
 async def test_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
     await ask(stack, "a")
@@ -137,15 +124,3 @@ async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock
     await clock.advance(60)
     assert stack.is_bound("a")
     assert stack.running("a") == 1
-
-
-async def test_groups_found_at_the_start_of_a_term_keep_their_places(clock: VirtualClock) -> None:
-    settings = settings_for(limits(max_groups=2))
-    async with leading(clock, settings=settings) as first:
-        await ask(first, "a")
-        await ask(first, "b")
-        await first.kill()
-    narrower = settings_for(limits(max_groups=1))
-    async with leading(clock, broker=first.broker, driver=first.driver, settings=narrower) as second:
-        await ask(second, "c")
-        assert (second.running("a"), second.running("b"), second.running("c")) == (1, 1, 0)

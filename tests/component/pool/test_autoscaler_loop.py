@@ -9,8 +9,7 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.drivers import FakeDriver, FakeWorker
-from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.drivers import FakeWorker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 A = Key("a")
@@ -151,25 +150,6 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(stack: 
         stack.assume_ready(one.spec.worker_id, A)
     await stack.clock.advance(900.0)
     assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
-
-
-async def test_minimum_is_started_with_the_group(clock: VirtualClock) -> None:
-    async with leading(clock, settings=scaled(min=3, max=3)) as stack:
-        await stack.publish("a", b"1")
-        await clock.advance(1.0)
-        assert stack.running("a") == 3
-
-
-async def test_next_leader_keeps_the_number_that_it_finds(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
-) -> None:
-    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-        await flood(stack)
-    driver.calls.clear()
-    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-        await all_ready(stack)
-        await clock.advance(60.0)
-        assert (stack.running("a"), driver.calls) == (4, [])
 
 
 @pytest.mark.parametrize("most", [1, 4])

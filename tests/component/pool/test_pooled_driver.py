@@ -19,7 +19,7 @@ from osrdyne.drivers.pooled.upkeep import LIST_INTERVAL, SPARE_LIMIT, SPARE_REST
 from osrdyne.errors import DriverUnavailableError, LeadershipLostError, SlotTakenError, StartFailedError
 from osrdyne.protocol.environment import Placement
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.protocol.pooled import PROCESS_KEY, Assign, Forget, Release
+from osrdyne.protocol.pooled import Assign, Forget, Release
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_harness import make_spec
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
@@ -772,14 +772,6 @@ class TestMemoryPressure:
             world.process_of(await world.start(A)).set_memory_limit(0.99)
             await clock.advance(5.0)
             assert world.driver.shortages() == []
-
-
-async def test_processes_are_instances_of_one_group(clock: VirtualClock) -> None:
-    with world_of(clock, replace(RULES, keys_per_process=1)) as world:
-        for key in (A, B, C):
-            await world.start(key)
-        instances = [worker.instance for worker in world.backend.workers.values()]
-        assert [(one.key, one.slot) for one in instances] == [(PROCESS_KEY, slot) for slot in range(3)]
 
 
 BIG: Mapping[str, object] = {"spark": {"conf": {"spark.driver.memory": "8g"}}}

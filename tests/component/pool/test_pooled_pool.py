@@ -194,15 +194,6 @@ async def require(stack: Stack, *keys: Key) -> None:
     await stack.clock.advance(5.0)
 
 
-async def test_keys_share_a_process_and_have_queues_of_their_own(stack: Stack, processes: Processes) -> None:
-    for key in (A, B, C):
-        await stack.publish(key, key.encode())
-    await stack.clock.advance(5.0)
-    [process] = processes.living()
-    assert sorted(one.key for one in process.state.assignments) == [A, B, C]
-    assert [stack.waiting(key) for key in (A, B, C)] == [[b"a"], [b"b"], [b"c"]]
-
-
 @pytest.mark.proves("circuits/group-open-circuit-worker")
 async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_probe(
     stack: Stack, processes: Processes, clock: VirtualClock
@@ -216,19 +207,6 @@ async def test_key_that_a_circuit_pauses_gets_no_worker_but_a_paused_one_for_a_p
     await clock.advance(5.0)
     assert (processes.running(A), len(processes.living())) == (processes.paused, 1)
     assert len(processes.paused) == 1
-
-
-async def test_idle_key_is_released_and_its_queue_deleted_while_the_others_stay(
-    stack: Stack, processes: Processes, clock: VirtualClock
-) -> None:
-    await ask(stack, A)
-    await serve(stack, A)
-    stack.pin(B)
-    await clock.advance(300.0)
-    assert not stack.has_queue(A)
-    assert (processes.running(A), len(processes.running(B))) == ([], 1)
-    [process] = processes.living()
-    assert [one.key for one in process.state.assignments] == [B]
 
 
 @pytest.mark.proves("pooled/process-confirm-end-released")
@@ -287,35 +265,6 @@ async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(p
         assert failure is not None
         assert failure.attempts == processes.settings.lifecycle.start_attempts
         assert (processes.running(A), processes.running(B)) == ([], [of_b])
-
-
-@pytest.mark.proves("pooled/leader-dies-processes-work")
-async def test_next_leader_finds_the_workers_and_starts_none(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes) as stack:
-        await ask(stack, A, B, C)
-        await stack.kill()
-    async with led(processes) as stack:
-        await clock.advance(60.0)
-        [process] = processes.living()
-        assert sorted(one.key for one in process.state.assignments) == [A, B, C]
-        assert len(process.assigned) == 3
-        assert len(stack.instances_of()) == 3
-
-
-@pytest.mark.proves("pooled/process-answer-new-leader")
-async def test_next_leader_waits_for_a_silent_process_and_kills_it(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes) as stack:
-        await ask(stack, A)
-        [process] = processes.living()
-        process.mute = True
-        await stack.kill()
-    began = clock.monotonic()
-    async with led(processes) as stack:
-        assert clock.monotonic() - began >= processes.settings.worker.pooled.process_timeout
-        await clock.advance(10.0)
-        assert process.worker_id not in {one.instance.worker_id for one in processes.backend.workers.values()}
-        successor = next(one for one in processes.living() if one is not process)
-        assert [one.key for one in successor.state.assignments] == [A]
 
 
 @pytest.mark.proves("pooled/all-processes-full")
@@ -491,14 +440,6 @@ async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(proc
         await stack.clock.advance(30.0)
         assert processes.running(A) == successors
         assert process.worker_id not in {one.instance.worker_id for one in processes.backend.workers.values()}
-
-
-async def test_stop_with_workers_ends_the_processes(processes: Processes, clock: VirtualClock) -> None:
-    async with led(processes, StopRequest(asyncio.Event(), stop_workers=True)) as stack:
-        await ask(stack, A)
-        stack.stop.requested.set()
-        await clock.advance(30.0)
-        assert [worker.instance.state for worker in processes.backend.workers.values()] == [InstanceState.EXITED]
 
 
 async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Processes, clock: VirtualClock) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from osrdyne.amqp import Message
-from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.errors import BrokerConflictError, DriverError, PublishRefusedError
+from osrdyne.errors import BrokerConflictError, DriverError
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
@@ -83,10 +82,6 @@ def put(broker: FakeBroker) -> None:
 
 
 class TestActivation:
-    async def test_wanted_queue_is_declared_and_then_bound(self, stack: Stack) -> None:
-        await require(stack)
-        assert (steps(stack), stack.is_bound("a")) == (["declare", "bind"], True)
-
     @pytest.mark.proves("reference-defects/3-one-busy-key")
     async def test_bound_is_believed_only_after_the_answer(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: bound-is-reported-late."""
@@ -104,15 +99,6 @@ class TestActivation:
         await clock.advance(20.0)
         assert (stack.is_bound("a"), stack.queue_of(A).is_bound) == (True, False)
         released.set()
-
-    async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """lifecycle: listed-bindings-are-unknown [assumeunb]: bound or not, it is bound or unbound again by this
-        term."""
-        async with leading(clock, broker=broker) as stack:
-            await require(stack)
-        broker.commands.clear()
-        async with leading(clock, broker=broker) as stack:
-            assert steps(stack) == ["bind"]
 
     async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, stack: Stack) -> None:
         """lifecycle: one-actor-per-key: one command at a time, the newest desired state is read between commands."""
@@ -183,15 +169,6 @@ class TestEnd:
         assert unbound - began == 20.0
         assert stopped - unbound >= 20.0
         assert (deleted >= stopped, steps(stack)) == (True, ["declare", "bind", "unbind", "delete"])
-
-    async def test_last_total_is_sampled_after_the_last_worker(self, stack: Stack) -> None:
-        """lifecycle: total-for-hidden-messages: what the judge saw is from before the workers were stopped."""
-        await require(stack)
-        stack.driver.workers_of(A)[0].stubborn = True
-        stopped = await until(stack, lambda: stack.status_of(A) is None and stack.running("a") == 0)
-        await until(stack, lambda: not stack.driver.workers_of(A))
-        deleted = await until(stack, lambda: not stack.has_queue("a"))
-        assert deleted >= stopped + TOTALS_MAX_AGE
 
     async def test_one_listing_proves_the_end_of_many(self, stack: Stack) -> None:
         before = stack.broker.count("list_queues")
@@ -302,33 +279,6 @@ class TestEnd:
         released.set()
         await stack.clock.settle()
         assert (stack.waiting("a"), stack.is_bound("a"), "delete" in steps(stack)) == ([b"1"], True, False)
-
-    async def test_given_back_request_is_published_until_a_worker_takes_it(self, stack: Stack) -> None:
-        """One refused publish must neither lose the request nor end the term (defects: one-failure-for-all)."""
-        refusals = [PublishRefusedError("nack")] * 3
-
-        async def refuse(command: Command) -> None:
-            if command == ("publish", stack.names.requests_exchange, False) and refusals:
-                raise refusals.pop()
-
-        released = await idle_until(stack, "consume")
-        put(stack.broker)
-        stack.broker.hook = refuse
-        released.set()
-        await stack.clock.advance(30.0)
-        assert (refusals, stack.waiting("a"), stack.task.done()) == ([], [b"1"], False)
-
-    async def test_false_zero_of_a_dead_queue_deletes_nothing(self, stack: Stack, clock: VirtualClock) -> None:
-        """lifecycle: probe [ev2_passive]."""
-        released = await idle_until(stack, "look_up")
-        put(stack.broker)
-        stack.broker.set_running(QUEUE, False)
-        released.set()
-        await clock.advance(60.0)
-        assert (stack.broker.queues[QUEUE].messages, stack.task.done()) == (1, False)
-        stack.broker.set_running(QUEUE, True)
-        await until(stack, lambda: stack.is_bound("a"))
-        assert stack.waiting("a") == [b"1"]
 
     @pytest.mark.proves("races/request-arrives-between-last")
     async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, stack: Stack) -> None:
@@ -446,14 +396,6 @@ class TestResync:
     def settings(self) -> Settings:
         """Nothing ends before it is listed."""
         return settings_for()
-
-    async def test_unknown_queue_is_adopted_and_served(self, stack: Stack, clock: VirtualClock) -> None:
-        """lifecycle: resync [misslist]: bound, without worker and without orphans, its requests would hang."""
-        stack.broker.declare_queue(QUEUE, OURS)
-        stack.broker.bind(QUEUE, stack.names.requests_exchange, "a")
-        await stack.publish("a", b"1")
-        await clock.advance(61.0)
-        assert (stack.running("a"), stack.queue_of(A).is_bound) == (1, True)
 
     @pytest.mark.proves("broker/request-queue-binding-deleted")
     async def test_deleted_queue_comes_back_while_wanted(self, stack: Stack, clock: VirtualClock) -> None:

@@ -11,7 +11,6 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
-from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
@@ -79,11 +78,6 @@ async def require(stack: Stack, *keys: str) -> None:
 
 
 class TestStart:
-    async def test_first_request_starts_one_worker(self, stack: Stack, clock: VirtualClock) -> None:
-        await stack.publish("a", b"1")
-        await clock.advance(120.0)
-        assert (stack.driver.count("start"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
-
     async def test_worker_starts_only_once_its_queue_exists(self, stack: Stack, clock: VirtualClock) -> None:
         """ARCHITECTURE: a group starts only once its queue exists."""
         released = asyncio.Event()
@@ -137,16 +131,6 @@ class TestStart:
         await require(stack)
         await stack.clock.advance(20.0)
         assert 5 <= stack.driver.count("start") <= 12
-
-    async def test_idle_group_without_worker_gets_one(self, stack: Stack, clock: VirtualClock) -> None:
-        """lifecycle: start-when-slot-is-free: Active or Unbound; only the end of the group ends that."""
-        await require(stack)
-        await ready(stack)
-        await clock.advance(700.0)
-        assert stack.status_of(A) is GroupStatus.UNBOUND
-        end_worker(stack, 1)
-        await clock.settle()
-        assert stack.running("a") == 1
 
 
 class TestEnds:
@@ -332,29 +316,6 @@ class TestConsumersOfTwoWorkers:
 
 
 class TestStops:
-    async def test_surplus_of_a_slot_is_stopped_and_the_oldest_kept(
-        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-    ) -> None:
-        """lifecycle: unique-instance-names [nonunique, dupfix]."""
-        await earlier_leader(broker, driver, "a")
-        (younger,) = driver.workers_of(A)
-        older = running_worker(driver, started_at=1.0)
-        async with leading(clock, broker=broker, driver=driver):
-            await clock.advance(1.0)
-            assert (older.instance.state, younger.instance.state) == (InstanceState.RUNNING, InstanceState.EXITED)
-
-    async def test_instance_of_an_unknown_key_is_stopped(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """lifecycle: resync [listonly]: an old start that landed late would live on."""
-        stray = running_worker(driver, Key("absent"))
-        async with leading(clock, driver=driver):
-            await clock.advance(1.0)
-            assert (stray.instance.state, driver.workers_of(Key("absent"))) == (InstanceState.EXITED, [])
-
-    async def test_start_that_lands_late_is_found_by_its_event(self, stack: Stack, clock: VirtualClock) -> None:
-        stray = running_worker(stack.driver, Key("absent"))
-        await clock.settle()
-        assert stray.instance.state is InstanceState.EXITED
-
     async def test_stop_that_an_earlier_leader_did_not_finish_is_finished(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
@@ -454,15 +415,6 @@ class TestRoom:
         await require(stack, "a", "b")
         await stack.clock.settle()
         assert stack.driver.count("start") == 2
-
-    async def test_workers_found_loading_do_not_take_room(
-        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings
-    ) -> None:
-        """They may report once that they are ready, and have done so to an earlier leader."""
-        await earlier_leader(broker, driver, "old1", "old2", "old3")
-        async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-            await require(stack, "new")
-            assert stack.running("new") == 1
 
 
 class TestDriverFaults:
