@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from playwright.async_api import Page, async_playwright
@@ -20,6 +16,7 @@ from osrdyne.api.server import ApiServer
 from osrdyne.config.models import ApiSettings
 from osrdyne.metrics import Metrics
 from osrdyne.testing.fakes.inspector import FakeInspector
+from tests.security.http_server import Answer, answering
 
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE = 120.0
@@ -40,29 +37,9 @@ FORM = """url => {
 }"""
 
 
-@contextlib.contextmanager
-def another_site() -> Iterator[str]:
+def another_site(_: str) -> Answer:
     """A web site that is not the API's."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><title>page</title><body>")
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is logged."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return 200, {"content-type": "text/html"}, b"<!doctype html><title>page</title><body>"
 
 
 async def attempt(page: Page, script: str, url: str) -> object:
@@ -89,7 +66,7 @@ async def test_page_of_another_site_changes_and_reads_nothing_in_a_real_browser(
 
     server = ApiServer(lambda: recording, settings)
     server.bind()
-    with another_site() as site:
+    with answering(another_site) as site:
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group, async_playwright() as playwright:
             serving = group.create_task(server.run())
             browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from osrdyne_worker.pipelines.guard.sessions import GuardedSessions
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.plans import parse_query
 from osrdyne_worker.spark.session import session_conf
+from tests.security.http_server import Answer, answering
 
 VIEWS = frozenset({"nation", "region"})
 SECRET = "amqp-password-of-the-worker"
@@ -34,24 +33,8 @@ SECRET = "amqp-password-of-the-worker"
 class Canary:
     """A file that no query may read, and an HTTP server on loopback that no query may reach."""
 
-    def __init__(self, directory: Path) -> None:
-        self.requests: list[str] = []
-        requests = self.requests
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                requests.append(self.path)
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b'<!ENTITY sent "x">')
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+    def __init__(self, directory: Path, url: str, requests: list[str]) -> None:
+        self.url, self.requests = url, requests
         secret = directory / "secret"
         secret.write_text(SECRET)
         # The document type defines an entity by the file, and a second one by a URL with its content.
@@ -69,17 +52,17 @@ class Canary:
         options = f"map('rowTag', 'a', 'rowValidationXSDPath', '{schema or self.schema.as_uri()}')"
         return f"from_xml('<a>1</a>', 'x string', {options})"
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Iterator[Canary]:
-    made = Canary(tmp_path)
-    yield made
-    made.close()
+    requests: list[str] = []
+
+    def answer(path: str) -> Answer:
+        requests.append(path)
+        return 200, {}, b'<!ENTITY sent "x">'
+
+    with answering(answer) as url:
+        yield Canary(tmp_path, url, requests)
 
 
 def refused(call: Call, query: str) -> RequestError:

@@ -83,18 +83,6 @@ async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: Virtu
     assert stack.broker.count("list_queues") == before
 
 
-async def test_workers_that_are_not_needed_finish_and_go_after_the_cooldown(stack: Stack, clock: VirtualClock) -> None:
-    await flood(stack)
-    await all_ready(stack)
-    hear(stack)
-    serve_all(stack)
-    await clock.advance(290.0)
-    assert commands_sent(stack) == []
-    await clock.advance(600.0)
-    assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
-    assert stack.driver.count("stop") == 0
-
-
 async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(stack: Stack) -> None:
     await flood(stack)
     await all_ready(stack)

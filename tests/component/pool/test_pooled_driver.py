@@ -798,16 +798,6 @@ async def begin_big(world: World, key: Key, slot: int = 0) -> asyncio.Future[Ins
 
 
 class TestProfiles:
-    async def test_workers_share_processes_with_their_own_settings_only(self, world: World) -> None:
-        use(world)
-        small = world.process_of(await world.start(A))
-        big = [world.process_of(await done(await begin_big(world, key))) for key in (B, C)]
-        assert big[0] is big[1] is not small
-        listed = await world.listed()
-        assert listed[B].spec_hash == world.driver.spec_hash(BIG) != listed[A].spec_hash
-        hashes = {one.worker_id: one.settings_hash for one in world.driver.processes.values()}
-        assert hashes[big[0].worker_id] == world.inner.spec_hash(BIG)
-
     async def test_next_leader_knows_the_settings_of_the_processes_that_it_finds(self, world: World) -> None:
         use(world)
         first = world.process_of(await done(await begin_big(world, A)))

@@ -227,18 +227,6 @@ async def test_queue_is_deleted_only_after_the_process_has_reported_the_end_of_i
     assert not stack.has_queue(A)
 
 
-@pytest.mark.proves("pooled/process-ends-killed-out")
-async def test_killed_process_is_replaced_and_all_its_keys_run_again(stack: Stack, processes: Processes) -> None:
-    await ask(stack, A, B, C)
-    [process] = processes.living()
-    processes.kill(process)
-    await stack.clock.advance(10.0)
-    [successor] = processes.living()
-    assert sorted(one.key for one in successor.state.assignments) == [A, B, C]
-    await stack.clock.advance(10.0)
-    assert len(processes.backend.workers) == 1
-
-
 @pytest.mark.proves("pooled/process-ends-keys-load")
 async def test_end_of_a_process_is_no_failed_start_of_the_keys_that_load_in_it(processes: Processes) -> None:
     """A ends each process in which it loads its data; B loads beside it."""
@@ -416,32 +404,6 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
     assert processes.running(B) == [of_b]
 
 
-@pytest.mark.proves("pooled/process-leaks-memory-threads")
-async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(processes: Processes) -> None:
-    processes.settings = pooled_settings(max_requests=100)
-    async with led(processes) as stack:
-        stack.pin(A)
-        await stack.clock.advance(5.0)
-        [process] = processes.living()
-        [before] = processes.running(A)
-        control = FakeChannel(stack.broker)
-        await control.declare_queue("control")
-        await control.bind_queue("control", stack.names.control_exchange, f"worker.{before}")
-        process.set(requests=100)
-        for _ in range(60):
-            await stack.clock.advance(1.0)
-            assert processes.running(A)
-            successors = [name for name in processes.running(A) if name != before]
-            if successors:
-                break
-        await stack.clock.advance(5.0)
-        assert any(b'"drain"' in body for body in stack.broker.bodies("control"))
-        process.end_worker(before, 0)
-        await stack.clock.advance(30.0)
-        assert processes.running(A) == successors
-        assert process.worker_id not in {one.instance.worker_id for one in processes.backend.workers.values()}
-
-
 async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Processes, clock: VirtualClock) -> None:
     await ask(stack, A, B)
     [process] = processes.living()
@@ -486,21 +448,6 @@ async def ended(stack: Stack, call: Awaitable[None]) -> None:
     task = asyncio.ensure_future(call)
     await stack.clock.advance(5.0)
     await task
-
-
-async def test_some_keys_are_pooled_and_others_have_processes_of_their_own(processes: Processes) -> None:
-    processes.settings = profiled(
-        processes.settings, {"match": "{x:[bc]}", "placement": "pooled"}, placement="dedicated"
-    )
-    async with led(processes) as stack:
-        await require(stack, A, B, C)
-        assert (len(processes.alone(A)), processes.running(A)) == (1, [])
-        assert (processes.alone(B), len(processes.running(B)), len(processes.running(C))) == ([], 1, 1)
-        assert len(processes.living()) == 1
-        hashes = {stack.profile_of(key).spec_hash for key in (A, B)}
-        assert len(hashes) == 2
-        await stack.clock.advance(30.0)
-        assert (len(processes.alone(A)), len(processes.running(B))) == (1, 1)  # none is replaced
 
 
 async def test_pooled_processes_belong_to_the_settings_of_one_profile(processes: Processes) -> None:

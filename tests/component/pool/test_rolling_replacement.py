@@ -118,15 +118,6 @@ async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(repla
     assert stack.driver.count("stop") == 0
 
 
-async def test_old_worker_that_never_ends_is_stopped_when_no_request_may_run_that_long(
-    replacement: Replacement, clock: VirtualClock
-) -> None:
-    await replacement.ready()
-    await clock.advance(SETTINGS.worker.processing_timeout + 60.0)
-    assert replacement.workers() == [replacement.new.instance]
-    assert replacement.old.gone.is_set()
-
-
 @pytest.mark.proves("workers/successor-worker-start-never")
 async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(replacement: Replacement) -> None:
     """The old one consumes the queue; that is no sign that the new one does."""
