@@ -200,7 +200,6 @@ async def test_each_token_reaches_what_the_table_allows_and_nothing_else(tokens_
             else:
                 assert answer.status_code == 403, (name, method, path)
                 assert answer.json()["grant"] in list(Grant)
-                assert f"the grant {answer.json()['grant']}" in answer.json()["detail"]
                 assert (pool.group_views, pool.replayed, len(pool.poison_views)) == ({}, [], 1)
                 assert pool.versions == {}
         for spelling in ("bodies=true", "bodies=1", "%62odies=on", "bodies=false&bodies=yes"):
@@ -304,9 +303,8 @@ async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
     settings = ApiSettings(port=0, tokens_file=str(tokens_file))
     async with serving(FakeInspector(), settings) as server:
         options = ["--file", str(tokens_file)]
-        assert (
-            await asyncio.to_thread(execute, ["token", "create", "new", "--role", "viewer", *options], debug=False) == 0
-        )
+        create = ["token", "create", "new", "--role", "viewer", *options]
+        assert await asyncio.to_thread(execute, create, debug=False) == 0
         secret = capsys.readouterr().out.strip()
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
             assert (await client.get("/v1/groups", headers=bearer(secret))).status_code == 200
@@ -373,7 +371,7 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
     assert {token.sha256 for token in TokenFile(str(file)).read()} == {digest_of(secret) for secret in secrets}
     assert not any(secret in text for secret in secrets)
     assert create("t1") == 2
-    assert "revoke it first" in capsys.readouterr().err
+    assert "'t1'" in capsys.readouterr().err
     assert execute(["token", "list", "--file", str(file), "-o", "json"], debug=False) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [one["role"] for one in listed] == ["viewer"] * 8
@@ -383,54 +381,53 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "place"),
     [
         ("{", "line 1, column 2"),
-        ("[]", r'\{"tokens": \[…\]\} expected'),
-        ('{"tokens": [{"name": "a"}]}', r"tokens\[0\]: an object with"),
-        (render_tokens(TOKENS).replace('"view": null', '"own": null'), r"tokens\[0\]\.grants\.own: unknown"),
-        (render_tokens(TOKENS).replace('"view": null', '"view": 7'), r"tokens\[0\]\.grants\.view: expected a pattern"),
+        ("[]", "tokens"),
+        ('{"tokens": [{"name": "a"}]}', r"tokens\[0\]"),
+        (render_tokens(TOKENS).replace('"view": null', '"own": null'), r"tokens\[0\]\.grants\.own"),
+        (render_tokens(TOKENS).replace('"view": null', '"view": 7'), r"tokens\[0\]\.grants\.view"),
         (render_tokens(TOKENS).replace("other/", "{(:"), r"tokens\[6\]\.grants\.view: "),
-        (render_tokens(TOKENS).replace("+00:00", ""), "a time with a time zone"),
-        (render_tokens([TOKENS[0], TOKENS[0]]), "two tokens have the name 'viewer'"),
-        ("[" * 100_000, "invalid JSON"),
+        (render_tokens(TOKENS).replace("+00:00", ""), r"tokens\[0\]"),
+        (render_tokens([TOKENS[0], TOKENS[0]]), "'viewer'"),
+        ("[" * 100_000, "JSON"),
     ],
 )
-def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str, said: str) -> None:
+def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str, place: str) -> None:
     (tmp_path / "tokens").write_text(content)
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=place):
         authenticators_of(ApiSettings(tokens_file=str(tmp_path / "tokens")), clock=SystemClock())
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "named"),
     [
-        (["api.host=0.0.0.0", 'api.allowed_hosts=["a"]'], "the API has no tokens"),
-        (["api.host=", 'api.allowed_hosts=["a"]'], "the API has no tokens"),
-        (["api.host=::", "api.allow_anonymous=true"], "api.allowed_hosts: required"),
-        (["api.tokens_file=/no/such/file"], "cannot read the API tokens"),
-        (["api.host=192.0.2.7"], "192.0.2.7, and the API has no tokens"),
+        (["api.host=0.0.0.0", 'api.allowed_hosts=["a"]'], "api.host"),
+        (["api.host=", 'api.allowed_hosts=["a"]'], "api.host"),
+        (["api.host=::", "api.allow_anonymous=true"], "api.allowed_hosts"),
+        (["api.tokens_file=/no/such/file"], "/no/such/file"),
+        (["api.host=192.0.2.7"], "192.0.2.7"),
     ],
 )
 def test_daemon_that_would_be_open_to_the_network_does_not_start(
-    settings: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: list[str], named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = [word for setting in settings for word in ("--set", setting)]
     for command in ("run", "check-config"):
         assert execute([command, *options], debug=False) == 2
-        assert said in capsys.readouterr().err
+        assert named in capsys.readouterr().err
 
 
 def test_exposed_api_warns_at_the_start(tokens_file: Path) -> None:
-    open_to_all = ApiSettings(host="0.0.0.0", allow_anonymous=True, allowed_hosts=("a",))
-    [warning] = authenticators_of(open_to_all, clock=SystemClock())[1]
-    assert "can use all of it" in warning
-    [warning] = authenticators_of(
-        ApiSettings(host="0.0.0.0", tokens_file=str(tokens_file), allowed_hosts=("a",)), clock=SystemClock()
-    )[1]
-    assert "no TLS" in warning
-    assert authenticators_of(ApiSettings(), clock=SystemClock())[1] == []
+    def warnings(**settings: object) -> list[str]:
+        return authenticators_of(ApiSettings.model_validate(settings), clock=SystemClock())[1]
+
+    exposed = {"host": "0.0.0.0", "allowed_hosts": ("a",)}
+    [of_anonymous] = warnings(**exposed, allow_anonymous=True)
+    [of_plain_text] = warnings(**exposed, tokens_file=str(tokens_file))
+    assert ("api.allow_anonymous" in of_anonymous, "api.tls" in of_plain_text, warnings()) == (True, True, [])
 
 
 async def test_host_names_are_checked_off_loopback_and_the_address_itself_is_answered(tokens_file: Path) -> None:
@@ -485,7 +482,7 @@ async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still
     local = tmp_path / "api.sock"
     async with serving(FakeInspector(), settings, open_local=lambda: UnixListener(local)) as server:
         idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
-        with pytest.raises(OsrdyneError, match=r"too many connections|No osrdyne daemon answers"):
+        with pytest.raises(OsrdyneError, match=r"api\.limit_concurrency|No osrdyne daemon"):
             await asyncio.to_thread(DaemonApi(server.url).get, "/health")
         assert await asyncio.to_thread(DaemonApi(f"unix:{local}").get, "/health") == {"status": "ok"}
         for _, writer in idle:
@@ -544,7 +541,6 @@ async def test_leader_goes_on_while_the_largest_manifests_are_refused() -> None:
         answers = await asyncio.gather(*put)
         beating.cancel()
     assert [answer.status_code for answer in answers] == [422] * 3
-    assert "at most" in answers[0].json()["detail"]
     assert max(silences) < SILENCE
 
 
@@ -563,13 +559,13 @@ async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(
         assert find_socket(settings) == path
         assert await asyncio.to_thread(execute, ["groups", "start", "k"], debug=False) == 0  # the CLI finds it
         assert list(pool.group_views) == ["k"]
-        with pytest.raises(OsrdyneError, match="needs the grant operate"):
+        with pytest.raises(OsrdyneError, match="operate"):
             await asyncio.to_thread(lambda: DaemonApi(server.url).post("/v1/group/start", key="x"))
         another = open_listener(settings)  # a second daemon with these settings does not take it over
         assert another is None or another.path != path
         if another is not None:
             another.close()
-        with pytest.raises(PortTakenError, match="Another process listens"):
+        with pytest.raises(PortTakenError):
             UnixListener(path)
         await asyncio.to_thread(DaemonApi(f"unix:{path}").get, "/health")
     assert not path.exists()
@@ -584,7 +580,7 @@ def test_socket_of_a_killed_process_is_replaced_and_another_file_is_not(tmp_path
     UnixListener(path).close()
     assert not path.exists()
     path.write_text("mine")
-    with pytest.raises(ConfigurationError, match=r"api\.socket: cannot listen"):
+    with pytest.raises(ConfigurationError, match=r"api\.socket"):
         open_listener(Settings(api=ApiSettings(socket=str(path))))
     assert path.read_text() == "mine"
 
@@ -668,12 +664,12 @@ async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
         trusting = DaemonApi(server.url, token=SECRETS["viewer"], ca_file=str(certificate))
         assert (await asyncio.to_thread(trusting.get, "/v1/groups"))["pool"] == "fake"
         for url in (server.url, server.url.replace("https", "HTTPS")):
-            with pytest.raises(OsrdyneError, match="certificate of the daemon"):
+            with pytest.raises(OsrdyneError, match="certificate"):
                 await asyncio.to_thread(DaemonApi(url).get, "/v1/groups")
         with pytest.raises(OsrdyneError):
             await asyncio.to_thread(DaemonApi(server.url.replace("https", "http")).get, "/v1/groups")
     wrong = ApiTlsSettings(certificate_file=str(key), key_file=str(certificate))
-    with pytest.raises(ConfigurationError, match=r"api\.tls: cannot use"):
+    with pytest.raises(ConfigurationError, match=r"api\.tls"):
         ApiServer(lambda: create_app(FakeInspector(), Metrics(), version="1"), ApiSettings(port=0, tls=wrong)).bind()
 
 

@@ -17,7 +17,7 @@ from osrdyne.broker.management.models import Permissions
 from osrdyne.cli.main import execute
 from osrdyne.client import AsyncClient, NoRouteError, RequestError, progress
 from osrdyne.config.models import BrokerSettings, PoolSettings
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerAccessError
 from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.protocol.progress import not_starting
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon
@@ -66,14 +66,13 @@ async def test_credentials_are_created_once_and_only_those_of_clients_are_remove
     user, another = f"client-of-{pool_id}", f"another-of-{pool_id}"
     code, uri = await credentials("create", user)
     assert (code, uri.startswith("amqp")) == (0, True)
-    assert await credentials("create", user) == (
-        2, f"RabbitMQ has a user {user!r} already: revoke it first, or choose another name.",
-    )  # fmt: skip
+    code, said = await credentials("create", user)
+    assert (code, repr(user) in said) == (2, True)
     await (await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test"))).close()  # the password is the same
     await management.put_user(another, password="secret")
     await management.put_permissions(another, Permissions(configure=".*", write=".*", read=".*"))
     code, said = await credentials("revoke", another)
-    assert (code, "has other permissions" in said) == (2, True)
+    assert (code, repr(another) in said) == (2, True)
     assert await management.list_users(another) == [another]
     await management.delete_user(another)
     assert (await credentials("revoke", user))[0] == 0
@@ -134,11 +133,11 @@ async def test_client_user_can_call_and_nothing_else(
         exchanges = ("", names.orphan_exchange, names.control_exchange, names.activity_exchange)
         for exchange in (*exchanges, names.dead_letter_exchange):
             channel = await connection.channel(confirms=True)
-            with pytest.raises(BrokerError, match="refused"):
+            with pytest.raises(BrokerAccessError):
                 await channel.publish(Message(b"x"), exchange=exchange, routing_key=names.leader_queue)
         for queue in (names.request_queue(KEY), names.leader_queue, names.poison_queue):
             channel = await connection.channel()
-            with pytest.raises(BrokerError, match="refused"):
+            with pytest.raises(BrokerAccessError):
                 await channel.get(queue)
         await connection.close()
 

@@ -398,18 +398,15 @@ class TestResync:
         return settings_for()
 
     @pytest.mark.proves("broker/request-queue-binding-deleted")
-    async def test_deleted_queue_comes_back_while_wanted(self, stack: Stack, clock: VirtualClock) -> None:
+    @pytest.mark.parametrize("deleted", ["queue", "binding"])
+    async def test_deleted_queue_or_binding_comes_back_while_wanted(self, stack: Stack, deleted: str) -> None:
         await require(stack)
-        stack.broker.delete_queue(QUEUE)
-        await clock.advance(61.0)
+        if deleted == "queue":
+            stack.broker.delete_queue(QUEUE)
+        else:
+            stack.broker.unbind(QUEUE, stack.names.requests_exchange, "a")
+        await stack.clock.advance(61.0)
         assert (stack.is_bound("a"), stack.task.done()) == (True, False)
-
-    @pytest.mark.proves("broker/request-queue-binding-deleted")
-    async def test_removed_binding_comes_back(self, stack: Stack, clock: VirtualClock) -> None:
-        await require(stack)
-        stack.broker.unbind(QUEUE, stack.names.requests_exchange, "a")
-        await clock.advance(61.0)
-        assert stack.is_bound("a")
 
     async def test_key_with_a_command_since_the_listing_began_is_left_alone(self, stack: Stack) -> None:
         """lifecycle: resync: the listing is older than the command."""
@@ -456,13 +453,6 @@ class TestSeed:
         put(broker)
         async with leading(clock, broker=broker) as stack:
             assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
-
-    async def test_unused_queue_ends_without_a_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """Found unbound, empty and without a worker: no worker is started only to be stopped after `stop_delay`."""
-        broker.declare_queue(QUEUE, OURS)
-        async with leading(clock, broker=broker) as stack:
-            await clock.advance(60.0)
-            assert (stack.has_queue("a"), stack.driver.count("start")) == (False, 0)
 
     async def test_queue_that_a_worker_was_found_for_keeps_it_for_its_time(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
