@@ -1,4 +1,4 @@
-"""A leader of a pool with pooled workers: the real loops, driver and messages; the processes are played."""
+"""A leader of a pool with pooled workers: the real loops, driver and messages; the processes are simulated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from history_process import SimulatedProcess
 from inspectors import inspector_of
 
 from osrdyne.amqp import Message
@@ -26,17 +27,15 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.pool.groups.memory import HEAP_INTERVAL, POLL_INTERVAL
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.activity import ActivityReport, Event
-from osrdyne.protocol.control import control_from_wire
-from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.protocol.pooled import PROCESS_KEY, Assign, ProcessState, Release, question_of_control
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.pooled import PROCESS_KEY, Release
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
-from osrdyne.testing.played_process import PlayedProcess
 
 A, B, C = map(Key, "abc")
+NAMES = PoolNames(POOL)
 
 
 def pooled_settings(**pooled: object) -> Settings:
@@ -50,14 +49,13 @@ def pooled_settings(**pooled: object) -> Settings:
 
 @dataclass
 class Processes:
-    """The processes that the fake backend starts, each with a connection of its own."""
+    """The processes that the fake backend starts."""
 
     clock: VirtualClock
     broker: FakeBroker
     settings: Settings
     backend: FakeBackend = field(default_factory=FakeBackend)
-    played: dict[WorkerId, PlayedProcess] = field(default_factory=dict)
-    channels: dict[WorkerId, FakeChannel] = field(default_factory=dict)
+    played: list[SimulatedProcess] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     loading: set[Key] = field(default_factory=set)
     """Keys whose workers do not become ready."""
@@ -70,61 +68,40 @@ class Processes:
         inner.on_start = self._begin
         return PooledDriver(inner, pooled_rules(self.settings))
 
-    def _begin(self, worker: FakeWorker) -> None:
-        if worker.spec.key == PROCESS_KEY:
-            self.tasks.append(asyncio.ensure_future(self._run(worker)))
-        else:  # a worker with a process of its own
-            ready = ActivityReport(worker.spec.key, Event.READY, worker.spec.worker_id)
-            self.clock.call_later(0.1, lambda: self._publish(ready))
+    def _begin(self, fake: FakeWorker) -> None:
+        if fake.spec.key != PROCESS_KEY:  # a worker with a process of its own
+            return self._begin_worker(fake)
+        process = SimulatedProcess(
+            fake, names=NAMES, broker=self.broker, clock=self.clock, begin_worker=self._begin_worker
+        )
+        self.played.append(process)
+        self.tasks.append(asyncio.ensure_future(process.live()))
+        return None
+
+    def _begin_worker(self, fake: FakeWorker, _: SimulatedProcess | None = None) -> None:
+        key, worker_id = fake.spec.key, fake.spec.worker_id
+        if fake.spec.environment.paused:
+            self.paused.append(worker_id)
+        report = ActivityReport(key, Event.STARTED if key in self.loading else Event.READY, worker_id)
+        message = Message(body=report.wire_body(), headers=report.wire_headers())
+
+        def send() -> None:
+            self.broker.queues[NAMES.activity_queue].put(message, exchange=NAMES.activity_exchange, routing_key=key)
+
+        self.clock.call_later(0.1, send)
 
     def alone(self, key: Key) -> list[FakeWorker]:
         """The workers of a key that run in processes of their own."""
         workers = self.backend.workers.values()
         return [one for one in workers if one.instance.key == key and one.instance.state is InstanceState.RUNNING]
 
-    async def _run(self, worker: FakeWorker) -> None:
-        environment = worker.spec.environment
-        name = environment.worker_id
-        channel = self.channels[name] = FakeChannel(self.broker)
-        process = self.played[name] = PlayedProcess(name, self.clock, lambda state: self._report(name, state))
-        queue = f"{POOL}-ctl-{name}"
-        await channel.declare_queue(queue, exclusive=True)
-        await channel.bind_queue(queue, environment.control_exchange, f"worker.{name}")
-        consumer = await channel.consume(queue, prefetch=100)
-        process.begin()
-        async for delivery in consumer:
-            message = control_from_wire(delivery.body)
-            assert message is not None
-            question = question_of_control(message)
-            if question is not None:
-                known = len(process.assigned)
-                if isinstance(question, Assign) and question.environment.paused:
-                    self.paused.append(question.environment.worker_id)
-                process.take(question, message.generation)
-                for worker_id in process.assigned[known:]:
-                    assigned = next(one for one in process.state.assignments if one.worker_id == worker_id)
-                    event = Event.STARTED if assigned.key in self.loading else Event.READY
-                    self._publish(ActivityReport(assigned.key, event, worker_id))
-            await delivery.ack()
+    def kill(self, process: SimulatedProcess) -> None:
+        self.backend.end(process.fake, Exit(signal="SIGKILL"))
 
-    def _report(self, name: WorkerId, state: ProcessState) -> None:
-        self._publish(state.to_report(name))
+    def living(self) -> list[SimulatedProcess]:
+        return [process for process in self.played if process.alive]
 
-    def _publish(self, report: ActivityReport) -> None:
-        message = Message(body=report.wire_body(), headers=report.wire_headers())
-        publish = FakeChannel(self.broker).publish(message, exchange=f"{POOL}-activity-xchg", routing_key=report.key)
-        self.tasks.append(asyncio.ensure_future(publish))
-
-    def kill(self, process: PlayedProcess) -> None:
-        process.alive = False
-        self.channels[process.worker_id].end(None)
-        worker = next(one for one in self.backend.workers.values() if one.instance.worker_id == process.worker_id)
-        self.backend.end(worker, Exit(signal="SIGKILL"))
-
-    def living(self) -> list[PlayedProcess]:
-        return [process for process in self.played.values() if process.alive]
-
-    def process_of(self, worker: WorkerId) -> PlayedProcess:
+    def process_of(self, worker: WorkerId) -> SimulatedProcess:
         return next(process for process in self.living() if worker in process.assigned)
 
     def used(self, key: Key, ago: float | None) -> WorkerId:
