@@ -7,7 +7,6 @@ body of the attacker's choice, published by a worker, to any queue that `reply-t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Message
@@ -58,11 +58,9 @@ class Attack:
         url = f"http://127.0.0.1:{self.daemon.api.port}/metrics"
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=PATIENCE) as http:
             text = (await http.get(url)).text
-        total = 0
-        for found, value in re.findall(rf"^{metric}_total(?:{{(.*)}})? (\S+)$", text, re.MULTILINE):
-            if all(f'{name}="{label}"' in found for name, label in labels.items()):
-                total += int(float(value))
-        return total
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        of_metric = [sample for sample in samples if sample.name == f"{metric}_total"]
+        return int(sum(sample.value for sample in of_metric if labels.items() <= sample.labels.items()))
 
     async def until_counted(self, count: int, metric: str, **labels: str) -> None:
         async def reached() -> bool:
