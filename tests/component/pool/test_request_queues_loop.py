@@ -100,6 +100,15 @@ class TestActivation:
         assert (stack.is_bound("a"), stack.queue_of(A).is_bound) == (True, False)
         released.set()
 
+    async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """lifecycle: listed-bindings-are-unknown [assumeunb]: bound or not, it is bound or unbound again by this
+        term."""
+        async with leading(clock, broker=broker) as stack:
+            await require(stack)
+        broker.commands.clear()
+        async with leading(clock, broker=broker) as stack:
+            assert steps(stack) == ["bind"]
+
     async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, stack: Stack) -> None:
         """lifecycle: one-actor-per-key: one command at a time, the newest desired state is read between commands."""
         released, stack.broker.hook = hold("bind")
