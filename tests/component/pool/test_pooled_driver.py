@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -687,15 +687,6 @@ class TestReplacement:
         assert (await world.listed())[A].state is InstanceState.EXITED
         await world.driver.remove(dedicated.instance_id)
         assert await world.listed() == {}
-
-    async def test_stop_of_all_ends_processes_and_workers(self, clock: VirtualClock) -> None:
-        with world_of(clock, replace(RULES, spares=1)) as world:
-            await world.start(A)
-            world.tasks.pop(0).cancel()
-            with suppress(asyncio.CancelledError):
-                await PooledUpkeep(world.driver).stop_all()
-            assert world.running_processes() == []
-            assert (await world.listed())[A].state is InstanceState.EXITED
 
 
 class TestMemoryPressure:

@@ -381,6 +381,14 @@ async def test_text_of_a_suspect_is_refused_only_where_no_other_key_was_in_the_p
     assert processes.running(B) == [of_b]
 
 
+async def test_stop_with_workers_ends_the_processes(processes: Processes, clock: VirtualClock) -> None:
+    async with led(processes, StopRequest(asyncio.Event(), stop_workers=True)) as stack:
+        await ask(stack, A)
+        stack.stop.requested.set()
+        await clock.advance(30.0)
+        assert [worker.instance.state for worker in processes.backend.workers.values()] == [InstanceState.EXITED]
+
+
 async def test_processes_are_shown_with_their_keys(stack: Stack, processes: Processes, clock: VirtualClock) -> None:
     await ask(stack, A, B)
     [process] = processes.living()
