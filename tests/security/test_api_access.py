@@ -292,10 +292,6 @@ def test_file_of_an_earlier_version_keeps_its_rights() -> None:
     assert admin.grants == grants_of(Role.ADMIN, [Grant.BODIES])
 
 
-def test_tokens_are_written_as_they_are_read() -> None:
-    assert parse_tokens(render_tokens(TOKENS), "file") == TOKENS
-
-
 @pytest.mark.proves("api/file-api-tokens-damaged")
 async def test_token_counts_from_its_creation_to_its_removal_without_a_restart(
     tokens_file: Path, capsys: pytest.CaptureFixture[str]

@@ -59,6 +59,11 @@ class Scratch:
         self.is_closed = True
 
 
+@pytest.fixture
+def scratch() -> Scratch:
+    return Scratch()
+
+
 def register_over(scratch: Any) -> QueueDurability:
     return QueueDurability(PoolNames("p"), scratch, term=lambda: 1, clock=VirtualClock())
 
@@ -74,17 +79,15 @@ async def running(scratch: Any, clock: VirtualClock) -> AsyncIterator[QueueDurab
 
 
 @pytest.mark.proves("broker/rabbitmq-killed-right-queue")
-async def test_durability_queue_makes_the_broker_persist_other_queues() -> None:
+async def test_durability_queue_makes_the_broker_persist_other_queues(scratch: Scratch) -> None:
     """A name that RabbitMQ remembers from a moment ago would not; an earlier leader may have left either of them."""
-    scratch = Scratch()
     register = register_over(scratch)
     for _ in range(3):
         await register.persist()
     assert scratch.asked == [*FIRST, *ONE_AGAIN, *TWO]
 
 
-async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
-    scratch = Scratch()
+async def test_what_a_broken_channel_may_have_left_is_deleted_first(scratch: Scratch) -> None:
     register = register_over(scratch)
     await register.persist()
     scratch.is_closed = True
@@ -92,9 +95,8 @@ async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
     assert scratch.asked == [*FIRST, *FIRST]
 
 
-async def test_queue_that_came_goes_a_moment_later(clock: VirtualClock) -> None:
+async def test_queue_that_came_goes_a_moment_later(scratch: Scratch, clock: VirtualClock) -> None:
     """Not at once: the binding that has waited for it would wait for the deletion as well."""
-    scratch = Scratch()
     async with running(scratch, clock) as register:
         scratch.asked.clear()
         await register.persist()
@@ -104,8 +106,7 @@ async def test_queue_that_came_goes_a_moment_later(clock: VirtualClock) -> None:
         assert scratch.asked == ["declare p-register-2", "delete p-register-2"]
 
 
-async def test_single_key_is_declared_and_persisted_over_one_channel(clock: VirtualClock) -> None:
-    scratch = Scratch()
+async def test_single_key_is_declared_and_persisted_over_one_channel(scratch: Scratch, clock: VirtualClock) -> None:
     async with running(scratch, clock) as register:
         assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
         scratch.asked.clear()
@@ -114,8 +115,7 @@ async def test_single_key_is_declared_and_persisted_over_one_channel(clock: Virt
         assert scratch.asked == ["declare p-req-a", "declare p-register-4"]
 
 
-async def test_single_key_is_persisted_after_a_refused_declaration(clock: VirtualClock) -> None:
-    scratch = Scratch()
+async def test_single_key_is_persisted_after_a_refused_declaration(scratch: Scratch, clock: VirtualClock) -> None:
     async with running(scratch, clock) as register:
         scratch.refuses = True
         with pytest.raises(BrokerConflictError):
@@ -126,7 +126,8 @@ async def test_single_key_is_persisted_after_a_refused_declaration(clock: Virtua
         assert register.is_idle
 
 
-async def begun(scratch: Any) -> QueueDurability:
+@pytest.fixture
+async def begun(scratch: Scratch) -> QueueDurability:
     """One that has had its first turn."""
     register = register_over(scratch)
     await register.persist()
@@ -134,33 +135,33 @@ async def begun(scratch: Any) -> QueueDurability:
     return register
 
 
-async def test_queues_declared_while_one_is_persisted_share_the_next_durability_declaration() -> None:
-    scratch = Scratch()
-    register = await begun(scratch)
-    await asyncio.gather(*(register.wait_persisted(Key(f"{number}")) for number in range(10)))
+async def test_queues_declared_while_one_is_persisted_share_the_next_durability_declaration(
+    scratch: Scratch, begun: QueueDurability
+) -> None:
+    await asyncio.gather(*(begun.wait_persisted(Key(f"{number}")) for number in range(10)))
     assert scratch.asked == ONE_AGAIN
 
 
-async def test_queue_declared_during_a_durability_declaration_needs_the_next_one() -> None:
-    scratch = Scratch()
-    register = await begun(scratch)
+async def test_queue_declared_during_a_durability_declaration_needs_the_next_one(
+    scratch: Scratch, begun: QueueDurability
+) -> None:
     scratch.go_on.clear()
     async with asyncio.TaskGroup() as group:
-        group.create_task(register.persist())
+        group.create_task(begun.persist())
         while not scratch.asked:
             await asyncio.sleep(0)
-        register.note(A)
-        group.create_task(register.wait_persisted(A))
+        begun.note(A)
+        group.create_task(begun.wait_persisted(A))
         scratch.go_on.set()
     assert scratch.asked == [*ONE_AGAIN, *TWO]
 
 
-async def test_persisted_queue_needs_no_further_durability_declaration() -> None:
-    scratch = Scratch()
-    register = await begun(scratch)
-    register.note(A)
-    await register.wait_persisted(A)
-    await register.wait_persisted(A)
+async def test_persisted_queue_needs_no_further_durability_declaration(
+    scratch: Scratch, begun: QueueDurability
+) -> None:
+    begun.note(A)
+    await begun.wait_persisted(A)
+    await begun.wait_persisted(A)
     assert scratch.asked == ONE_AGAIN
 
 
