@@ -26,7 +26,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, make_stack
+from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 DAY = 86400.0
@@ -233,30 +233,17 @@ async def killed_at(stack: Stack, step: tuple[str, bool]) -> AsyncIterator[None]
 @pytest.mark.parametrize("step", STEPS, ids=[f"{'after' if done else 'before'} {name}" for name, done in STEPS])
 @pytest.mark.proves("managed/leader-dies-created-queue")
 async def test_killed_leader_leaves_no_request_unanswered_and_no_queue_half_deleted(
-    clock: VirtualClock, broker: FakeBroker, step: tuple[str, bool]
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, settings: Settings, step: tuple[str, bool]
 ) -> None:
-    driver = FakeDriver(clock, pool=POOL)
-    async with led(clock, broker, driver) as stack:
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await create(stack)
         await send(stack, *WAITING)
         async with killed_at(stack, step):
             await clock.advance(LIFETIME + 60.0)
-    async with led(clock, broker, driver) as successor:
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as successor:
         await clock.advance(LIFETIME + 120.0)
         assert answered(broker) == GONE
         assert is_clean(successor)
-
-
-@asynccontextmanager
-async def led(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> AsyncIterator[Stack]:
-    """One leader of the pool, until the end of the block or until it is killed."""
-    stack = make_stack(clock, broker=broker, driver=driver, settings=managed())
-    stack.task = asyncio.create_task(stack.lead())
-    await clock.settle()
-    while not stack.leading.is_set():
-        await clock.advance(0.1)
-    yield stack
-    await stack.kill()
 
 
 @pytest.mark.proves("api/clients-without-token-read")
