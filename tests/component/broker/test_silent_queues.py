@@ -15,7 +15,7 @@ from osrdyne.broker.publishing.isolation import FORGET_AFTER, FRESH, MAX_UNCONFI
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.stack import leading
+from osrdyne.testing.fakes.stack import Stack
 
 SILENT = BrokerSilentError("RabbitMQ did not answer in time.")
 TIMEOUT, HELD_UP = 30.0, 65.0
@@ -275,22 +275,22 @@ async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node, cal
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    async with leading(clock) as stack:
-        publisher = stack.term._session.publisher
-        publish, silent = publisher.publish, True
+async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(
+    stack: Stack, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = stack.term._session.publisher
+    publish, silent = publisher.publish, True
 
-        async def publish_or_not(message: Message, **where: Any) -> None:
-            if silent and where["routing_key"] == "a":
-                raise SILENT
-            await publish(message, **where)
+    async def publish_or_not(message: Message, **where: Any) -> None:
+        if silent and where["routing_key"] == "a":
+            raise SILENT
+        await publish(message, **where)
 
-        monkeypatch.setattr(publisher, "publish", publish_or_not)
-        await stack.publish("a", b"1")
-        await stack.publish("b", b"2")
-        await clock.advance(2)
-        assert (stack.orphans(), stack.waiting("b"), stack.task.done()) == ([b"1"], [b"2"], False)
-        silent = False
-        await clock.advance(10)
-        assert (stack.orphans(), stack.waiting("a")) == ([], [b"1"])
+    monkeypatch.setattr(publisher, "publish", publish_or_not)
+    await stack.publish("a", b"1")
+    await stack.publish("b", b"2")
+    await clock.advance(2)
+    assert (stack.orphans(), stack.waiting("b"), stack.task.done()) == ([b"1"], [b"2"], False)
+    silent = False
+    await clock.advance(10)
+    assert (stack.orphans(), stack.waiting("a")) == ([], [b"1"])

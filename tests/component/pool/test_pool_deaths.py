@@ -7,7 +7,7 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.stack import leading
+from osrdyne.testing.fakes.stack import Stack
 
 A, B = Key("a"), Key("b")
 
@@ -36,26 +36,21 @@ def test_key_that_dies_often_does_not_push_out_another() -> None:
     assert len(deaths.of_request(B, "other")) == 1
 
 
-async def test_worker_that_crashes_leaves_what_it_ran() -> None:
-    clock = VirtualClock()
-    async with leading(clock) as stack:
-        await stack.publish("a")
-        await clock.advance(1)
-        await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
-        stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code=9)
-        await clock.advance(1)
-        [found] = stack.deaths_of(A, "f00d")
-        assert found.ended_with == "exit code 9"
+async def test_worker_that_crashes_leaves_what_it_ran(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a")
+    await clock.advance(1)
+    await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
+    stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code=9)
+    await clock.advance(1)
+    [found] = stack.deaths_of(A, "f00d")
+    assert found.ended_with == "exit code 9"
 
 
-async def test_worker_that_was_stopped_is_not_a_death() -> None:
-    clock = VirtualClock()
-    async with leading(clock) as stack:
-        await stack.publish("a")
-        await clock.advance(1)
-        await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
-        await (await stack.take("a")).ack()
-        stack.retire(A)
-        await clock.advance(1000)
-        assert stack.running("a") == 0
-        assert stack.deaths_counted() == 0
+async def test_worker_that_was_stopped_is_not_a_death(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a")
+    await clock.advance(1)
+    await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
+    await (await stack.take("a")).ack()
+    stack.retire(A)
+    await clock.advance(1000)
+    assert (stack.running("a"), stack.deaths_counted()) == (0, 0)

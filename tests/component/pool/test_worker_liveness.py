@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from osrdyne.amqp import Message
@@ -12,7 +10,7 @@ from osrdyne.protocol.activity import REQUESTS_FIELD, ActivityReport, Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack
 
 A = Key("a")
 LONG_ENOUGH = 120.0
@@ -20,14 +18,13 @@ LONG_ENOUGH = 120.0
 
 
 @pytest.fixture
-async def stack(clock: VirtualClock) -> AsyncIterator[Stack]:
+async def stack(stack: Stack) -> Stack:
     """A leader with one worker that has loaded its data."""
-    async with leading(clock) as stack:
-        stack.require(A)
-        await clock.settle()
-        await stack.report("a", Event.STARTED)
-        await stack.report("a", Event.READY, in_flight=0)
-        yield stack
+    stack.require(A)
+    await stack.clock.settle()
+    await stack.report("a", Event.STARTED)
+    await stack.report("a", Event.READY, in_flight=0)
+    return stack
 
 
 def first_worker(stack: Stack) -> str:
