@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -98,7 +100,7 @@ def test_wrong_body_is_refused_without_its_values(request_type: Any, body: bytes
         ({"d": date(2024, 1, 2)}, b'{"d":"2024-01-02"}', JSON_TYPE),
         (Query(query="q"), b'{"query":"q","limit":10}', JSON_TYPE),
         (Point(1, 2), b'{"x":1,"y":2}', JSON_TYPE),
-        ([float("nan")], b"[null]", JSON_TYPE),
+        ([float("nan")], b'["NaN"]', JSON_TYPE),
         (Answer([1], content_type="x/y", code=201), b"[1]", "x/y"),
     ],
     ids=str,
@@ -199,3 +201,29 @@ def test_request_type_that_cannot_be_found_or_validated_is_refused(annotation: A
 def test_repr_of_a_context_hides_what_may_be_secret() -> None:
     context = Context(key="k", worker_config={"app": {"password": "hunter2"}}, config={"password": "hunter2"})  # type: ignore[arg-type]
     assert "hunter2" not in repr(context)
+
+
+@pytest.mark.parametrize(
+    ("value", "json_value"),
+    [
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.float64("inf"), "Infinity"),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.datetime64("2024-01-01T00:00:00.123456789"), "2024-01-01T00:00:00.123456"),
+        (np.datetime64("NaT"), None),
+        (pd.NA, None),
+        (pd.Series([1.5, None]), [1.5, "NaN"]),
+        (pd.Series(["a", pd.NA], dtype="string"), ["a", None]),
+        (pd.Series(pd.to_datetime(["2024-01-01", None], utc=True)), ["2024-01-01T00:00:00Z", None]),
+        (pd.Categorical(["a", "b"]), ["a", "b"]),
+    ],
+)
+def test_values_of_numpy_and_pandas_are_answered_as_in_tables(value: Any, json_value: object) -> None:
+    assert json.loads(answer_to_response({"x": [value]}).body) == {"x": [json_value]}
+
+
+def test_value_without_a_form_in_json_is_named() -> None:
+    with pytest.raises(RequestError, match=r"pandas.*Period"):
+        answer_to_response({"x": pd.Period("2024-01")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
@@ -96,14 +97,14 @@ def _unchanged(body: bytes) -> bytes:
 
 def _decode_text(body: bytes) -> str:
     try:
-        return body.decode("utf-8")
+        return body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"The body is not UTF-8 (at byte {error.start}).", error_code="invalid_text") from None
 
 
 def _decode_json(adapter: TypeAdapter[Any], body: bytes, known: list[str]) -> Any:
     try:
-        return adapter.validate_json(body or b"{}")
+        return adapter.validate_json(body.removeprefix(codecs.BOM_UTF8) or b"{}")
     except ValidationError as error:
         raise _refusal(error, known) from None
     except RecursionError:
@@ -247,11 +248,28 @@ def _encode(body: Any) -> tuple[bytes, str | None]:
     if isinstance(body, str):
         return body.encode("utf-8", "replace"), TEXT_TYPE
     try:
-        return to_json(body, inf_nan_mode="null"), JSON_TYPE
-    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        # Not a number and infinities as in tables.
+        return to_json(body, inf_nan_mode="strings", fallback=_plain_value), JSON_TYPE
+    except (PydanticSerializationError, TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             f"The answer cannot be encoded as JSON: {error}", code=500, error_code="invalid_answer"
         ) from error
+
+
+def _plain_value(value: Any) -> Any:
+    """A value of numpy or pandas as one of Python. Raises `TypeError` for any other that JSON has no form for."""
+    kind = type(value)
+    if kind.__name__ in {"NAType", "NaTType"}:
+        return None
+    if kind.__module__.partition(".")[0] in {"numpy", "pandas"} and hasattr(value, "tolist"):
+        of_time: str = getattr(getattr(value, "dtype", None), "kind", "")
+        if of_time not in {"m", "M"}:
+            return value.tolist()
+        if kind.__module__.startswith("numpy"):
+            # `tolist` returns nanoseconds as a number.
+            return value.astype(f"{of_time}8[us]").tolist()
+        return [one if one == one else None for one in value.tolist()]  # NaT is not equal to itself
+    raise TypeError(f"JSON has no form for {kind.__module__}.{kind.__qualname__}; convert it in the handler")
 
 
 def _error_body(document: Mapping[str, object], details: Mapping[str, object]) -> bytes:

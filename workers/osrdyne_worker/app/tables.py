@@ -38,7 +38,7 @@ class Rows:
         columns = [values_of(column) for column in self.table.columns]
         document = {
             "columns": [{"name": name, "type": kind} for name, kind in self.types],
-            "rows": list(zip(*columns, strict=True)),
+            "rows": list(zip(*columns, strict=True)) if columns else [()] * self.table.num_rows,
             "row_count": self.table.num_rows,
             "truncated": self.truncated,
             **self.facts,
@@ -70,6 +70,11 @@ class Rows:
             raise invalid_answer(f"rows cannot be sent as {content_type}; use {JSON_TYPE} or {ARROW_TYPE}")
         headers = {"x-truncated": "true" if self.truncated else "false", **answer.headers}
         return Answer(encode(), content_type=content_type, code=answer.code, headers=headers)
+
+
+def first_rows(table: pa.Table, limit: int) -> pa.Table:
+    """At most `limit` rows. Arrow takes the length of a slice without columns for its number of rows."""
+    return table.slice(0, min(limit, table.num_rows))
 
 
 def invalid_answer(reason: str) -> RequestError:
@@ -136,7 +141,7 @@ def _limited(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int) -
         if count > limit:
             break
     types = tuple((field.name, type_name(field.type)) for field in schema)
-    return Rows(pa.Table.from_batches(found, schema).slice(0, limit), types, truncated=count > limit)
+    return Rows(first_rows(pa.Table.from_batches(found, schema), limit), types, truncated=count > limit)
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -258,10 +263,44 @@ def _dates_and_times(column: pa.Array) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC"):
         column = column.cast(pa.timestamp(kind.unit, "UTC"))
-    texts = pc.cast(column, pa.string()).to_pylist()
+    if pa.types.is_time(kind):
+        eras = [0] * len(column)
+    else:
+        column, eras = _without_eras(column)
+    texts = [
+        text if text is None else _with_year(text, era)
+        for text, era in zip(pc.cast(column, pa.string()).to_pylist(), eras, strict=True)
+    ]
     if getattr(kind, "unit", "us") == "us":
         return [None if text is None else text.replace(" ", "T", 1).replace(".000000", "", 1) for text in texts]
     return [None if text is None else _FRACTION.sub(_shortened, text.replace(" ", "T", 1), count=1) for text in texts]
+
+
+_DAYS_OF_ERA, _YEARS_OF_ERA = 146_097, 400  # after which the Gregorian calendar repeats
+
+
+def _without_eras(column: pa.Array) -> tuple[pa.Array, list[int]]:
+    """The column with each year moved between 1970 and 2369, and by how many times 400 years: Arrow writes years beyond
+    32767 as others, and dates beyond them as an error."""
+    kind = column.type
+    era = _DAYS_OF_ERA * {"date32[day]": 1, "date64[ms]": 86_400_000}.get(str(kind), 0)
+    era = era or _DAYS_OF_ERA * 86_400 * _PER_SECOND[kind.unit]
+    whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    counts = column.cast(whole).to_pylist()
+    eras = [0 if count is None else count // era for count in counts]
+    if not any(eras):
+        return column, eras
+    moved = [None if count is None else count % era for count in counts]
+    return pa.array(moved, whole).cast(kind), eras
+
+
+def _with_year(text: str, era: int) -> str:
+    """The text of a date with its year; ISO 8601 demands a sign before one beyond 9999."""
+    if not era:
+        return text
+    year = int(text[:4]) + era * _YEARS_OF_ERA
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04d}{text[4:]}"
 
 
 _FRACTION = re.compile(r"\.(\d+)")

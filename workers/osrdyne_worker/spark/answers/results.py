@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from osrdyne_worker.app.tables import Rows
+from osrdyne_worker.app.tables import Rows, first_rows
 
 _TEXT_ONLY = frozenset({"variant", "yearmonthinterval", "interval", "geometry", "geography", "void"})
 """Types without an exact Arrow type: Spark casts them to text."""
@@ -33,7 +33,7 @@ class PreparedQuery:
     def run(self, *, limit: int) -> Rows:
         """Run the query for at most `limit` rows, plus one row to know whether there are more."""
         table = self._collect(self.frame.limit(limit + 1))
-        return Rows(table=table.slice(0, limit), types=self.types, truncated=table.num_rows > limit)
+        return Rows(table=first_rows(table, limit), types=self.types, truncated=table.num_rows > limit)
 
     def _collect(self, frame: Any) -> pa.Table:
         """The rows of `frame`.
