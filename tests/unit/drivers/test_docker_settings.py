@@ -6,10 +6,8 @@ import io
 import re
 import tarfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import yaml
 from docker.errors import APIError
 from requests import Response
 
@@ -30,7 +28,6 @@ from osrdyne.testing.keys import ODD_KEYS
 CONTEXT = DriverContext(
     pool="blue", stack="broker:5672//", clock=SystemClock(), worker_command=("here",), worker_app="my:app"
 )
-EXAMPLE = Path(__file__).parents[3] / "deploy" / "config" / "docker.yaml"
 IDENTITY = Identity("blue", "broker:5672//")
 OPTIONS = DockerOptions(image="worker:1")
 
@@ -62,12 +59,6 @@ def test_wrong_option_is_refused_with_its_path(options, message):
     image = {} if not options else {"image": "x"}
     with pytest.raises(ConfigurationError, match=message):
         create_driver(DriverSettings(name="docker", options={**image, **options}), CONTEXT)
-
-
-def test_example_configuration_is_valid_and_shows_every_option():
-    text = EXAMPLE.read_text(encoding="utf-8")
-    DockerOptions.model_validate(yaml.safe_load(text)["driver"]["options"])
-    assert [option for option in DockerOptions.model_fields if not re.search(rf"^    #?{option}:", text, re.M)] == []
 
 
 def test_mounts_may_be_written_short_or_long():
