@@ -24,20 +24,6 @@ from osrdyne.ingress.circuits.configuration import (
 )
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 
-# The defaults of Gateleen's table, and the two keys that it does not have.
-DOCUMENT = {
-    "circuitCheckEnabled": False,
-    "statisticsUpdateEnabled": False,
-    "errorThresholdPercentage": 90,
-    "entriesMaxAgeMS": 86400000,
-    "minQueueSampleCount": 100,
-    "maxQueueSampleCount": 5000,
-    "openToHalfOpen": {"enabled": False, "interval": 120000},
-    "unlockQueues": {"enabled": False, "interval": 10000},
-    "unlockSampleQueues": {"enabled": False, "interval": 120000},
-    "onOpen": "hold",
-    "circuitScope": "route",
-}
 WORKING = CircuitConfiguration(
     checks=True,
     updates_statistics=True,
@@ -47,23 +33,10 @@ WORKING = CircuitConfiguration(
 STEPS = st.builds(TimedStep, enabled=st.booleans(), interval_ms=st.integers(100, LONGEST_INTERVAL_MS))
 
 
-def problems(document: object) -> list[tuple[str, str]]:
+def refused(document: object) -> list[str]:
     with pytest.raises(InvalidDocumentError) as caught:
         load_circuits(json.dumps(document))
-    return [(problem.path, problem.message) for problem in caught.value.problems]
-
-
-def test_keys_and_defaults() -> None:
-    assert load_circuits("{}") == CircuitConfiguration()
-    assert DEFAULTS.document() == DOCUMENT
-
-
-def test_yaml_is_read_too() -> None:
-    text = "circuitCheckEnabled: true\nonOpen: reject\nopenToHalfOpen: {enabled: true}\n"
-    expected = CircuitConfiguration(
-        checks=True, on_open=OnOpen.REJECT, open_to_half_open=TimedStep(enabled=True, interval_ms=120_000)
-    )
-    assert load_circuits(text) == expected
+    return [problem.path for problem in caught.value.problems]
 
 
 @given(
@@ -107,29 +80,19 @@ def test_stored_document_is_the_same_configuration(configuration: CircuitConfigu
         ({"unlockSampleQueues": {"interval": None}}, "unlockSampleQueues.interval"),
         ({"onOpen": "drop"}, "onOpen"),
         ({"circuitScope": None}, "circuitScope"),
+        (
+            {"onOpen": 1, "unlockQueues": {"enabled": 1}},
+            "onOpen unlockQueues.enabled",
+        ),
     ],
 )
-def test_wrong_value_is_refused_with_its_path(given_keys: dict[str, Any], path: str) -> None:
-    assert [found for found, _ in problems(given_keys)] == [path]
-
-
-def test_every_error_is_reported() -> None:
-    found = problems({"onOpen": 1, "errorThresholdPercentage": -1, "unlockQueues": {"enabled": 1, "interval": 1}})
-    assert {path for path, _ in found} == {
-        "onOpen", "errorThresholdPercentage", "unlockQueues.enabled", "unlockQueues.interval"
-    }  # fmt: skip
+def test_every_wrong_value_is_refused_with_its_path(given_keys: dict[str, Any], path: str) -> None:
+    assert sorted(refused(given_keys)) == path.split()
 
 
 def test_circuit_that_could_not_open_if_all_requests_fail_is_refused() -> None:
-    [(path, message)] = problems({"minQueueSampleCount": 10, "maxQueueSampleCount": 9})
-    assert path == "minQueueSampleCount"
-    assert "would never open" in message
+    assert refused({"minQueueSampleCount": 10, "maxQueueSampleCount": 9}) == ["minQueueSampleCount"]
     load_circuits('{"minQueueSampleCount": 10, "maxQueueSampleCount": 10}')
-
-
-def test_key_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(InvalidDocumentError, match="given twice"):
-        load_circuits('{"onOpen": "hold", "onOpen": "reject"}')
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""The circuit breaker: when it opens, what it lets through, how it recovers, and what a new leader knows."""
+"""The circuit breaker: when it opens, what it lets through, how it recovers, and what a new leader knows.
+
+Samples, ratios, the order of groups and of probes, and changes of the configuration are compared with an independent
+model in random sequences: `test_circuit_oracle.py` and `tests/component/ingress/test_circuit_sequences.py`.
+"""
 
 from __future__ import annotations
 
@@ -98,43 +102,6 @@ class TestOpening:
             PauseGroup(Key("k")),
         )
 
-    def test_ratio_is_rounded_down(self) -> None:
-        breaker = CircuitBreaker(replace(CONFIGURATION, error_threshold=67, min_samples=3))
-        breaker.record("r", Key("k"), "good", success=True, now_ms=NOW)
-        fail(breaker, 1)
-        assert fail(breaker, 2) == ()  # 66.7 %
-        assert fail(breaker, 3) != ()
-
-    def test_request_counts_once_by_its_last_outcome(self) -> None:
-        breaker = CircuitBreaker(CONFIGURATION)
-        for _ in range(10):
-            fail(breaker, 1)
-        breaker.record("r", Key("k"), "request 1", success=True, now_ms=NOW)
-        samples = breaker.state.circuits[ROUTE].samples
-        assert (samples.count, samples.fail_ratio) == (1, 0)
-
-    def test_old_samples_do_not_count(self) -> None:
-        breaker = CircuitBreaker(replace(CONFIGURATION, max_age_ms=1_000))
-        for number in range(3):
-            fail(breaker, number)
-        assert fail(breaker, 3, now=NOW + 1_000) == ()
-        assert breaker.state.circuits[ROUTE].samples.count == 1
-
-    def test_each_side_keeps_its_latest_samples(self) -> None:
-        breaker = CircuitBreaker(replace(CONFIGURATION, checks=False, max_samples=2))
-        for number in range(5):
-            fail(breaker, number)
-            breaker.record("r", Key("k"), f"good {number}", success=True, now_ms=NOW)
-        samples = breaker.state.circuits[ROUTE].samples
-        assert (list(samples.failures), list(samples.successes)) == (
-            ["request 3", "request 4"],
-            ["good 3", "good 4"],
-        )
-
-    def test_groups_of_all_samples_are_paused_in_the_order_of_time(self) -> None:
-        breaker = opened(keys="cbad")
-        assert list(breaker.state.paused) == ["c", "b", "a", "d"]
-
     def test_routes_and_requests_of_no_route_have_circuits_of_their_own(self) -> None:
         breaker = opened()
         assert breaker.state_of(CircuitId(None)) is breaker.state_of(CircuitId("other")) is CircuitState.CLOSED
@@ -148,30 +115,12 @@ class TestOpening:
         assert breaker.paused_groups() == {"bad"}
         assert breaker.admit("r", Key("good"), now_ms=NOW).verdict is Verdict.FORWARD
 
-    @pytest.mark.parametrize("off", ["checks", "updates_statistics"])
-    def test_nothing_opens_while_it_is_turned_off(self, off: str) -> None:
-        breaker = CircuitBreaker(replace(CONFIGURATION, **{off: False}))  # type: ignore[arg-type]
-        for number in range(10):
-            assert fail(breaker, number) == ()
-
     def test_closed_circuits_are_forgotten_before_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
         breaker = opened()
         for route in ("second", "third"):
             breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
         assert [circuit_id.route for circuit_id in breaker.state.circuits] == ["r", "third"]
-
-    def test_many_circuits_keep_fewer_samples_but_enough_to_open(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(breaker_module, "MAX_SAMPLES", 20)
-        breaker = CircuitBreaker(replace(CONFIGURATION, checks=False))
-        for number in range(10):
-            fail(breaker, number)
-        for route in ("s", "t", "u", "v"):
-            breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
-        fail(breaker, 10)
-        # Four, so that the circuit can still open, although its share is two of each side.
-        expected = [f"request {number}" for number in range(7, 11)]
-        assert list(breaker.state.circuits[ROUTE].samples.failures) == expected
 
 
 class TestOpen:
@@ -191,20 +140,8 @@ class TestOpen:
         assert breaker.admit("r", Key("a"), now_ms=NOW).retry_after_ms is None
         assert breaker.next_step_ms() is None
 
-    def test_outcomes_of_requests_that_were_running_do_not_count(self) -> None:
-        breaker = opened()
-        breaker.record("r", Key("a"), "late", success=True, now_ms=NOW)
-        assert breaker.state.circuits[ROUTE].samples.count == 4
-
 
 class TestHalfOpen:
-    def test_one_request_of_the_first_group_is_the_probe(self) -> None:
-        breaker = half_open()
-        assert breaker.probe_sent(ROUTE, "probe")
-        assert not breaker.probe_sent(ROUTE, "another")
-        assert breaker.admit("r", Key("b"), now_ms=NOW + 1_001).effects == ()
-        assert breaker.advance(now_ms=NOW + 1_499) == ()
-
     def test_success_of_the_probe_closes_it_and_clears_the_samples(self) -> None:
         breaker = half_open()
         breaker.probe_sent(ROUTE, "probe")
@@ -221,15 +158,6 @@ class TestHalfOpen:
         assert found == [
             "a", "at 2199", "at 2200", "b", "at 2399", "at 2400", "c", "at 2600", "d", "at 2800"
         ]  # fmt: skip
-
-    def test_late_step_does_not_resume_several_groups_at_once(self) -> None:
-        breaker = opened()
-        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == ["a"]
-        assert resumed(breaker.advance(now_ms=NOW + 60_000)) == ["b"]
-
-    def test_all_groups_are_resumed_at_once_if_unlock_queues_is_off(self) -> None:
-        breaker = opened(replace(CONFIGURATION, unlock=TimedStep(enabled=False, interval_ms=200)))
-        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == ["a", "b", "c", "d"]
 
     def test_failure_of_the_probe_opens_it_again_and_the_next_group_probes_next(self) -> None:
         breaker = half_open()
@@ -251,12 +179,6 @@ class TestHalfOpen:
         )
         assert breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_600) == ()
 
-    def test_outcome_of_another_request_decides_nothing(self) -> None:
-        breaker = half_open()
-        breaker.probe_sent(ROUTE, "probe")
-        assert breaker.record("r", Key("a"), "earlier", success=True, now_ms=NOW + 1_100) == ()
-        assert breaker.state_of(ROUTE) is CircuitState.HALF_OPEN
-
     def test_group_without_a_request_leaves_the_probe_to_the_next(self) -> None:
         breaker = half_open(keys="aabb")
         assert breaker.probe_missing(ROUTE, now_ms=NOW + 1_000) == (SendProbe(ROUTE, Key("b")),)
@@ -276,15 +198,6 @@ class TestHalfOpen:
         rejected = breaker.admit("r", Key("b"), now_ms=NOW + 1_200)
         assert (rejected.verdict, rejected.retry_after_ms) == (Verdict.REJECT, 300)
 
-    def test_probes_may_be_turned_on_later(self) -> None:
-        off = replace(CONFIGURATION, probe=TimedStep(enabled=False, interval_ms=500))
-        breaker = opened(off)
-        assert len(breaker.advance(now_ms=NOW + 1_000)) == 1
-        assert breaker.next_step_ms() is None
-        breaker.configure(CONFIGURATION, now_ms=NOW + 2_000)
-        assert breaker.next_step_ms() is not None
-        assert breaker.advance(now_ms=NOW + 2_000) == (SendProbe(ROUTE, Key("a")),)
-
 
 class TestChanges:
     def test_closing_by_hand_is_as_after_a_probe(self) -> None:
@@ -292,22 +205,6 @@ class TestChanges:
         [transition, *_] = breaker.close([ROUTE, CircuitId("unknown")], now_ms=NOW)
         assert transition == Transition(ROUTE, CircuitState.OPEN, CircuitState.CLOSED, "closed by hand")
         assert breaker.close([ROUTE], now_ms=NOW) == ()
-
-    def test_group_of_two_circuits_stays_paused_until_both_are_closed(self) -> None:
-        breaker = opened(replace(CONFIGURATION, unlock=TimedStep(enabled=False, interval_ms=200)), keys="aaaa")
-        for number in range(4):
-            breaker.record(None, Key("a"), f"{number}", success=False, now_ms=NOW)
-        assert resumed(breaker.close([ROUTE], now_ms=NOW)) == []
-        assert breaker.paused_groups() == {"a"}
-        assert resumed(breaker.close([CircuitId(None)], now_ms=NOW)) == ["a"]
-
-    def test_group_that_is_held_again_before_it_was_resumed_stays_paused(self) -> None:
-        breaker = opened(keys="aabb")
-        breaker.close([ROUTE], now_ms=NOW)  # resumes a
-        for number in range(4):
-            breaker.record(None, Key("b"), f"{number}", success=False, now_ms=NOW + 1)
-        assert breaker.advance(now_ms=NOW + 300) == ()
-        assert breaker.paused_groups() == {"b"}
 
     @pytest.mark.parametrize(
         "configuration",
@@ -320,11 +217,6 @@ class TestChanges:
         for now in range(200, 1_000, 200):
             found += resumed(breaker.advance(now_ms=NOW + now))
         assert (found, breaker.paused_groups()) == (["a", "b", "c", "d"], frozenset())
-
-    def test_removed_route_releases_its_groups(self) -> None:
-        breaker = opened()
-        assert resumed(breaker.keep_routes({"other"}, now_ms=NOW)) == ["a"]
-        assert not breaker.state.circuits
 
     def test_clock_that_is_set_back_a_day_stops_nothing(self) -> None:
         breaker = opened()
@@ -347,13 +239,6 @@ class TestRestart:
             one.advance(now_ms=NOW + 1_200)
             one.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_250)
         assert again.state == breaker.state
-
-    def test_group_that_was_to_be_resumed_is_resumed(self) -> None:
-        breaker = opened()
-        breaker.close([ROUTE], now_ms=NOW)
-        again = CircuitBreaker(CONFIGURATION, state_from_json(breaker.state.to_json()))
-        assert again.next_step_ms() == NOW + 200
-        assert resumed(again.advance(now_ms=NOW + 200)) == ["b"]
 
     def test_configuration_that_was_changed_before_the_crash_counts(self) -> None:
         state = state_from_json(opened().state.to_json())

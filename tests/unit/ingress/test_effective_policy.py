@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
@@ -16,7 +16,6 @@ from osrdyne.ingress.policies.policy import (
     SHORTEST_LIFETIME,
     Authorization,
     Bounds,
-    EffectivePolicy,
     Origin,
     Overflow,
     effective_policy,
@@ -39,27 +38,6 @@ PROPOSALS = st.fixed_dictionaries(
         "poison_message_drop": st.text(min_size=1),
     },
 )
-
-
-def test_empty_proposal_has_documented_defaults() -> None:
-    policy = effective_policy({}, bounds=BOUNDS, now=NOW)
-    assert policy == EffectivePolicy(
-        authorization=Authorization.NOT_REQUIRED,
-        discoverability=policy.discoverability.MANAGERS,
-        expiration_instant=NOW + timedelta(hours=24),
-        max_message_size=60 * 1024,
-        transport_protection=policy.transport_protection.ALL_PATHS,
-        enqueue_timeout=10.0,
-        max_concurrent_readers=2**31,
-        max_dequeue_retries=5,
-        max_message_age=600.0,
-        max_queue_length=2**31,
-        max_queue_capacity=2**31 * 60 * 1024,
-        overflow=Overflow.REJECT_INCOMING,
-        poison_message_drop=None,
-        origins=policy.origins,
-    )
-    assert {*policy.origins.values()} == {Origin.DEFAULT, Origin.COMPUTED}
 
 
 def test_capacity_is_computed_and_limited_by_the_pool() -> None:
