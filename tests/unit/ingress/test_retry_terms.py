@@ -69,31 +69,31 @@ class TestManifest:
     def test_every_error_is_reported_with_its_place(self, changed: dict[str, object], places: list[str]) -> None:
         assert problems(manifest(GOOD | changed)) == [f"routes.r.retry.{place}" for place in places]
 
-    def test_retry_without_its_members_names_each(self) -> None:
-        places = ["codes", "max_attempts", "delays"]
-        assert problems(manifest({})) == [f"routes.r.retry.{place}" for place in places]
-        assert problems(manifest(3)) == ["routes.r.retry"]
+    @pytest.mark.parametrize(("retry", "places"), [({}, [".codes", ".max_attempts", ".delays"]), (3, [""])])
+    def test_retry_without_its_members_names_each(self, retry: object, places: list[str]) -> None:
+        assert problems(manifest(retry)) == [f"routes.r.retry{place}" for place in places]
+
+    def test_description_counts_the_requests_that_wait(self) -> None:
+        described = describe_retry(TERMS, retrying={1000: 0, 2000: 7, 2500: 12})
+        assert described.startswith(describe_retry(TERMS))
+        assert "0 for 1 s, 12 for 2.5 s" in described and "7" not in described
 
     def test_too_many_different_delays_are_refused(self) -> None:
         numbers = range(1, MAX_DIFFERENT_DELAYS + 2)
         routes = {f"r{number}": {"route": TEXT, "retry": GOOD | {"delays": [number]}} for number in numbers}
         assert problems(json.dumps({"routes": routes})) == ["routes"]
 
-    @pytest.mark.parametrize(("ttl", "warned"), [(0, 0), (1, 1), (2, 1), (60, 0)])
-    def test_delay_beyond_the_time_to_live_is_warned_about(self, ttl: int, warned: int) -> None:
-        routes = {"r": {"route": TEXT, "retry": GOOD, "timeToLiveSecs": ttl}}
-        warnings = load_manifest(json.dumps({"routes": routes})).warnings
-        assert [warning.path for warning in warnings] == ["routes.r.retry.delays"] * warned
-
-    def test_terms_are_described_in_a_sentence(self) -> None:
-        text = "After 503 or 5xx it is tried again: 3 times in all, after 1 s, then 2.5 s, then 60 s."
-        assert describe_retry(TERMS) == text
-        assert describe_retry(TERMS, retrying={2000: 3}) == text
-        counts = {1000: 0, 2000: 7, 2500: 12}
-        assert (
-            describe_retry(TERMS, retrying=counts)
-            == f"{text} Requests of the pool that wait for a next attempt: 0 for 1 s, 12 for 2.5 s."
-        )
+    @pytest.mark.parametrize(("ttl", "attempt"), [(0, ""), (1, "2"), (3, "3"), (63, "4"), (64, "")])
+    @pytest.mark.parametrize("of_route", [True, False], ids=["of the route", "of the manifest"])
+    def test_delay_beyond_the_time_to_live_is_warned_about(self, ttl: int, attempt: str, *, of_route: bool) -> None:
+        route = {"route": TEXT, "retry": GOOD | {"max_attempts": 9}}
+        given = {"timeToLiveSecs": ttl}
+        document = {"routes": {"r": route | given if of_route else route}}
+        warnings = load_manifest(
+            json.dumps(document if of_route else document | {"storeAndForwardConfiguration": given})
+        ).warnings
+        assert [warning.path for warning in warnings] == ["routes.r.retry.delays"] * bool(attempt)
+        assert f"before attempt {attempt}" in "".join(map(str, warnings)) or not attempt
 
 
 class TestHeaders:
