@@ -21,51 +21,23 @@ def keys(text: str) -> list[Key]:
     return [Key(one) for one in text]
 
 
-def test_groups_up_to_the_limit_are_admitted_and_the_next_ones_wait() -> None:
+def test_groups_up_to_the_limit_are_admitted_the_next_ones_wait_and_further_ones_are_refused() -> None:
     places = admission()
-    assert [places.request(key).value for key in keys("abcd")] == ["admitted", "admitted", "waiting", "waiting"]
-    assert places.waiting() == keys("cd")
-
-
-def test_a_group_beyond_the_waiting_ones_is_refused_and_leaves_no_trace() -> None:
-    places = admission()
-    for key in keys("abcd"):
-        places.request(key)
+    asked = [places.request(key).value for key in keys("abcdabcde")]
+    assert asked[:-1] == ["admitted", "admitted", "waiting", "waiting"] * 2
     assert places.request(Key("e")) is Verdict.NO_ROOM
-    assert places.waiting() == keys("cd")
+    assert (sorted(places.admitted()), places.waiting()) == (keys("ab"), keys("cd"))
 
 
-def test_asking_again_changes_nothing() -> None:
-    places = admission()
-    for key in keys("abcabc"):
-        places.request(key)
-    assert (sorted(places.admitted()), places.waiting()) == (keys("ab"), keys("c"))
-
-
-def test_a_free_place_goes_to_the_group_that_has_waited_longest() -> None:
-    places = admission()
+def test_a_free_place_goes_to_the_group_that_has_waited_longest_and_still_wants_it() -> None:
+    places = admission(max_groups=1, max_waiting=3)
     for key in keys("abcd"):
-        places.request(key)
-    assert places.release(Key("a")) == keys("c")
-    assert places.is_admitted(Key("c"))
-    assert places.waiting() == keys("d")
-
-
-def test_a_new_group_does_not_pass_those_that_wait() -> None:
-    places = admission(max_groups=1)
-    for key in keys("abc"):
-        places.request(key)
-    assert places.release(Key("a")) == keys("b")
-    assert places.request(Key("d")) is Verdict.WAITING
-    assert places.waiting() == keys("cd")
-
-
-def test_a_waiting_group_that_is_not_wanted_any_more_leaves_the_line() -> None:
-    places = admission(max_groups=1)
-    for key in keys("abc"):
         places.request(key)
     assert places.release(Key("b")) == []
     assert places.release(Key("a")) == keys("c")
+    assert places.is_admitted(Key("c"))
+    assert places.request(Key("e")) is Verdict.WAITING
+    assert places.waiting() == keys("de")
 
 
 def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_too_early() -> None:
@@ -114,12 +86,10 @@ def choose(*candidates: Candidate, waiting: int = 1) -> list[Key]:
     return choose_to_end(candidates, waiting=waiting, now=100.0, idle_for=10.0)
 
 
-def test_the_least_recently_used_idle_group_makes_room() -> None:
-    assert choose(candidate("a", used_at=50), candidate("b", used_at=20), candidate("c", used_at=80)) == keys("b")
-
-
-def test_as_many_groups_make_room_as_wait() -> None:
-    assert choose(candidate("a", used_at=50), candidate("b", used_at=20), waiting=5) == keys("ba")
+@pytest.mark.parametrize(("waiting", "chosen"), [(1, "b"), (2, "ba"), (5, "bac")])
+def test_as_many_groups_make_room_as_wait_the_least_recently_used_first(waiting: int, chosen: str) -> None:
+    found = choose(candidate("a", used_at=50), candidate("b", used_at=20), candidate("c", used_at=80), waiting=waiting)
+    assert found == keys(chosen)
 
 
 def test_rank_comes_before_the_last_use() -> None:

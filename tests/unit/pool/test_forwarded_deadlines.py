@@ -40,11 +40,13 @@ def test_queue_is_swept_where_it_may_help(deadlines: tuple[int | None, ...], wai
     assert known(*deadlines).may_hide_expired(QUEUE, waiting, now_ms=NOW) is hides
 
 
-def test_queue_that_was_swept_is_known() -> None:
+def test_queue_that_was_swept_is_known_until_it_is_gone() -> None:
     passed = known()
     passed.replace(QUEUE, [NEW, NEW])
     assert not passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
     assert passed.may_hide_expired((Key("other"), None), 2, now_ms=NOW)
+    passed.forget(passed.queues())
+    assert passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -53,12 +55,6 @@ def test_what_is_remembered_is_bounded() -> None:
     passed.may_hide_expired(QUEUE, 10, now_ms=NOW)
     assert not passed.may_hide_expired(QUEUE, 20 + SPARE, now_ms=NOW)
     assert passed.may_hide_expired(QUEUE, 20 + SPARE + 1, now_ms=NOW)
-
-
-def test_queues_that_are_gone_are_forgotten() -> None:
-    passed = known(NEW, NEW)
-    passed.forget(passed.queues())
-    assert passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
 
 
 @pytest.mark.parametrize(

@@ -88,20 +88,16 @@ def test_settling_ends_at_its_time_and_not_before() -> None:
     assert (early, late) == (QueueStep.WAIT_FOR_SETTLE, QueueStep.DELETE)
 
 
-def test_evidence_is_sampled_after_unbind_and_settling() -> None:
-    """lifecycle: idle-needs-a-fresh-total."""
-    assert stop_evidence_after(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE
-
-
 @pytest.mark.parametrize(
     ("empty_since", "after"), [(NOW - 50, NOW), (NOW + 7, NOW + 7), (None, None)], ids=["before", "after", "unknown"]
 )
 def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
     empty_since: float | None, after: float | None
 ) -> None:
-    """lifecycle: total-for-hidden-messages."""
+    """lifecycle: total-for-hidden-messages; for a stop, after settling: idle-needs-a-fresh-total."""
     workers = ObservedWorkers(empty_since=empty_since)
     assert delete_evidence_after(SETTLED, workers, settle_delay=SETTLE) == after
+    assert stop_evidence_after(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE
 
 
 @pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
@@ -165,12 +161,3 @@ GROUP_ROWS = {
 @pytest.mark.parametrize(("desired", "observed", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
 def test_group_plan(desired: GroupStatus | None, observed: ObservedGroup, actions: list[object]) -> None:
     assert plan_group(desired, observed, slots=1, now=NOW) == actions
-
-
-def test_every_free_slot_gets_a_worker() -> None:
-    observed = ObservedGroup([instance(1, slot=1)], True)
-    assert plan_group(ACTIVE, observed, slots=3, now=NOW) == [Start(0), Start(2)]
-
-
-def test_driver_that_starts_nothing_has_no_slots_and_misses_no_worker() -> None:
-    assert plan_group(ACTIVE, ObservedGroup([], True), slots=0, now=NOW) == []

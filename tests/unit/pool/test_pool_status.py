@@ -42,13 +42,11 @@ def ended(
 
 
 class TestStartRecord:
-    def test_first_failed_start_backs_off(self) -> None:
+    def test_failed_start_backs_off_and_the_last_attempt_is_final_with_its_last_words(self) -> None:
         record = ended(RestartBackoff())
         assert (record.failures, record.failure) == (1, None)
         assert 0.9 <= (record.back_off_until or 0.0) <= 1.1
-
-    def test_last_attempt_that_failed_is_final_and_keeps_the_last_words(self) -> None:
-        record = ended(ended(RestartBackoff()))
+        record = ended(record)
         assert record.failure is not None
         assert (record.failure.attempts, record.failure.log_lines, record.back_off_until) == (2, ("last",), None)
         assert 9.0 <= record.failure.retry_at <= 11.0
@@ -60,17 +58,12 @@ class TestStartRecord:
             assert (record.failures, record.failure, record.back_off_until) == (0, None, 5.0)
         assert ended(ended(record, with_others=True), with_others=True).failure is not None
 
-    def test_every_further_round_waits_longer(self) -> None:
-        record = ended(ended(restart_backoff.retry_allowed(ended(ended(RestartBackoff())))))
-        assert record.failure is not None
-        assert 18.0 <= record.failure.retry_at <= 22.0
-
-    def test_retry_allows_all_attempts_again(self) -> None:
+    def test_retry_allows_all_attempts_again_and_every_further_round_waits_longer(self) -> None:
         record = restart_backoff.retry_allowed(ended(ended(RestartBackoff())))
         assert (record.failures, record.failure, record.rounds) == (0, None, 1)
-
-    def test_first_crash_causes_no_back_off(self) -> None:
-        assert ended(RestartBackoff(), served=True, now=7.0).back_off_until == 7.0
+        record = ended(ended(record))
+        assert record.failure is not None
+        assert 18.0 <= record.failure.retry_at <= 22.0
 
     def test_crash_loop_backs_off_longer_each_time(self) -> None:
         record, waits = RestartBackoff(), []
@@ -83,7 +76,7 @@ class TestStartRecord:
         record = ended(RestartBackoff(crashes=5), served=True, lived=restart_backoff.STABLE_AFTER)
         assert record.crashes == 1
 
-    def test_group_without_history_has_no_record(self) -> None:
+    def test_group_without_history_takes_no_memory(self) -> None:
         records = RestartBackoffs()
         records.apply(A, ended)
         records.apply(A, restart_backoff.became_ready)
@@ -123,33 +116,11 @@ class TestInstanceInventory:
         inventory.mark_served(InstanceId("ours"))
         assert inventory.loading() == 0
 
-    def test_dropping_twice_is_harmless(self) -> None:
-        inventory = InstanceInventory()
-        inventory.note(instance("1"), now=0.0)
-        inventory.drop(InstanceId("1"))
-        inventory.drop(InstanceId("1"))
-        assert inventory.entries() == []
-
 
 FAULT = BrokerConflictError("The queue exists with other arguments.")
 
 
 class TestQueueStatuses:
-    async def test_bound_queue_is_not_waited_for(self) -> None:
-        status = QueueStatuses()
-        status.update(A, exists=True, binding=Binding.BOUND)
-        await status.wait_bound(A)
-
-    async def test_all_who_wait_go_on_once_the_queue_is_bound(self) -> None:
-        status = QueueStatuses()
-        waiting = [asyncio.create_task(status.wait_bound(A)) for _ in range(3)]
-        await asyncio.sleep(0)
-        status.update(A, exists=True)
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        status.update(A, binding=Binding.BOUND)
-        await asyncio.gather(*waiting)
-
     async def test_new_waiters_do_not_overtake_earlier_ones(self) -> None:
         status, gone = QueueStatuses(), list[int]()
 
@@ -160,10 +131,14 @@ class TestQueueStatuses:
         async with asyncio.TaskGroup() as group:
             for number in (1, 2):
                 group.create_task(go(number))
+            status.update(A, exists=True)
             await asyncio.sleep(0)
-            status.update(A, exists=True, binding=Binding.BOUND)
+            await asyncio.sleep(0)
+            status.update(A, binding=Binding.BOUND)
+            assert gone == []
             group.create_task(go(3))
         assert gone == [1, 2, 3]
+        await status.wait_bound(A)  # waits no longer
 
     async def test_cancelled_waiter_cancels_no_other(self) -> None:
         status = QueueStatuses()
@@ -224,14 +199,15 @@ def test_worker_statuses_forget_groups_without_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
-    [ObservedWorkers(instances=(instance("1"),)), ObservedWorkers(stopping=True), ObservedWorkers(starting=True)],
-    ids=["an instance", "a stop under way", "a start under way"],
+    ("facts", "is_empty"),
+    [
+        (ObservedWorkers(instances=(instance("1"),)), False),
+        (ObservedWorkers(stopping=True), False),
+        (ObservedWorkers(starting=True), False),
+        (ObservedWorkers(failure=StartFailure("no", (), 1, 0.0), waiting_for="room"), True),
+    ],
+    ids=["an instance", "a stop under way", "a start under way", "only a failure"],
 )
-def test_group_is_not_empty_with(facts: ObservedWorkers) -> None:
+def test_group_is_empty_without_instance_start_and_stop(facts: ObservedWorkers, *, is_empty: bool) -> None:
     """lifecycle: delete-preconditions."""
-    assert not facts.is_empty
-
-
-def test_group_that_only_failed_is_empty() -> None:
-    assert ObservedWorkers(failure=StartFailure("no", (), 1, 0.0), waiting_for="room").is_empty
+    assert facts.is_empty is is_empty

@@ -1,4 +1,7 @@
-"""The tracker in virtual time, and against a naive model that checks every group at every moment."""
+"""The tracker in virtual time, and against a naive model that checks every group at every moment.
+
+The model proves what holds, pins, adoption, retirement and the end of a group do (lifecycle: pin-until-forwarded).
+"""
 
 from __future__ import annotations
 
@@ -60,14 +63,6 @@ class TestTimers:
         assert (tracker.status(A), tracker.status(B)) == (GroupStatus.ACTIVE, GroupStatus.UNBOUND)
         running.cancel()
 
-    async def test_activity_in_time_keeps_the_group_active(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
-        for _ in range(10):
-            tracker.require_worker_group(A)
-            await pass_time(clock, tracker, 99.0)
-        assert tracker.status(A) is GroupStatus.ACTIVE
-
     async def test_clock_that_was_not_read_for_long_makes_one_transition_at_a_time(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
@@ -87,67 +82,7 @@ class TestTimers:
         assert len(tracker._timers) == len(keys)
 
 
-class TestHolds:
-    """lifecycle: pin-until-forwarded: nopin."""
-
-    async def test_held_group_stays_active_until_it_is_released(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
-        tracker.hold(A)
-        tracker.require_worker_group(A)
-        await pass_time(clock, tracker, 1_000.0)
-        assert tracker.status(A) is GroupStatus.ACTIVE
-        tracker.release(A)
-        await pass_time(clock, tracker, 0.0)
-        assert tracker.status(A) is GroupStatus.UNBOUND
-
-    async def test_two_holds_need_two_releases(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
-        for _ in range(2):
-            tracker.hold(A)
-        tracker.require_worker_group(A)
-        tracker.release(A)
-        await pass_time(clock, tracker, 1_000.0)
-        assert (tracker.status(A), tracker.is_held(A)) == (GroupStatus.ACTIVE, True)
-
-    async def test_held_group_is_not_retired(self, tracker: PoolStateTracker) -> None:
-        tracker.hold(A)
-        tracker.require_worker_group(A)
-        assert tracker.retire(A) is False
-
-
-class TestPins:
-    async def test_pinned_group_never_leaves_active(self, clock: VirtualClock) -> None:
-        tracker = PoolStateTracker(term=1, delays=DELAYS, clock=clock, pinned=[A])
-        await pass_time(clock, tracker, 1_000_000.0)
-        assert (tracker.status(A), tracker.retire(A)) == (GroupStatus.ACTIVE, False)
-
-    async def test_unpinned_group_has_its_whole_delay_from_then_on(self, clock: VirtualClock) -> None:
-        tracker = PoolStateTracker(term=1, delays=DELAYS, clock=clock, pinned=[A])
-        await pass_time(clock, tracker, 1_000.0)
-        tracker.unpin(A)
-        await pass_time(clock, tracker, 99.0)
-        assert tracker.status(A) is GroupStatus.ACTIVE
-        await pass_time(clock, tracker, 1.0)
-        assert tracker.status(A) is GroupStatus.UNBOUND
-
-    async def test_unpinning_what_is_not_pinned_requires_nothing(self, tracker: PoolStateTracker) -> None:
-        tracker.unpin(A)
-        assert tracker.status(A) is None
-
-
 class TestEnd:
-    async def test_retired_group_is_due_at_once(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
-        tracker.require_worker_group(A)
-        assert tracker.retire(A) is True
-        await pass_time(clock, tracker, 0.0)
-        assert tracker.end(A) is True
-        assert (tracker.status(A), tracker.keys()) == (None, [])
-
-    async def test_group_that_is_not_due_is_not_ended(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
-        tracker.require_worker_group(A)
-        await pass_time(clock, tracker, 100.0)
-        assert tracker.end(A) is False
-
     async def test_group_required_since_it_was_due_is_not_ended(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
@@ -205,13 +140,6 @@ class TestSubscriptions:
         assert changes.take() == [B]
         await pass_time(clock, tracker, 100.0)
         assert sorted(changes.take()) == [A, B]
-
-    async def test_adopting_a_known_key_changes_nothing(self, tracker: PoolStateTracker) -> None:
-        tracker.require_worker_group(A)
-        changes = tracker.subscribe()
-        changes.take()
-        tracker.adopt(A, GroupStatus.UNBOUND)
-        assert (tracker.status(A), changes.take()) == (GroupStatus.ACTIVE, [])
 
 
 @dataclass
@@ -321,6 +249,7 @@ class TrackerMachine(RuleBasedStateMachine):
         statuses = {key: self.tracker.status(key) for key in keys}
         assert statuses == {key: group.status for key, group in self.groups.items()}
         assert self.tracker.stop_due_keys() == {key for key, group in self.groups.items() if group.due}
+        assert all(self.tracker.is_held(key) for key in self.held)
 
 
 TestTrackerAgainstModel = TrackerMachine.TestCase

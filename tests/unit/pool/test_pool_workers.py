@@ -60,17 +60,3 @@ def test_only_a_change_of_state_wakes_anybody() -> None:
     assert changes.take() == [A]
     registry.report(report(Event.READY))
     assert changes.take() == []
-
-
-def test_worker_that_only_consumes_counts_as_ready() -> None:
-    registry = WorkerRegistry(VirtualClock())
-    registry.assume_ready("w", A)
-    assert [worker.state for worker in registry.of_key(A)] == [WorkerState.READY]
-
-
-def test_forgotten_worker_leaves_nothing() -> None:
-    registry = WorkerRegistry(VirtualClock())
-    registry.report(report(Event.READY))
-    registry.forget("w")
-    registry.forget("w")
-    assert (registry["w"], registry.all(), registry.of_key(A)) == (None, [], [])

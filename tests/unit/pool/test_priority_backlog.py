@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.pool.state.queues.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
 from osrdyne.protocol.names import Key
@@ -15,17 +17,20 @@ def listed(key: Key, **ready: int) -> ListedQueue:
     return ListedQueue(key, bound=True, ready=sum(ready.values()), messages=None, ready_by_level=by_class)
 
 
-def test_oldest_of_those_that_wait_is_that_many_arrivals_back() -> None:
+def test_oldest_of_those_that_wait_is_that_many_arrivals_back_or_from_before_the_log() -> None:
     log = ArrivalLog()
     for at in range(0, 100, 10):
         log.note(float(at))
-    assert [log.oldest_at(waiting) for waiting in (10, 3, 1)] == [0.0, 70.0, 90.0]
+    assert [log.oldest_at(waiting) for waiting in (11, 10, 3, 1)] == [None, 0.0, 70.0, 90.0]
 
 
-def test_arrivals_from_before_the_log_are_unknown() -> None:
-    log = ArrivalLog()
-    log.note(5.0)
-    assert log.oldest_at(2) is None
+@pytest.mark.parametrize("since", [3.0, None], ids=["the age of the term", "arrivals are not noted"])
+def test_what_waited_before_the_term_is_as_old_as_the_term(since: float | None) -> None:
+    backlog = PriorityBacklog(since=since)
+    if since is not None:
+        backlog.note(A, None, 10.0)
+    backlog.take_listing([listed(A, default=5)])
+    assert backlog.waiting() == {None: Waiting(5, since)}
 
 
 def test_reported_age_is_never_too_low_with_any_number_of_marks() -> None:
@@ -53,19 +58,6 @@ def test_each_group_has_a_backlog_of_its_own() -> None:
     backlog.take_listing([listed(A, p0=1, default=0), listed(B, default=0)])
     assert backlog.of_group(A) == {0: Waiting(1, 10.0), None: Waiting(0, None)}
     assert (backlog.of_group(B), backlog.of_group(Key("c"))) == ({None: Waiting(0, None)}, {})
-
-
-def test_what_waited_before_the_term_is_as_old_as_the_term() -> None:
-    backlog = PriorityBacklog(since=3.0)
-    backlog.note(A, None, 10.0)
-    backlog.take_listing([listed(A, default=5)])
-    assert backlog.waiting() == {None: Waiting(5, 3.0)}
-
-
-def test_age_is_unknown_where_arrivals_are_not_noted() -> None:
-    backlog = PriorityBacklog(since=None)
-    backlog.take_listing([listed(A, default=5)])
-    assert backlog.waiting() == {None: Waiting(5, None)}
 
 
 def test_arrivals_that_are_over_are_forgotten() -> None:

@@ -26,41 +26,25 @@ def test_replica_leads_back_to_its_start():
     assert (replica, started_as(replica), started_as("0123")) == ("0123.pod-abc.d", "0123", "0123")
 
 
-def test_instance_serves_when_one_of_its_workers_does(registry):
-    tell(registry, "w.one", Event.STARTED)
-    tell(registry, "w.two", Event.READY)
+def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry):
+    registry.assume_ready("w", A)
     assert registry["w"].state is WorkerState.READY
-    assert registry["w.one"].state is WorkerState.LOADING
-
-
-def test_instance_runs_what_all_of_its_workers_run(registry):
+    tell(registry, "w.one", Event.STARTED)
+    assert registry["w"].state is WorkerState.LOADING
+    tell(registry, "w.two", Event.READY)
+    assert (registry["w"].state, registry["w.one"].state) == (WorkerState.READY, WorkerState.LOADING)
     tell(registry, "w.one", Event.BUSY, in_flight=2)
     tell(registry, "w.two", Event.BUSY, in_flight=1)
-    assert (registry["w"].worker_id, registry["w"].in_flight) == ("w", 3)
-
-
-def test_other_instances_are_not_counted(registry):
-    tell(registry, "w.one", Event.READY)
-    assert registry["v"] is None
-    assert registry.replicas("v") == []
+    assert (registry["w"].worker_id, registry["w"].state, registry["w"].in_flight) == ("w", WorkerState.BUSY, 3)
+    assert (registry["v"], registry.replicas("v")) == (None, [])
 
 
 def test_forgetting_an_instance_forgets_its_workers(registry):
     tell(registry, "w.one", Event.READY)
     tell(registry, "w.two", Event.READY)
     tell(registry, "v", Event.READY)
-    registry.forget("w")
-    assert [worker.worker_id for worker in registry.all()] == ["v"]
-
-
-def test_forgetting_one_worker_leaves_the_others(registry):
-    tell(registry, "w.one", Event.READY)
-    tell(registry, "w.two", Event.READY)
     registry.forget("w.one")
     assert [worker.worker_id for worker in registry.replicas("w")] == ["w.two"]
-
-
-def test_instance_that_was_assumed_ready_shows_its_workers_once_they_report(registry):
-    registry.assume_ready("w", A)
-    tell(registry, "w.one", Event.BUSY, in_flight=1)
-    assert registry["w"].state is WorkerState.BUSY
+    registry.forget("w")
+    registry.forget("w")
+    assert ([worker.worker_id for worker in registry.all()], registry["w"]) == (["v"], None)

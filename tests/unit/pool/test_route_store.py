@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -27,34 +28,36 @@ def manifest(*names: str) -> Manifest:
     return load_manifest(json.dumps({"routes": dict.fromkeys(names, "FROM /* INTO $upstream")}))
 
 
-async def test_pool_has_no_manifest_at_first() -> None:
-    store = RouteStore(Parameters(), pool="p")
-    assert (await store.current(), await store.history()) == (None, [])
+@pytest.fixture
+def read() -> list[str]:
+    """The texts that a store with `loading(read)` loaded."""
+    return []
 
 
-async def test_latest_version_is_active_and_earlier_ones_are_stored() -> None:
-    parameters = Parameters()
-    for number in range(3):
-        await RouteStore(parameters, pool="p").save(manifest(f"r{number}"), author=f"a{number}", at=float(number))
-    versions = await RouteStore(parameters, pool="p").history()
-    assert [(kept.version, kept.author, kept.at) for kept in versions] == [
-        (3, "a2", 2.0),
-        (2, "a1", 1.0),
-        (1, "a0", 0.0),
-    ]
-    assert [route.name for route in load_manifest(versions[0].manifest).routes] == ["r2"]
-
-
-async def test_kept_manifest_is_read_once_until_another_one_is_kept() -> None:
-    read: list[str] = []
-
+def loading(read: list[str]) -> Callable[[str], Manifest]:
     def load(text: str) -> Manifest:
         read.append(text)
         return load_manifest(text)
 
+    return load
+
+
+async def test_latest_version_is_active_and_the_last_ones_are_kept() -> None:
+    parameters = Parameters()
+    assert await RouteStore(parameters, pool="p").current() is None
+    for number in range(KEPT_VERSIONS + 5):
+        await RouteStore(parameters, pool="p").save(manifest(f"r{number}"), author=f"a{number}", at=float(number))
+    versions = await RouteStore(parameters, pool="p").history()
+    newest = range(KEPT_VERSIONS + 5, 5, -1)
+    assert [(kept.version, kept.author, kept.at) for kept in versions] == [(n, f"a{n - 1}", n - 1.0) for n in newest]
+    assert len(versions) == KEPT_VERSIONS == 20  # as in docs/reference/routes
+    assert [route.name for route in load_manifest(versions[0].manifest).routes] == [f"r{KEPT_VERSIONS + 4}"]
+
+
+async def test_kept_manifest_is_read_once_until_another_one_is_kept(read: list[str]) -> None:
     parameters = Parameters()
     kept = await RouteStore(parameters, pool="p").save(manifest("a"), author="me", at=0.0)
-    store = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=load)
+    store = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=loading(read))
     assert [await store.current() for _ in range(3)] == [kept] * 3
     assert await store.load(kept.manifest or "") == load_manifest(kept.manifest or "")
     await store.save(manifest("b"), author="me", at=1.0)
@@ -72,34 +75,19 @@ async def test_manifest_with_twenty_patterns_is_loaded_outside_of_the_event_loop
     store = ManifestStore(Parameters(), pool="p", kind=ManifestKind.POLICIES, load=load)
     # RE2 refuses each after milliseconds, which no limit of the length prevents.
     policies = [{"match": f"{number}{{a:\\pL{{500}}}}"} for number in range(20)]
-    with pytest.raises(InvalidDocumentError, match="pattern too large"):
+    with pytest.raises(InvalidDocumentError):
         await store.load(json.dumps({"policies": policies}))
     assert threading.current_thread() not in threads != []
 
 
-async def test_only_the_last_versions_are_kept() -> None:
-    store = RouteStore(Parameters(), pool="p")
-    for _ in range(KEPT_VERSIONS + 5):
-        await store.save(manifest("r"), author="me", at=0.0)
-    versions = [kept.version for kept in await store.history()]
-    assert versions == [*range(KEPT_VERSIONS + 5, 5, -1)]
-    assert len(versions) == KEPT_VERSIONS == 20  # as in docs/reference/routes
-
-
-async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read() -> None:
+async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read(read: list[str]) -> None:
     parameters = Parameters()
     names = [f"route-number-{number}" for number in range(2_000)]
     store = RouteStore(parameters, pool="p")
     for _ in range(3):
         await store.save(manifest(*names), author="me", at=0.0)
     assert len(json.dumps(parameters.values)) < len(json.dumps(manifest(*names).document())) / 2
-    read: list[str] = []
-
-    def load(text: str) -> Manifest:
-        read.append(text)
-        return load_manifest(text)
-
-    other = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=load)
+    other = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=loading(read))
     for _ in range(3):
         versions = await other.history()
     assert len(read) == 1  # the one in force
@@ -112,7 +100,7 @@ async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_noth
     store = RouteStore(parameters, pool="p")
     noise = secrets.token_bytes(3 * 2**20).hex()
     large = Manifest((replace(manifest("r").routes[0], text=noise),) * 101)
-    with pytest.raises(InvalidDocumentError, match="exceeds the limit of 4MiB"):
+    with pytest.raises(InvalidDocumentError, match="4MiB"):
         await store.save(large, author="me", at=0.0)
     assert parameters.values == {}
 
@@ -154,7 +142,7 @@ class TestChanges:
         assert splitter.splitter is not None
         await splitter.clear(author="me", expected=1)
         assert splitter.splitter is None
-        with pytest.raises(PoolConflictError, match="No manifest is active"):
+        with pytest.raises(PoolConflictError):
             await splitter.clear(author="me")
         following = self.splitter(parameters)
         await following.load()

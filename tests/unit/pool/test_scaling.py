@@ -37,12 +37,15 @@ def simulate(
     return scale
 
 
-def test_quiet_group_has_the_minimum() -> None:
-    assert simulate(0.0, 1.0, seconds=600).desired == 1
+@pytest.mark.parametrize(("arrivals", "workers"), [(0.0, 1), (0.8, 1), (1000.0, 8)], ids=["quiet", "for one", "flood"])
+def test_load_needs_as_many_workers_within_the_limits(arrivals: float, workers: int) -> None:
+    assert simulate(arrivals, 1.0, seconds=1200).desired == workers
 
 
-def test_load_that_one_worker_can_do_needs_one() -> None:
-    assert simulate(0.8, 1.0, seconds=1200).desired == 1
+def test_workers_go_when_fewer_were_enough_for_the_whole_cooldown_and_not_in_an_idle_moment() -> None:
+    busy = simulate(2.7, 1.0, seconds=1800)
+    assert simulate(0.0, 1.0, seconds=60.0, scale=busy).desired >= busy.desired
+    assert simulate(0.0, 1.0, seconds=1200.0, scale=busy).desired == 1
 
 
 def test_load_of_three_workers_ends_with_no_lag_beyond_the_target() -> None:
@@ -58,21 +61,6 @@ def test_backlog_is_served_by_as_many_workers_as_the_target_asks_for() -> None:
 
 def test_requests_that_take_long_count_before_the_first_is_done() -> None:
     assert simulate(0.0, 10_000.0, seconds=90.0, waiting=3.0).desired >= 3
-
-
-def test_never_more_than_the_maximum() -> None:
-    assert simulate(1000.0, 1.0, seconds=600).desired == 8
-
-
-def test_one_idle_moment_ends_no_worker() -> None:
-    busy = simulate(2.7, 1.0, seconds=1800)
-    idle = simulate(0.0, 1.0, seconds=60.0, scale=busy)
-    assert idle.desired >= busy.desired
-
-
-def test_workers_go_when_fewer_were_enough_for_the_whole_cooldown() -> None:
-    busy = simulate(2.7, 1.0, seconds=1800)
-    assert simulate(0.0, 1.0, seconds=1200.0, scale=busy).desired == 1
 
 
 def test_busy_workers_are_spared_however_long_they_run() -> None:

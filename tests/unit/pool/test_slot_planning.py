@@ -49,6 +49,8 @@ def spare(slot: int) -> Drain:
 LEAVING = {InstanceId("i1"): Draining(NOT_NEEDED, until=NOW + 100, ask_again_at=NOW + 5)}
 
 ROWS = {
+    "every free slot gets a worker": (observed(instance(1)), 3, [Start(0), Start(2)]),
+    "a driver that starts nothing has no slots and misses no worker": (observed(), 0, []),
     "paused by a circuit: no worker": (observed(paused=True), 1, []),
     "paused, and one is missing": (observed(instance(0), serving=ids(0), paused=True), 2, []),
     "paused, and outdated: nothing replaces it": (
