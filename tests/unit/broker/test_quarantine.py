@@ -20,34 +20,17 @@ from osrdyne.testing.clock import VirtualClock
 A, B = Key("a"), Key("b")
 
 
-def test_one_refusal_may_be_an_accident(clock: VirtualClock) -> None:
-    quarantine = Quarantine(clock)
-    quarantine.note(A, "406")
-    assert quarantine.reason(A) is None
-
-
-def test_second_refusal_leaves_the_key_alone_and_no_other(clock: VirtualClock) -> None:
+async def test_second_refusal_leaves_the_key_alone_for_a_while_and_no_other(clock: VirtualClock) -> None:
+    """After one its commands share no answer with others: a second refusal would prove nothing about them."""
     quarantine = Quarantine(clock)
     quarantine.note(A, "first")
+    assert (quarantine.reason(A), quarantine.is_suspected(A), quarantine.is_suspected(B)) == (None, True, False)
     quarantine.note(A, "second")
     assert (quarantine.reason(A), quarantine.reason(B)) == ("second", None)
-
-
-async def test_key_is_tried_again_after_a_while(clock: VirtualClock) -> None:
-    quarantine = Quarantine(clock)
-    quarantine.note(A, "first")
-    quarantine.note(A, "second")
     await clock.advance(DURATION)
     assert quarantine.reason(A) is None
     quarantine.note(A, "third")
     assert quarantine.reason(A) is None
-
-
-def test_refused_key_is_suspected_for_a_while(clock: VirtualClock) -> None:
-    """Its commands share no answer with others: a second refusal would prove nothing about them."""
-    quarantine = Quarantine(clock)
-    quarantine.note(A, "406")
-    assert (quarantine.is_suspected(A), quarantine.is_suspected(B)) == (True, False)
 
 
 class Register:

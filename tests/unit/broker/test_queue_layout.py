@@ -28,18 +28,16 @@ def test_group_of_a_direct_pool_keeps_the_priority_queues_from_a_managed_pool() 
     assert layout.possible(A) == ("p-req-a_Pri3", "p-req-a")
 
 
-def test_managed_group_has_a_queue_for_each_class_the_most_urgent_first() -> None:
-    assert names_of(QueueLayout(NAMES, managed=True, priorities=[7, 0])) == [
+def test_managed_group_has_a_queue_for_each_class_and_what_it_cannot_route_becomes_an_orphan() -> None:
+    layout = QueueLayout(NAMES, managed=True, priorities=[7, 0])
+    expected = [
         ("p-req-a_Pri0", "p-work-xchg_Pri0"),
         ("p-req-a_Pri7", "p-work-xchg_Pri7"),
         ("p-req-a", "p-work-xchg"),
     ]
-
-
-def test_what_a_class_cannot_route_becomes_an_orphan() -> None:
-    exchanges = QueueLayout(NAMES, managed=True, priorities=[1]).exchanges.exchanges
-    assert [exchange.name for exchange in exchanges] == ["p-work-xchg", "p-work-xchg_Pri1"]
-    assert {exchange.arguments["alternate-exchange"] for exchange in exchanges} == {"p-orphan-xchg"}
+    assert names_of(layout) == expected
+    exchanges = {exchange.name: exchange.arguments["alternate-exchange"] for exchange in layout.exchanges.exchanges}
+    assert exchanges == dict.fromkeys((exchange for _, exchange in expected), "p-orphan-xchg")
 
 
 def test_group_keeps_an_unused_priority_queue() -> None:
@@ -63,12 +61,6 @@ def test_workers_do_not_consume_an_unused_priority_queue_until_it_is_used_again(
 def test_deleted_queue_is_new_again(priority: int | None) -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, priority)
-    assert not layout.is_new(A, priority)
+    assert [layout.is_new(A, one) for one in (1, None)] == [one != priority for one in (1, None)]
     layout.forget(A, priority)
     assert layout.is_new(A, priority)
-
-
-def test_base_queue_is_new_although_a_priority_queue_exists() -> None:
-    layout = QueueLayout(NAMES, managed=True, priorities=[1])
-    layout.note(A, 1)
-    assert layout.is_new(A, None)

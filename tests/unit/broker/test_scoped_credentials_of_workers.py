@@ -85,16 +85,13 @@ def scene() -> Scene:
     return Scene()
 
 
-async def test_uri_names_a_user_that_has_all_its_rights(scene: Scene) -> None:
+async def test_uri_has_a_password_of_its_own_and_names_a_user_that_gets_its_rights_last(scene: Scene) -> None:
     uri = await scene.credentials.uri_for(KEY, ME)
     assert re.fullmatch(r"amqps://osrdyne-pool-prod-me:[\w-]{43}@rabbit/prod\?cacertfile=/ca\.pem", uri)
-    assert set(scene.api.users[f"{PREFIX}me"]) == {"users", "user-limits", "topic-permissions", "permissions"}
-
-
-async def test_rights_come_last(scene: Scene) -> None:
-    """A user that is made by half may do nothing."""
-    await scene.credentials.uri_for(KEY, ME)
-    assert scene.api.users[f"{PREFIX}me"][-1] == "permissions"
+    made = scene.api.users[f"{PREFIX}me"]
+    assert set(made) == {"users", "user-limits", "topic-permissions", "permissions"}
+    assert made[-1] == "permissions"  # a user that is made by half may do nothing
+    assert await scene.credentials.uri_for(KEY, ME) != uri
 
 
 async def test_process_of_pooled_workers_has_a_user_of_its_own(scene: Scene) -> None:
@@ -124,10 +121,6 @@ def test_process_of_pooled_workers_may_report_and_be_asked_and_nothing_else() ->
         assert {name for name in every if re.search(pattern, name)} == set(names), kind
 
 
-async def test_every_worker_has_a_password_of_its_own(scene: Scene) -> None:
-    assert await scene.credentials.uri_for(KEY, ME) != await scene.credentials.uri_for(KEY, ME)
-
-
 async def test_half_made_user_is_removed(scene: Scene) -> None:
     scene.api.fail_at = "permissions"
     with pytest.raises(BrokerUnavailableError):
@@ -146,13 +139,6 @@ async def test_user_is_kept_while_its_worker_starts_and_lives(scene: Scene) -> N
     assert list(scene.api.users) == [f"{PREFIX}me"]
 
 
-async def test_user_of_a_start_that_never_happened_is_deleted(scene: Scene) -> None:
-    await scene.credentials.uri_for(KEY, ME)
-    await scene.clock.advance(301.0)
-    await scene.credentials.tidy()
-    assert scene.api.users == {}
-
-
 async def test_user_of_a_repeated_start_is_kept_until_it_is_deleted(scene: Scene) -> None:
     await scene.credentials.uri_for(KEY, ME)
     await scene.clock.advance(299.0)
@@ -165,17 +151,12 @@ async def test_user_of_a_repeated_start_is_kept_until_it_is_deleted(scene: Scene
     assert (scene.credentials.keep(ME), scene.api.users) == (False, {})
 
 
-async def test_released_user_is_not_used_again(scene: Scene) -> None:
-    await scene.credentials.uri_for(KEY, ME)
-    scene.credentials.release(ME)
-    assert not scene.credentials.keep(ME)
-
-
-async def test_ended_worker_is_noticed_at_once(scene: Scene) -> None:
+async def test_ended_worker_is_noticed_at_once_and_its_user_not_used_again(scene: Scene) -> None:
     await scene.credentials.uri_for(KEY, ME)
     task = asyncio.create_task(scene.credentials.run())
     await scene.clock.settle()
     scene.credentials.release(ME)
+    assert not scene.credentials.keep(ME)
     await scene.clock.settle()
     task.cancel()
     assert scene.api.users == {}
@@ -222,15 +203,12 @@ def test_user_may_use_the_names_of_its_own_workers_only(replicas: bool, allowed:
     assert [one for one in ids if topics.search(NAMES.control_worker_routing_key(WorkerId(one)))] == allowed
 
 
-def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:
+def test_worker_may_write_reports_replies_its_own_queue_and_what_waits_in_a_managed_pool_only() -> None:
     write = re.compile(worker_permissions(NAMES, [NAMES.request_queue(KEY)], ME).write)
     names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
     refused = ["pool-req-k", "pool-req-xchg", "pool-ctl-xchg", "pool-ctl-other", "amqXdefault", "xamq.default", ""]
     assert [name for name in names + refused if write.search(name)] == names
-
-
-def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further() -> None:
-    before = re.compile(worker_permissions(NAMES, [], ME).write)
-    write = re.compile(worker_permissions(NAMES, [], ME, has_retries=True).write)
-    names = ["pool-retry-xchg", "pool-retried-xchg", "pool-work-xchg", "pool-retry-1000", "pool-retry-xchg-more"]
-    assert [[name for name in names if found.search(name)] for found in (before, write)] == [[], ["pool-retry-xchg"]]
+    with_retries = re.compile(worker_permissions(NAMES, [], ME, has_retries=True).write)
+    waiting = ["pool-retry-xchg", "pool-retried-xchg", "pool-work-xchg", "pool-retry-1000", "pool-retry-xchg-more"]
+    found = [[name for name in waiting if pattern.search(name)] for pattern in (write, with_retries)]
+    assert found == [[], ["pool-retry-xchg"]]
