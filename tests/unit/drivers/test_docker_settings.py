@@ -39,26 +39,24 @@ def refusal(status, text):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "path"),
     [
-        pytest.param({}, r"driver\.options\.image: Field required", id="no-image"),
-        pytest.param({"imag": "x"}, r"driver\.options\.imag: there is no such option", id="unknown"),
-        pytest.param({"mounts": ["/data"]}, r"driver\.options\.mounts\.0: '/data' is not a mount", id="mount"),
-        pytest.param({"mounts": ["/a:b"]}, r"driver\.options\.mounts\.0: '/a:b' is not a mount", id="relative-target"),
-        pytest.param({"environment": {"WORKER_KEY": "x"}}, r"environment: WORKER_KEY is set by osrdyne", id="ours"),
-        pytest.param({"labels": {"osrdyne.key": "x"}}, r"labels: osrdyne\.key is set by osrdyne", id="label"),
-        pytest.param({"host": "docker.sock"}, r"driver\.options\.host: must look like unix://", id="host"),
-        pytest.param(
-            {"tls_directory": "/tls"}, r"tls_directory: only allowed for a host that begins with tcp", id="tls"
-        ),
-        pytest.param({"memory": "1MiB"}, r"driver\.options\.memory: .*greater than or equal", id="little-memory"),
-        pytest.param({"pull": "often"}, r"driver\.options\.pull: .*'always', 'missing' or 'never'", id="pull"),
+        ({"image": None}, ".image"),
+        ({"imag": "x"}, ".imag"),
+        ({"mounts": ["/data"]}, ".mounts.0"),
+        ({"mounts": ["/a:b"]}, ".mounts.0"),
+        ({"environment": {"WORKER_KEY": "x"}}, ".environment: WORKER_KEY"),
+        ({"labels": {"osrdyne.key": "x"}}, ".labels: osrdyne.key"),
+        ({"host": "docker.sock"}, ".host"),
+        ({"tls_directory": "/tls"}, ": tls_directory"),
+        ({"memory": "1MiB"}, ".memory"),
+        ({"pull": "often"}, ".pull"),
     ],
+    ids=str,
 )
-def test_wrong_option_is_refused_with_its_path(options, message):
-    image = {} if not options else {"image": "x"}
-    with pytest.raises(ConfigurationError, match=message):
-        create_driver(DriverSettings(name="docker", options={**image, **options}), CONTEXT)
+def test_wrong_option_is_refused_with_its_path(options, path):
+    with pytest.raises(ConfigurationError, match=re.escape(f"driver.options{path}")):
+        create_driver(DriverSettings(name="docker", options={"image": "x", **options}), CONTEXT)
 
 
 def test_mounts_may_be_written_short_or_long():
@@ -70,11 +68,7 @@ def test_mounts_may_be_written_short_or_long():
         Mount(source="cache", target="/c"),
         Mount(source="/b", target="/b"),
     )
-
-
-def test_source_without_a_slash_is_a_volume():
-    options = OPTIONS.model_copy(update={"mounts": (Mount(source="cache", target="/c"),)})
-    assert host_settings(options)["mounts"][0]["Type"] == "volume"
+    assert [mount["Type"] for mount in host_settings(options)["mounts"]] == ["bind", "volume", "bind"]
 
 
 def test_limited_memory_leaves_no_swap():
@@ -96,7 +90,7 @@ async def test_driver_is_made_without_the_certificates_that_the_environment_name
     driver = DockerDriver(OPTIONS, CONTEXT)
     [finding] = await driver.check()
     assert not finding.ok
-    assert "The Docker engine at tcp://127.0.0.1:1 does not answer" in finding.message
+    assert "tcp://127.0.0.1:1" in finding.message
     await driver.close()
 
 
@@ -125,10 +119,13 @@ def test_container_names_are_names_and_differ():
     assert all(re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", name) and len(name) < 180 for name in names)
 
 
-def test_labels_are_read_back():
+def test_labels_are_read_back_and_name_the_only_container_that_is_ours():
     for key in ODD_KEYS.values():
         spec = make_spec(key, slot=3)
         labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
+        owned = [IDENTITY.owns(name, labels) for name in (IDENTITY.container_name(key, 3), "/copy", "/name")]
+        assert owned == [True, False, False]
+        assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
         instance = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
         assert instance is not None
         assert (instance.instance_id, instance.external_id) == (InstanceId("id"), "name")
@@ -144,62 +141,44 @@ def test_container_of_another_stack_pool_or_person_is_not_owned():
     assert not Identity("blue", "other:5672//").owns(name, labels)
     assert not IDENTITY.owns(name, {})
     assert not IDENTITY.owns(name, None)
-
-
-def test_copy_of_a_container_is_not_ours():
-    for key in ODD_KEYS.values():
-        labels = IDENTITY.labels(make_spec(key), spec_hash="abc", started_at=1.0)
-        assert IDENTITY.owns(IDENTITY.container_name(key, 0), labels)
-        assert not IDENTITY.owns("/copy", labels)
-        assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
-
-
-def test_container_with_our_marks_and_nothing_else_is_not_a_worker():
-    labels = {"osrdyne.pool": "blue", "osrdyne.stack": IDENTITY.stack}
-    assert read_instance("id", "/mine", labels, state=InstanceState.RUNNING) is None
+    marks = {"osrdyne.pool": "blue", "osrdyne.stack": IDENTITY.stack}
+    assert read_instance("id", "/mine", marks, state=InstanceState.RUNNING) is None
 
 
 @pytest.mark.parametrize(
     ("state", "exit"),
     [
-        pytest.param({"ExitCode": 3}, Exit(code=3), id="code"),
-        pytest.param({"ExitCode": 143}, Exit(code=143, signal="SIGTERM"), id="signal"),
-        pytest.param(
-            {"ExitCode": 137},
-            Exit(137, "SIGKILL", "killed from outside, or out of memory"),
-            id="killed",
-        ),
-        pytest.param(
-            {"ExitCode": 137, "OOMKilled": True},
-            Exit(137, "SIGKILL", "out of memory: it took more than driver.options.memory allows"),
-            id="out-of-memory",
-        ),
-        pytest.param({"ExitCode": 127, "Error": "no runc"}, Exit(127, None, "no runc"), id="error"),
+        ({"ExitCode": 3}, Exit(code=3)),
+        ({"ExitCode": 143}, Exit(code=143, signal="SIGTERM")),
+        ({"ExitCode": 137}, Exit(137, "SIGKILL", "killed from outside")),
+        ({"ExitCode": 137, "OOMKilled": True}, Exit(137, "SIGKILL", "driver.options.memory")),
+        ({"ExitCode": 127, "Error": "no runc"}, Exit(127, None, "no runc")),
     ],
+    ids=["code", "signal", "killed", "out-of-memory", "error"],
 )
 def test_end_of_a_container_is_reported_as_it_was(state, exit):
-    assert read_exit(state) == exit
+    found = read_exit(state)
+    assert (found.code, found.signal) == (exit.code, exit.signal)
+    assert (exit.reason or "") in (found.reason or "")
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "message"),
+    ("status", "said", "option"),
     [
-        pytest.param(404, "No such image: x:1", r"Check|correct driver\.options\.image", id="image"),
-        pytest.param(404, "network y not found", r"driver\.options\.network", id="network"),
-        pytest.param(400, 'exec: "z": executable file not found in $PATH', r"driver\.options\.command", id="command"),
-        pytest.param(400, "invalid mount config: bind source path does not exist", r"options\.mounts", id="mount"),
-        pytest.param(400, "unable to find user u: no matching entries", r"driver\.options\.user", id="user"),
+        (404, "No such image: x:1", "image"),
+        (404, "network y not found", "network"),
+        (400, 'exec: "z": executable file not found in $PATH', "command"),
+        (400, "invalid mount config: bind source path does not exist", "mounts"),
+        (400, "unable to find user u: no matching entries", "user"),
     ],
 )
-def test_refused_start_names_the_option(status, said, message):
+def test_refused_start_names_the_option(status, said, option):
     error = start_error(refusal(status, said), log_lines=("last",))
     assert isinstance(error, StartFailedError)
-    assert re.search(message, error.message)
+    assert f"driver.options.{option}" in error.message
     assert error.log_lines == ("last",)
-
-
-def test_container_that_vanished_while_it_was_started_is_tried_again():
-    assert isinstance(start_error(refusal(404, "No such container: abc")), DriverUnavailableError)
+    vanished = start_error(refusal(404, "No such container: abc"))
+    assert isinstance(vanished, DriverUnavailableError), "it is tried again"
 
 
 @pytest.mark.parametrize("network", [None, "backend"])
@@ -207,11 +186,8 @@ def test_broker_on_loopback_is_refused_in_a_network_of_its_own(network):
     with pytest.raises(StartFailedError, match=r"Set broker\.worker_uri") as raised:
         refuse_loopback(OPTIONS.model_copy(update={"network": network}), f"amqp://me:{SECRET}@127.0.0.1:5672/")
     assert SECRET not in str(raised.value)
-
-
-@pytest.mark.parametrize("network", ["host", "container:broker"])
-def test_broker_on_loopback_is_fine_where_loopback_is_shared(network):
-    refuse_loopback(OPTIONS.model_copy(update={"network": network}), "amqp://localhost/")
+    for shared in ("host", "container:broker"):
+        refuse_loopback(OPTIONS.model_copy(update={"network": shared}), "amqp://localhost/")
 
 
 def test_secret_is_a_file_for_its_owner_only():
@@ -229,6 +205,22 @@ def test_user_of_an_image_is_found_by_its_name():
     assert [user_id(name, passwd) for name in ("worker", "root", "broken", "absent")] == [4711, 0, 0, 0]
 
 
+class ImageOfWorker:
+    """An engine that has an image with the user `worker`; `archives` are the files that it gives out, by their path."""
+
+    def __init__(self, archives):
+        self.archives = archives
+
+    def call(self, function):
+        return function(self)
+
+    def inspect_container(self, _container_id):
+        return {"Config": {"User": "worker"}}
+
+    def get_archive(self, _container_id, path):
+        return self.archives[path]
+
+
 def test_list_of_users_may_be_a_link():
     text = b"worker:x:4711:4711::/home/worker:/bin/sh\n"
     buffer = io.BytesIO()
@@ -236,49 +228,19 @@ def test_list_of_users_may_be_a_link():
         member = tarfile.TarInfo("passwd")
         member.size = len(text)
         archive.addfile(member, io.BytesIO(text))
-
-    class Client:
-        def inspect_container(self, _container_id):
-            return {"Config": {"User": "worker"}}
-
-        def get_archive(self, _container_id, path):
-            if path == "/etc/passwd":
-                return [b"an archive of the link"], {"linkTarget": "/nix/store/passwd"}
-            return [buffer.getvalue()], {"linkTarget": ""}
-
-    class FakeEngine:
-        def call(self, function):
-            return function(Client())
-
-    assert owner_of(FakeEngine(), "id") == 4711
+    link = ([b"an archive of the link"], {"linkTarget": "/nix/store/passwd"})
+    engine = ImageOfWorker({"/etc/passwd": link, "/nix/store/passwd": ([buffer.getvalue()], {"linkTarget": ""})})
+    assert owner_of(engine, "id") == 4711
 
 
 def test_damaged_list_of_users_is_an_error_of_the_engine():
-    class Client:
-        def inspect_container(self, _container_id):
-            return {"Config": {"User": "worker"}}
-
-        def get_archive(self, _container_id, _path):
-            return [], None
-
-    class FakeEngine:
-        def call(self, function):
-            return function(Client())
-
-    with pytest.raises(DriverUnavailableError, match="damaged copy of /etc/passwd"):
-        owner_of(FakeEngine(), "id")
+    with pytest.raises(DriverUnavailableError, match="/etc/passwd"):
+        owner_of(ImageOfWorker({"/etc/passwd": ([], None)}), "id")
 
 
 def test_root_cause_is_what_the_system_said():
-    try:
-        try:
-            raise FileNotFoundError(2, "No such file or directory")
-        except OSError as inner:
-            raise RuntimeError("Connection aborted.", inner) from None
-    except RuntimeError as outer:
-        outer.__context__ = None
-        cause = root_cause(outer)
-    assert isinstance(cause, FileNotFoundError)
+    outer = RuntimeError("Connection aborted.", FileNotFoundError(2, "No such file or directory"))
+    assert isinstance(root_cause(outer), FileNotFoundError)
 
 
 def test_socket_that_may_not_be_used_is_reported_with_the_remedy(monkeypatch):
@@ -286,5 +248,5 @@ def test_socket_that_may_not_be_used_is_reported_with_the_remedy(monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Engine, "_connect", refuse)
-    with pytest.raises(DriverUnavailableError, match=r"Permission denied\. Let the daemon's user use the socket"):
+    with pytest.raises(DriverUnavailableError, match="Permission denied"):
         Engine(OPTIONS, timeout=1.0).call(lambda client: client.version())

@@ -12,7 +12,6 @@ from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, 
 from osrdyne.config.profiles import Profile
 from osrdyne.drivers import registry
 from osrdyne.drivers.base import Driver, DriverContext
-from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.errors import ConfigurationError
 from osrdyne.testing.drivers import FakeDriver
@@ -20,23 +19,19 @@ from osrdyne.testing.drivers import FakeDriver
 CONTEXT = DriverContext(pool="pool", stack="localhost:5672//", clock=SystemClock(), worker_command=("worker",))
 
 
-def test_known_name_gives_its_driver():
-    assert isinstance(registry.create_driver(DriverSettings(name="noop"), CONTEXT), NoopDriver)
-
-
-def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"unknown driver 'dokcer'; known drivers: .*noop.*subprocess"):
-        registry.create_driver(DriverSettings(name="dokcer"), CONTEXT)
-
-
-def test_unknown_option_is_refused_with_its_path():
-    with pytest.raises(ConfigurationError, match=r"driver\.options\.colour: there is no such .*noop has no options"):
-        registry.create_driver(DriverSettings(name="noop", options={"colour": "red"}), CONTEXT)
-
-
-def test_wrong_option_is_reported_with_the_valid_ones():
-    with pytest.raises(ConfigurationError, match=r"The options of systemd: template, manager, bus, environment"):
-        registry.create_driver(DriverSettings(name="systemd", options={"unit": "x"}), CONTEXT)
+@pytest.mark.parametrize(
+    ("driver", "named"),
+    [
+        (DriverSettings(name="dokcer"), ["'dokcer'", "noop", "subprocess"]),
+        (DriverSettings(name="noop", options={"colour": "red"}), ["driver.options.colour"]),
+        (DriverSettings(name="systemd", options={"unit": "x"}), ["driver.options.unit", "template", "manager"]),
+    ],
+    ids=["unknown driver", "no options", "other options"],
+)
+def test_unknown_driver_or_option_is_refused_with_the_known_ones(driver, named):
+    with pytest.raises(ConfigurationError) as refused:
+        registry.create_driver(driver, CONTEXT)
+    assert [name for name in named if name not in str(refused.value)] == []
 
 
 class FakeEntryPoint:
@@ -52,16 +47,13 @@ class FakeEntryPoint:
 
 
 @pytest.mark.parametrize(
-    ("loaded", "message"),
-    [
-        pytest.param(ImportError("no module named docker"), "cannot be loaded: no module named docker", id="import"),
-        pytest.param(dict, "odd:thing is not an osrdyne driver class", id="no-driver"),
-        pytest.param(lambda: None, "odd:thing is not an osrdyne driver class", id="no-class"),
-    ],
+    "loaded",
+    [ImportError("no module named docker"), dict, lambda: None],
+    ids=["import", "no driver", "no class"],
 )
-def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded, message):
+def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded):
     monkeypatch.setattr(registry, "entry_points", lambda **_: [FakeEntryPoint(loaded)])
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match="no module named docker" if isinstance(loaded, Exception) else "odd:"):
         registry.load_driver_class("odd")
 
 
@@ -78,27 +70,11 @@ def test_stack_names_the_broker_without_credentials(uri, stack):
     assert registry.stack_of(uri) == stack
 
 
-def test_context_is_made_of_the_settings():
-    settings = Settings(
-        broker=BrokerSettings(uri="amqp://u:p@broker/v"),
-        pool=PoolSettings(id="blue"),
-        worker=WorkerSettings(app="mine:app", concurrency=3),
-    )
-    context = registry.driver_context(settings, clock=SystemClock())
-    assert (context.pool, context.stack) == ("blue", "broker:5672/v")
-    assert context.worker_config == settings.worker_config()
-    assert context.worker_command[-1] == "mine:app"
-
-
-def test_worker_command_is_the_script_beside_python(tmp_path, monkeypatch):
-    (tmp_path / "osrdyne-worker").touch()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert registry.worker_command("a:b") == (str(tmp_path / "osrdyne-worker"), "a:b")
-
-
-def test_worker_command_without_the_script_runs_the_module(tmp_path, monkeypatch):
+def test_worker_command_is_the_script_beside_python_or_the_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert registry.worker_command("a:b") == (str(tmp_path / "python"), "-m", "osrdyne_worker.main", "a:b")
+    (tmp_path / "osrdyne-worker").touch()
+    assert registry.worker_command("a:b") == (str(tmp_path / "osrdyne-worker"), "a:b")
 
 
 @pytest.mark.parametrize(
@@ -117,17 +93,10 @@ def pooled_settings(driver: DriverSettings) -> Settings:
     )
 
 
-def test_kubernetes_driver_starts_processes_of_pooled_workers() -> None:
-    settings = pooled_settings(DriverSettings(name="kubernetes", options={"image": "i:1"}))
-    driver = registry.create_pool_driver(settings, clock=SystemClock())
-    assert isinstance(driver, PooledDriver)
-    assert driver.inner.context.pooled
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("noop", {}, "can neither list nor kill"),
+        ("noop", {}, "noop"),
         ("kubernetes", {"image": "i:1", "replicas": 2}, r"driver\.options\.replicas"),
         ("kubernetes", {"image": "i:1", "autoscaling": {"mode": "hpa"}}, r"driver\.options\.autoscaling"),
     ],
@@ -136,6 +105,8 @@ def test_driver_that_cannot_start_processes_is_refused(name: str, options: dict[
     settings = pooled_settings(DriverSettings(name=name, options=options))
     with pytest.raises(ConfigurationError, match=rf"worker\.placement: .*{message}"):
         registry.create_pool_driver(settings, clock=SystemClock())
+    with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.1\.placement: "):
+        pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver={"name": name, "options": options})
 
 
 def pool_driver(*profiles: dict[str, object], driver: object = "subprocess", **worker: object) -> Driver:
@@ -150,21 +121,18 @@ async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_t
         pool_driver({"match": "a", "placement": "pooled"}),
         pool_driver({"match": "a", "placement": "dedicated"}, placement="pooled"),
     ]
-    assert [isinstance(driver, PooledDriver) for driver in (*plain, *pooled)] == [False, False, True, True, True]
+    kubernetes = {"name": "kubernetes", "options": {"image": "i:1"}}
+    pooled.append(pool_driver(driver=kubernetes, placement="pooled"))
+    assert [isinstance(driver, PooledDriver) for driver in (*plain, *pooled)] == [False] * 2 + [True] * 4
+    assert pooled[-1].inner.context.pooled
     for driver in (*plain, *pooled):
         await driver.close()
-
-
-async def test_profile_that_the_driver_cannot_have_is_refused_with_its_place() -> None:
-    message = r"^worker\.profiles\.1\.placement: the driver noop starts no processes"
-    with pytest.raises(ConfigurationError, match=message):
-        pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver="noop")
 
 
 @pytest.mark.parametrize(("pool", "profile"), [("pooled", "dedicated"), ("dedicated", "pooled")])
 def test_platform_that_counts_workers_has_one_placement_for_all_keys(pool: str, profile: str) -> None:
     kubernetes = {"name": "kubernetes", "options": {"image": "i:1"}}
-    with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.0.*all keys of a pool have the same placement"):
+    with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.0"):
         pool_driver({"match": "a", "placement": profile}, driver=kubernetes, placement=pool)
 
 
@@ -176,7 +144,7 @@ def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that
     settings = Settings.model_validate({"worker": {"profiles": [{"match": "a", "concurrency": 2}]}})
     driver = Former(SystemClock())
     found = registry.profile_obstacle(settings, settings.worker.profiles[0], driver)
-    assert found is not None and "its spec_hash takes no configuration" in found
+    assert found is not None and "spec_hash" in found
     assert registry.profile_obstacle(settings, Profile(match="a", stop_delay=60.0), driver) is None
 
 
@@ -184,4 +152,4 @@ def test_profile_with_a_kubernetes_master_needs_a_service_account() -> None:
     settings = Settings.model_validate({"driver": {"name": "kubernetes", "options": {"image": "i:1"}}})
     driver = registry.create_driver(settings.driver, registry.driver_context(settings, clock=SystemClock()))
     found = registry.profile_obstacle(settings, Profile(match="a", spark_master="k8s://https://h:6443"), driver)
-    assert found is not None and found.startswith("driver.options.service_account: worker.spark_master is k8s://")
+    assert found is not None and found.startswith("driver.options.service_account: ")

@@ -53,13 +53,32 @@ async def apply(api, mode):
     return f"osrdyne-{spec.worker_id}"
 
 
-async def test_keda_is_given_its_credentials_before_it_needs_them():
+@pytest.mark.parametrize(
+    ("mode", "made"),
+    [
+        (Scaling.NONE, []),
+        (Scaling.HPA, [("autoscaling/v2", "HorizontalPodAutoscaler")]),
+        # The credentials come before what needs them.
+        (Scaling.KEDA, [("keda.sh/v1alpha1", "TriggerAuthentication"), ("keda.sh/v1alpha1", "ScaledObject")]),
+    ],
+    ids=str,
+)
+async def test_exactly_what_was_made_is_removed(mode, made):
+    api = WritingApi("v2")
+    manager = await apply(api, mode)
+    assert api.calls == [("apply", version, kind, manager, True) for version, kind in made]
+    api.calls.clear()
+    await remove_autoscaler(api, "the-name", mode)
+    assert api.calls == [("delete", kind, "the-name") for _, kind in reversed(made)]
+
+
+@pytest.mark.parametrize(("code", "marker"), [(404, "KEDA"), (None, "away")], ids=["unknown kind", "other error"])
+async def test_errors_of_keda_s_objects_are_passed_on_and_an_unknown_kind_names_keda(code, marker):
     api = WritingApi()
-    manager = await apply(api, Scaling.KEDA)
-    assert api.calls == [
-        ("apply", "keda.sh/v1alpha1", "TriggerAuthentication", manager, True),
-        ("apply", "keda.sh/v1alpha1", "ScaledObject", manager, True),
-    ]
+    api.error = KubernetesError("away", code=code)
+    with pytest.raises(KubernetesError, match=marker) as refused:
+        await apply(api, Scaling.KEDA)
+    assert code is None or refused.value.is_final
 
 
 @pytest.mark.parametrize(
@@ -72,42 +91,6 @@ async def test_best_version_of_the_autoscaler_is_used(served, found):
     manager = await apply(api, Scaling.HPA)
     assert await hpa_version(api) == found
     assert api.calls == [("apply", f"autoscaling/{found}", "HorizontalPodAutoscaler", manager, True)]
-
-
-async def test_without_an_autoscaler_nothing_is_made():
-    api = WritingApi()
-    await apply(api, Scaling.NONE)
-    assert api.calls == []
-
-
-async def test_unknown_kinds_of_keda_name_keda():
-    api = WritingApi()
-    api.error = KubernetesError("not found", code=404)
-    with pytest.raises(KubernetesError, match="KEDA is not installed") as refused:
-        await apply(api, Scaling.KEDA)
-    assert refused.value.is_final
-
-
-async def test_other_errors_of_keda_s_objects_are_passed_on():
-    api = WritingApi()
-    api.error = KubernetesError("away")
-    with pytest.raises(KubernetesError, match="away"):
-        await apply(api, Scaling.KEDA)
-
-
-@pytest.mark.parametrize(
-    ("mode", "kinds"),
-    [
-        (Scaling.NONE, []),
-        (Scaling.HPA, ["HorizontalPodAutoscaler"]),
-        (Scaling.KEDA, ["ScaledObject", "TriggerAuthentication"]),
-    ],
-    ids=str,
-)
-async def test_exactly_what_was_made_is_removed(mode, kinds):
-    api = WritingApi("v2")
-    await remove_autoscaler(api, "the-name", mode)
-    assert api.calls == [("delete", kind, "the-name") for kind in kinds]
 
 
 @pytest.mark.parametrize(("groups", "there"), [(("apps",), False), (("apps", "keda.sh"), True)], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -29,51 +30,38 @@ STATE = Path("/state/blue")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "path"),
     [
-        pytest.param({"comand": ["x"]}, r"driver\.options\.comand: there is no such option", id="unknown"),
-        pytest.param({"command": []}, r"driver\.options\.command: give a program", id="no-program"),
-        pytest.param({"command": ["a\0"]}, r"driver\.options\.command: a NUL character", id="nul"),
-        pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options\.environment: WORKER_KEY is", id="ours"),
-        pytest.param({"environment": {"A=B": "x"}}, r"environment: 'A=B' cannot be passed", id="no-name"),
-        pytest.param({"inherit": ["A B"]}, r"inherit: 'A B' is not a variable name", id="inherit-no-name"),
-        pytest.param({"inherit": ["WORKER_*"]}, r"inherit: WORKER_\* is set by osrdyne", id="inherit-ours"),
-        pytest.param({"log_max_bytes": "1kB"}, r"driver\.options\.log_max_bytes: .*4096", id="small-log"),
-        pytest.param(
-            {"log_retention": "soon"}, r"driver\.options\.log_retention: 'soon' is not a duration", id="duration"
-        ),
+        ({"comand": ["x"]}, "comand"),
+        ({"command": []}, "command"),
+        ({"command": ["a\0"]}, "command"),
+        ({"environment": {"WORKER_KEY": "x"}}, "environment: WORKER_KEY"),
+        ({"environment": {"A=B": "x"}}, "environment: 'A=B'"),
+        ({"inherit": ["A B"]}, "inherit: 'A B'"),
+        ({"inherit": ["WORKER_*"]}, "inherit: WORKER_*"),
+        ({"log_max_bytes": "1kB"}, "log_max_bytes"),
+        ({"log_retention": "soon"}, "log_retention"),
     ],
+    ids=str,
 )
-def test_wrong_option_is_refused_with_its_path(options, message):
-    with pytest.raises(ConfigurationError, match=message):
+def test_wrong_option_is_refused_with_its_path(options, path):
+    with pytest.raises(ConfigurationError, match=re.escape(f"driver.options.{path}")):
         create_driver(DriverSettings(name="subprocess", options=options), CONTEXT)
 
 
-def test_state_directory_of_the_option_holds_one_directory_for_each_pool():
-    options = SubprocessOptions(state_directory="/var/lib/x")
-    assert state_directory(options, CONTEXT) == Path("/var/lib/x/blue")
+def test_directories_are_of_one_pool_of_one_broker(monkeypatch):
+    def state_of(stack=CONTEXT.stack, **options):
+        return state_directory(SubprocessOptions(**options), replace(CONTEXT, stack=stack))
 
-
-def test_default_state_directory_differs_between_brokers(monkeypatch):
-    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    assert state_of(state_directory="/var/lib/x") == Path("/var/lib/x/blue")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/osrdyne:/var/lib/other")  # systemd
+    assert state_of().parent == Path("/var/lib/osrdyne")
+    monkeypatch.delenv("STATE_DIRECTORY")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
-    directories = {
-        state_directory(SubprocessOptions(), replace(CONTEXT, stack=stack)) for stack in ("a:5672//", "b:5672//")
-    }
-    assert len(directories) == 2
-    assert {(path.parent, path.name.split("-")[0]) for path in directories} == {
-        (Path("/home/me/state/osrdyne"), "blue")
-    }
-
-
-def test_state_directory_of_systemd_is_used(monkeypatch):
-    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/osrdyne:/var/lib/other")
-    assert state_directory(SubprocessOptions(), CONTEXT).parent == Path("/var/lib/osrdyne")
-
-
-def test_log_directory_of_the_option_is_shared_without_mixing_pools():
-    options = SubprocessOptions(log_directory="/var/log/osrdyne")
-    assert log_directory(options, STATE) == Path("/var/log/osrdyne/blue")
+    first, second = state_of(stack="a:5672//"), state_of(stack="b:5672//")
+    assert first != second
+    assert {first.parent, second.parent} == {Path("/home/me/state/osrdyne")}
+    assert log_directory(SubprocessOptions(log_directory="/var/log/osrdyne"), STATE) == Path("/var/log/osrdyne/blue")
     assert log_directory(SubprocessOptions(), STATE) == STATE / "logs"
 
 
@@ -91,6 +79,9 @@ def test_marks_are_read_back_from_the_environment():
     for key in ODD_KEYS.values():
         variables = {**make_marks(key).to_variables(), "WORKER_ID": "w1"}
         assert Marks.from_variables(variables, STATE) == make_marks(key)
+        marked = [carries_mark(variables, STATE, frozenset({WorkerId(worker)})) for worker in ("w1", "w2")]
+        assert marked == [True, False]
+    assert not carries_mark({}, STATE)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +97,6 @@ def test_process_with_other_marks_is_not_a_worker_of_ours(change):
     assert Marks.from_variables(variables, STATE) is None
 
 
-def test_mark_tells_one_worker_from_another():
-    variables = {**make_marks().to_variables(), "WORKER_ID": "w1"}
-    assert carries_mark(variables, STATE, frozenset({WorkerId("w1")}))
-    assert not carries_mark(variables, STATE, frozenset({WorkerId("w2")}))
-    assert not carries_mark({}, STATE)
-
-
-@pytest.mark.proves("reference-defects/10-two-pools-one")
 def test_worker_reads_what_it_was_given(tmp_path):
     uri_file = tmp_path / "uri"
     for key in ODD_KEYS.values():
@@ -197,12 +180,8 @@ def test_last_lines_do_not_come_from_an_earlier_worker(tmp_path):
     write(logs, b"now\n")
     assert logs.tail("a.0", lines=5, since=200.0) == ("now",)
     assert logs.tail("a.0", lines=5, since=50.0) == ("earlier", "now")
-
-
-def test_lines_that_are_not_text_are_shown(tmp_path):
-    logs = make_logs(tmp_path, old_files=1)
     write(logs, b"\xff\xfe bad\n")
-    assert logs.tail("a.0", lines=5, since=0.0) == ("\ufffd\ufffd bad",)
+    assert logs.tail("a.0", lines=1, since=0.0) == ("\ufffd\ufffd bad",)
 
 
 def test_line_that_is_cut_by_the_limit_of_the_tail_shows_no_part_of_a_password(tmp_path):

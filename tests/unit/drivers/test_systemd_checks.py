@@ -28,24 +28,20 @@ def test_unit_as_it_is_shipped_is_fine(grace):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message", "remedy"),
+    ("changes", "remedy", "fatal"),
     [
-        pytest.param({"LoadState": "not-found"}, "w@.service is not-found.", "deploy/systemd", id="missing"),
-        pytest.param({"EnvironmentFiles": ""}, "reads no file", "EnvironmentFile=/run/osrdyne/%i.env", id="files"),
-        pytest.param({"StandardInput": "null"}, "standard input", "StandardInput=file:/run/osrdyne/%i.uri", id="input"),
-        pytest.param({"Restart": "always"}, "restarts by itself", "Restart=no", id="restart"),
-        pytest.param({"TimeoutStopUSec": "59s"}, "worker.stop_grace is 60 s", "TimeoutStopSec=60 or more", id="grace"),
+        ({"LoadState": "not-found"}, "deploy/systemd", True),
+        ({"EnvironmentFiles": ""}, "EnvironmentFile=/run/osrdyne/%i.env", True),
+        ({"StandardInput": "null"}, "StandardInput=file:/run/osrdyne/%i.uri", True),
+        ({"Restart": "always"}, "Restart=no", True),
+        ({"TimeoutStopUSec": "59s"}, "TimeoutStopSec=60", False),
     ],
+    ids=["missing", "files", "input", "restart", "grace"],
 )
-def test_unit_that_does_not_fit_is_reported_with_its_remedy(changes, message, remedy):
+def test_unit_that_does_not_fit_is_reported_with_its_remedy(changes, remedy, fatal):
     finding = judge(**changes)
-    assert not finding.ok
-    assert message in finding.message
+    assert (finding.ok, finding.fatal) == (False, fatal)
     assert remedy in (finding.remedy or "")
-
-
-def test_shorter_limit_of_the_unit_is_not_a_reason_to_refuse():
-    assert not judge(TimeoutStopUSec="1s").fatal
 
 
 SPANS = {"5min": 300.0, "1min 30s": 90.0, "1.5s": 1.5, "200ms": 0.2, "1h 2min": 3720.0, "infinity": math.inf}
@@ -54,8 +50,4 @@ SPANS = {"5min": 300.0, "1min 30s": 90.0, "1.5s": 1.5, "200ms": 0.2, "1h 2min": 
 @pytest.mark.parametrize(("text", "expected"), SPANS.items(), ids=SPANS.keys())
 def test_time_span_as_systemctl_shows_it(text, expected):
     assert seconds(text) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("text", ["", "0", "soon", "5 min x"])
-def test_what_is_not_a_time_span_is_not_compared(text):
-    assert seconds(text) is None
+    assert [seconds(other) for other in ("", "0", "soon", f"{text} x")] == [None] * 4

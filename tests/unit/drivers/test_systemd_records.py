@@ -19,22 +19,24 @@ def files(tmp_path):
     return EnvironmentFiles(tmp_path / "osrdyne", "blue-")
 
 
-def test_record_is_found_again(files):
+def test_record_is_found_again_in_a_comment_line_of_a_private_file(files):
     assert files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
+    assert files.create("green-0-a", RECORD, "", uri=URI)  # of another pool
+    (files.path / "blue-notes.env").write_text("A=1\n")
     assert EnvironmentFiles(files.path, "blue-").records() == {"blue-0-a": RECORD}
-
-
-def test_file_is_readable_by_its_owner_only(files):
-    files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
-    assert stat.S_IMODE((files.path / "blue-0-a.env").stat().st_mode) == 0o600
-    assert stat.S_IMODE(files.path.stat().st_mode) == 0o700
-
-
-def test_record_is_one_comment_line_before_the_variables(files):
-    files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
-    first, rest = (files.path / "blue-0-a.env").read_text().split("\n", 1)
+    file = files.path / "blue-0-a.env"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, files.path)] == [0o600, 0o700]
+    first, rest = file.read_text().split("\n", 1)
     assert first.startswith("# {") and first.isascii()
     assert rest == 'A="1"\n'
+
+
+def test_slot_is_freed_by_its_own_worker_only_and_leaves_no_file(files):
+    files.create("blue-0-a", RECORD, "", uri=URI)
+    files.remove("blue-0-a", WorkerId("w2"))
+    assert files.read("blue-0-a") == RECORD
+    files.remove("blue-0-a", RECORD.worker_id)
+    assert list(files.path.iterdir()) == []
 
 
 def test_second_creation_is_refused_and_changes_nothing(files):
@@ -53,32 +55,12 @@ def test_uri_is_in_a_private_file_until_the_worker_has_started(files):
     assert [path.name for path in files.path.iterdir()] == ["blue-0-a.env"]
 
 
-def test_freed_slot_leaves_no_file(files):
-    files.create("blue-0-a", RECORD, "", uri=URI)
-    files.remove("blue-0-a", RECORD.worker_id)
-    assert list(files.path.iterdir()) == []
-
-
 def test_started_worker_is_marked_and_keeps_its_variables(files):
     files.create("blue-0-a", RECORD, 'A="1\r2\r\n漢"\n', uri=URI)
     files.mark_started("blue-0-a", RECORD)
     record = files.read("blue-0-a")
     assert record is not None and record.started
     assert (files.path / "blue-0-a.env").read_bytes().endswith('\nA="1\r2\r\n漢"\n'.encode())
-
-
-def test_slot_of_another_worker_is_not_freed(files):
-    files.create("blue-0-a", RECORD, "", uri=URI)
-    files.remove("blue-0-a", WorkerId("w2"))
-    assert files.read("blue-0-a") == RECORD
-    files.remove("blue-0-a", WorkerId("w1"))
-    assert files.records() == {}
-
-
-def test_files_of_other_pools_and_people_are_ignored(files):
-    files.create("green-0-a", RECORD, "", uri=URI)
-    (files.path / "blue-notes.env").write_text("A=1\n")
-    assert files.records() == {}
 
 
 def test_directory_that_others_can_write_to_is_refused(files):
