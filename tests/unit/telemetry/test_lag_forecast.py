@@ -39,20 +39,23 @@ def test_peak_is_drained_when_the_difference_of_the_rates_has_it() -> None:
     assert not forecast.grows
 
 
-def test_reader_in_batches_that_keeps_up_does_not_grow() -> None:
-    forecast = of(trend(700, 720, batch=2.0))
-    assert not forecast.grows
-    assert of(trend(0, 0)) == Forecast(0.0, 0.0, 0.0, False)
-
-
-def test_lag_that_has_grown_for_less_than_the_window_is_not_reported() -> None:
-    assert not of(trend(800, 0, minutes=WINDOW / 60 * 0.5)).grows
-    assert of(trend(800, 0)).grows
+@pytest.mark.parametrize(
+    ("measured", "grows"),
+    [
+        (trend(700, 720, batch=2.0), False),
+        (trend(0, 0), False),
+        (trend(800, 0, minutes=WINDOW / 60 * 0.5), False),
+        (trend(800, 0), True),
+    ],
+    ids=["in batches", "nothing", "for less than the window", "for the window"],
+)
+def test_only_a_lag_that_grew_for_the_whole_window_grows(measured: Trend, grows: bool) -> None:
+    assert of(measured).grows is grows
 
 
 def test_forecast_needs_measurements_of_a_minute() -> None:
-    assert Trend().forecast() is None
-    assert trend(800, 720, minutes=0.5).forecast() is None
+    assert (Trend().forecast(), trend(800, 720, minutes=0.5).forecast()) == (None, None)
+    assert of(trend(0, 0)) == Forecast(0.0, 0.0, 0.0, False)
 
 
 def test_reader_that_begins_anew_is_measured_anew() -> None:
