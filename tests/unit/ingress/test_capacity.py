@@ -28,33 +28,40 @@ def quota(found: Plan) -> Any:
 
 
 class TestWorkedExamples:
-    def test_277_messages_of_two_and_a_half_events_a_minute_fit(self) -> None:
-        found = steady(277, "2.5")
-        assert (found.accepted * Fraction("2.5"), quota(found).used_up_after) == (997_200, None)
-        assert (found.fits, found.queue and found.queue.worst_events) == (True, 0)
+    """Their figures are in the document for operators."""
 
-    def test_720_messages_a_minute_stop_after_nine_and_a_quarter_hours(self) -> None:
-        found = steady(720)
-        assert (found.accepted, quota(found).excess) == (400_000, 1_036_800 - 400_000)
-        assert quota(found).used_up_after * 720 == 400_000
-        assert (round(float(quota(found).used_up_after) / 60, 2), found.fits) == (9.26, False)
+    @pytest.mark.parametrize(
+        ("messages", "events", "accepted", "used_up_after", "growth", "fits"),
+        [
+            (277, "2.5", 398_880, None, None, True),
+            (720, "1", 400_000, Fraction(400_000, 720), None, False),
+            (200, "4", 288_000, None, 80, False),
+        ],
+        ids=["fits", "stops after nine and a quarter hours", "falls behind"],
+    )
+    def test_steady_load(
+        self,
+        messages: int,
+        events: str,
+        accepted: int,
+        used_up_after: Fraction | None,
+        growth: int | None,
+        fits: bool,
+    ) -> None:
+        found = steady(messages, events)
+        assert (found.accepted, quota(found).used_up_after, found.fits) == (accepted, used_up_after, fits)
+        assert quota(found).excess == messages * 1440 - accepted
+        assert growth is None or (found.queue and (found.queue.growth, found.queue.drained)) == (growth, None)
 
-    def test_200_messages_of_four_events_fall_behind_by_80_a_minute(self) -> None:
-        found = steady(200, "4")
+    @pytest.mark.parametrize(
+        ("rate", "accepted", "minutes"),
+        [(Fraction(4_320), 129_600, 150), (Fraction(72_000, 30), 72_000, 70)],
+        ids=["six times the rate", "the graph"],
+    )
+    def test_half_an_hour_of_load_drains_later(self, rate: Fraction, accepted: int, minutes: int) -> None:
+        found = plan(Load((Phase(Fraction(30), rate),)), S2, STORE)
         assert found.queue is not None
-        assert (found.queue.growth, found.queue.drained, found.fits) == (80, None, False)
-        assert round(100 * found.meters[2].utilisation) == 111
-
-    def test_six_times_the_rate_for_30_minutes_drains_150_minutes_later(self) -> None:
-        found = plan(Load((Phase(Fraction(30), Fraction(4_320)),)), S2, STORE)
-        assert found.queue is not None
-        assert (found.queue.worst_events, found.queue.drained) == (108_000, 30 + 150)
-        assert found.queue.queued == 180
-
-    def test_the_graph_drains_after_70_minutes_for_the_events_that_it_can_have_stored(self) -> None:
-        found = plan(Load((Phase(Fraction(30), Fraction(72_000, 30)),)), S2, STORE)
-        assert found.queue is not None
-        assert (found.accepted, found.queue.drained) == (72_000, 30 + 70)
+        assert (found.accepted, found.queue.drained) == (accepted, 30 + minutes)
 
 
 def simulate(messages: list[Fraction], events: int, hub: Hub, store: Store) -> tuple[int, Fraction | None, Fraction]:

@@ -22,7 +22,7 @@ from osrdyne.ingress.circuits.breaker import (
     Transition,
     Verdict,
 )
-from osrdyne.ingress.circuits.configuration import CircuitConfiguration, CircuitScope, OnOpen, TimedStep
+from osrdyne.ingress.circuits.configuration import CircuitConfiguration, OnOpen, TimedStep
 from osrdyne.ingress.circuits.samples import succeeded
 from osrdyne.ingress.circuits.state import CircuitId, CircuitState, state_from_json
 from osrdyne.ingress.documents.problems import InvalidDocumentError
@@ -102,19 +102,6 @@ class TestOpening:
             PauseGroup(Key("k")),
         )
 
-    def test_routes_and_requests_of_no_route_have_circuits_of_their_own(self) -> None:
-        breaker = opened()
-        assert breaker.state_of(CircuitId(None)) is breaker.state_of(CircuitId("other")) is CircuitState.CLOSED
-        assert breaker.admit("other", Key("x"), now_ms=NOW).verdict is Verdict.FORWARD
-
-    def test_scope_of_a_group_opens_only_for_that_group(self) -> None:
-        breaker = CircuitBreaker(replace(CONFIGURATION, scope=CircuitScope.GROUP))
-        for number in range(4):
-            fail(breaker, number, "bad")
-            breaker.record("r", Key("good"), f"good {number}", success=True, now_ms=NOW)
-        assert breaker.paused_groups() == {"bad"}
-        assert breaker.admit("r", Key("good"), now_ms=NOW).verdict is Verdict.FORWARD
-
     def test_closed_circuits_are_forgotten_before_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
         breaker = opened()
@@ -142,13 +129,6 @@ class TestOpen:
 
 
 class TestHalfOpen:
-    def test_success_of_the_probe_closes_it_and_clears_the_samples(self) -> None:
-        breaker = half_open()
-        breaker.probe_sent(ROUTE, "probe")
-        effects = breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_100)
-        assert effects[0] == Transition(ROUTE, CircuitState.HALF_OPEN, CircuitState.CLOSED, "the probe succeeded")
-        assert breaker.state.circuits[ROUTE].samples.count == 0
-
     def test_groups_are_resumed_one_by_one_in_the_order_in_which_they_were_paused(self) -> None:
         breaker = half_open()
         breaker.probe_sent(ROUTE, "probe")
@@ -158,14 +138,6 @@ class TestHalfOpen:
         assert found == [
             "a", "at 2199", "at 2200", "b", "at 2399", "at 2400", "c", "at 2600", "d", "at 2800"
         ]  # fmt: skip
-
-    def test_failure_of_the_probe_opens_it_again_and_the_next_group_probes_next(self) -> None:
-        breaker = half_open()
-        breaker.probe_sent(ROUTE, "probe")
-        breaker.record("r", Key("a"), "probe", success=False, now_ms=NOW + 1_100)
-        assert breaker.state_of(ROUTE) is CircuitState.OPEN
-        assert breaker.advance(now_ms=NOW + 2_099) == ()
-        assert breaker.advance(now_ms=NOW + 2_100)[1:] == (SendProbe(ROUTE, Key("b")),)
 
     @pytest.mark.parametrize("sent", [True, False])
     def test_lost_report_does_not_keep_it_half_open(self, *, sent: bool) -> None:
@@ -178,14 +150,6 @@ class TestHalfOpen:
             ROUTE, CircuitState.HALF_OPEN, CircuitState.OPEN, "the probe had no outcome in time"
         )
         assert breaker.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_600) == ()
-
-    def test_group_without_a_request_leaves_the_probe_to_the_next(self) -> None:
-        breaker = half_open(keys="aabb")
-        assert breaker.probe_missing(ROUTE, now_ms=NOW + 1_000) == (SendProbe(ROUTE, Key("b")),)
-        assert breaker.probe_missing(ROUTE, now_ms=NOW + 1_000) == ()
-        assert breaker.paused_groups() == {"a", "b"}
-        assert breaker.next_step_ms() is None
-        assert breaker.admit("r", Key("a"), now_ms=NOW + 9_000).effects == (SendProbe(ROUTE, Key("a")),)
 
     def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe(self) -> None:
         breaker = half_open(replace(CONFIGURATION, on_open=OnOpen.REJECT), keys="aaaa")
@@ -205,18 +169,6 @@ class TestChanges:
         [transition, *_] = breaker.close([ROUTE, CircuitId("unknown")], now_ms=NOW)
         assert transition == Transition(ROUTE, CircuitState.OPEN, CircuitState.CLOSED, "closed by hand")
         assert breaker.close([ROUTE], now_ms=NOW) == ()
-
-    @pytest.mark.parametrize(
-        "configuration",
-        [replace(CONFIGURATION, checks=False), replace(CONFIGURATION, scope=CircuitScope.GROUP)],
-        ids=["checks", "scope"],
-    )
-    def test_change_of_the_configuration_releases_all_groups(self, configuration: CircuitConfiguration) -> None:
-        breaker = opened()
-        found = resumed(breaker.configure(configuration, now_ms=NOW))
-        for now in range(200, 1_000, 200):
-            found += resumed(breaker.advance(now_ms=NOW + now))
-        assert (found, breaker.paused_groups()) == (["a", "b", "c", "d"], frozenset())
 
     def test_clock_that_is_set_back_a_day_stops_nothing(self) -> None:
         breaker = opened()
@@ -239,12 +191,6 @@ class TestRestart:
             one.advance(now_ms=NOW + 1_200)
             one.record("r", Key("a"), "probe", success=True, now_ms=NOW + 1_250)
         assert again.state == breaker.state
-
-    def test_configuration_that_was_changed_before_the_crash_counts(self) -> None:
-        state = state_from_json(opened().state.to_json())
-        again = CircuitBreaker(replace(CONFIGURATION, checks=False, max_samples=1), state)
-        assert again.paused_groups() == set("abcd")  # resumed by the next steps
-        assert resumed(again.advance(now_ms=NOW)) == ["a"]
 
     @pytest.mark.parametrize(
         ("change", "path"),

@@ -332,24 +332,16 @@ def test_a_change_of_the_limits_keeps_what_was_counted() -> None:
 
 
 class TestForecast:
-    def test_quota_is_used_up_by_a_steady_rate_as_forecast(self) -> None:
+    @pytest.mark.parametrize(("every", "used_up_in"), [(3.0, 18_000 * 3.0), (30.0, None)], ids=["too fast", "it fits"])
+    def test_quota_is_used_up_by_a_steady_rate_as_forecast(self, every: float, used_up_in: float | None) -> None:
         world = World(pool={"messages_per_day": 20_000})
-        for _ in range(2_000):
+        for _ in range(2_000 if used_up_in else 200):
             world.send()
-            world.pass_time(3.0)
+            world.pass_time(every)
         forecast = world.quotas.usage(world.now).forecast
         assert forecast is not None
-        assert forecast.earliest == pytest.approx(18_000 * 3.0, rel=0.02)
-        assert forecast.latest == pytest.approx(18_000 * 3.0, rel=0.02)
-
-    def test_quota_is_not_used_up_by_a_rate_that_fits(self) -> None:
-        world = World(pool={"messages_per_day": 20_000})
-        for _ in range(200):
-            world.send()
-            world.pass_time(30.0)
-        forecast = world.quotas.usage(world.now).forecast
-        assert forecast is not None
-        assert (forecast.earliest, forecast.latest, forecast.by_history) == (None, None, None)
+        expected = None if used_up_in is None else pytest.approx(used_up_in, rel=0.02)
+        assert (forecast.earliest, forecast.latest, forecast.by_history) == (expected, expected, None)
 
     def test_earlier_days_tell_of_a_peak_that_is_still_to_come(self) -> None:
         world = World(pool={"messages_per_day": 1_000})

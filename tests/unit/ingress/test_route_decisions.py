@@ -21,7 +21,6 @@ from osrdyne.ingress.acceptance import (
     warn_of_capped_ttls,
 )
 from osrdyne.ingress.conditions import compile_condition
-from osrdyne.ingress.conditions.guards import MAX_GUARDS
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import Arrival, sample_arrival
 from osrdyne.ingress.routes.manifest import load_manifest
@@ -307,28 +306,6 @@ def test_index_finds_what_a_look_at_every_route_finds(
     assert {route.name for route in found.winners(request)} == {
         min(candidates, key=lambda route: route.rank).name for candidates in taken.values()
     }
-
-
-@pytest.mark.parametrize(
-    ("condition", "guards"),
-    [
-        ("level = 'x'", [["x"]]),
-        ("$body.n > 1 AND 'x' = level AND starts_with(kind, 'y')", [["x"], ["y"], [1.0]]),
-        ("(level = 'x' OR level = 'y') AND -3 < $body.n", [["x", "y"], [-3.0]]),
-        ("level = 'x' OR $body.n > 1 AND $body.m = 2", [["x", 2.0]]),
-        ("AS_NUMBER(level) <= 4", [[4.0]]),
-        ("level != 'x'", []),
-        ("NOT (level = 'x')", []),
-        ("level = kind", []),
-        ("level = 'x' OR contains(kind, 'y')", []),
-        (" OR ".join(f"level = '{number}'" for number in range(MAX_GUARDS + 1)), []),
-        (" AND ".join(f"as_number(level) > {number}" for number in range(9)), [[0.0], [1.0], [2.0], [3.0]]),
-    ],
-)
-def test_clauses_are_plain_demands_that_must_hold_the_most_telling_first(
-    condition: str, guards: list[list[object]]
-) -> None:
-    assert [[guard.value for guard in clause] for clause in compile_condition(condition).clauses] == guards
 
 
 def test_body_is_parsed_only_for_routes_that_a_header_leaves_over() -> None:
