@@ -64,6 +64,7 @@ def test_policy_keeps_dead_letters_on_every_version(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.proves("requests/request-runs-longer-rabbitmq")
 def test_consumer_timeout_follows_the_processing_timeout_where_rabbitmq_knows_it(version: str) -> None:
     settings = Settings(worker=WorkerSettings(processing_timeout=7200))
     known = version not in {"3.10.8", "3.11.28"}

@@ -159,6 +159,7 @@ async def test_a_missing_policy_is_none_and_bindings_of_exchanges_are_left_out()
     assert [(binding.queue, binding.routing_key) for binding in bindings] == [("q", "é/%41")]
 
 
+@pytest.mark.proves("broker/program-declares-queue-whose")
 async def test_deeply_nested_arguments_and_names_that_are_not_utf8_do_not_break_a_listing() -> None:
     """defects: foreign-queues. Any user of the virtual host who may declare a queue can do that."""
     deep = "[" * 20_000 + '"]"' + "]" * 20_000

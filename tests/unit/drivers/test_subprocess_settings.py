@@ -97,6 +97,7 @@ def test_process_with_other_marks_is_not_a_worker_of_ours(change):
     assert Marks.from_variables(variables, STATE) is None
 
 
+@pytest.mark.proves("reference-defects/10-two-pools-one")
 def test_worker_reads_what_it_was_given(tmp_path):
     uri_file = tmp_path / "uri"
     for key in ODD_KEYS.values():

@@ -75,6 +75,7 @@ async def test_total_from_before_is_not_an_answer(totals: QueueDepths, listing: 
     assert totals.messages(A, after=100.0) is None
 
 
+@pytest.mark.proves("reference-defects/14-foreign-queue-broke")
 async def test_all_who_wait_share_a_listing_and_are_notified(
     totals: QueueDepths, listing: Listing, clock: VirtualClock
 ) -> None:
@@ -97,6 +98,7 @@ async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_
     assert listing.count == 2
 
 
+@pytest.mark.proves("broker/management-api-fails")
 async def test_listing_that_fails_is_repeated(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
     listing.messages, listing.failures = {A: 0}, 3
     totals.messages(A, after=80.0)
