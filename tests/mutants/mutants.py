@@ -270,7 +270,7 @@ MUTANTS = (
         WORKERS_PLAN,
         "taken = {instance.slot for instance in observed.instances}",
         "taken = {instance.slot for instance in staying}",
-        ("tests/unit/pool/test_slot_planning.py", PLANNING, GROUPS, "tests/unit/pool/test_pool_workers.py"),
+        (PLANNING, GROUPS, "tests/unit/pool/test_pool_workers.py"),
     ),
     Mutant(
         "a worker is started before its queue exists",

@@ -72,18 +72,6 @@ class TestDailyQuota:
         assert excess is not None
         assert (excess.status, excess.retry_after) == (Status.QUOTA_EXCEEDED, 23 * 3600.0)
 
-    def test_720_messages_a_minute_use_up_one_s1_unit_as_planned(self) -> None:
-        """The worked example: 400,000 messages, the last one in the 34th second of minute 555."""
-        world = World(pool={"preset": "iot-hub-s1"})
-        for _ in range(555):
-            assert world.send(720 * 4096) is None  # as 720 messages
-            world.pass_time(60.0)
-        passed = 0
-        while world.send() is None:
-            passed += 1
-            world.pass_time(60 / 720)
-        assert (555 * 720 + passed, round((world.wall - MIDNIGHT) / 3600, 2)) == (400_000, 9.26)
-
     @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 3_000)), max_size=40))
     def test_messages_count_in_blocks_and_are_refused_only_when_they_do_not_fit(
         self, messages: list[tuple[int, int]]

@@ -81,14 +81,6 @@ async def setting():
     await asyncio.wait(made.tasks)
 
 
-async def test_idle_empty_group_ends(setting: Setting) -> None:
-    setting.totals.messages = {A: 0}
-    await setting.idle_group()
-    assert (setting.tracker.status(A), setting.totals.asked_at) == (GroupStatus.UNBOUND, [])
-    await setting.clock.advance(3.0)
-    assert setting.tracker.status(A) is None
-
-
 async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
     """lifecycle: listed-bindings-are-unknown: a listing without the binding does not replace an unbind-ok."""
     setting.totals.messages = {A: 0}
@@ -118,6 +110,7 @@ async def test_group_with_messages_is_active_again(setting: Setting, messages: i
     """[stopblind_p4]: a busy worker whose reports were lost is not stopped; unacknowledged messages count."""
     setting.totals.messages = {A: messages}
     await setting.idle_group()
+    assert (setting.tracker.status(A), setting.totals.asked_at) == (GroupStatus.UNBOUND, [])
     await setting.clock.advance(3.0)
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
 

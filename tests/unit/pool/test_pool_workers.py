@@ -1,12 +1,13 @@
-"""What workers report of themselves."""
+"""What workers report of themselves: their states, those of replicas, and how long a start took."""
 
 from __future__ import annotations
 
 import pytest
 
+from osrdyne.pool.state.workers.start_durations import KEPT, StartDurations
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState, apply_report
 from osrdyne.protocol.activity import ActivityReport, Event
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId, replica_id, started_as
 from osrdyne.testing.clock import VirtualClock
 
 A = Key("a")
@@ -60,3 +61,60 @@ def test_only_a_change_of_state_wakes_anybody() -> None:
     assert changes.take() == [A]
     registry.report(report(Event.READY))
     assert changes.take() == []
+
+
+@pytest.fixture
+def registry():
+    return WorkerRegistry(VirtualClock())
+
+
+def tell(registry, worker_id, event, **details):
+    registry.report(ActivityReport(A, event, worker_id, details))
+
+
+def test_replica_leads_back_to_its_start():
+    replica = replica_id(WorkerId("0123"), "pod-abc.d")
+    assert (replica, started_as(replica), started_as("0123")) == ("0123.pod-abc.d", "0123", "0123")
+
+
+def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry):
+    registry.assume_ready("w", A)
+    assert registry["w"].state is WorkerState.READY
+    tell(registry, "w.one", Event.STARTED)
+    assert registry["w"].state is WorkerState.LOADING
+    tell(registry, "w.two", Event.READY)
+    assert (registry["w"].state, registry["w.one"].state) == (WorkerState.READY, WorkerState.LOADING)
+    tell(registry, "w.one", Event.BUSY, in_flight=2)
+    tell(registry, "w.two", Event.BUSY, in_flight=1)
+    assert (registry["w"].worker_id, registry["w"].state, registry["w"].in_flight) == ("w", WorkerState.BUSY, 3)
+    assert (registry["v"], registry.replicas("v")) == (None, [])
+
+
+def test_forgetting_an_instance_forgets_its_workers(registry):
+    tell(registry, "w.one", Event.READY)
+    tell(registry, "w.two", Event.READY)
+    tell(registry, "v", Event.READY)
+    registry.forget("w.one")
+    assert [worker.worker_id for worker in registry.replicas("w")] == ["w.two"]
+    registry.forget("w")
+    registry.forget("w")
+    assert ([worker.worker_id for worker in registry.all()], registry["w"]) == (["v"], None)
+
+
+def test_median_of_the_latest_starts_counts() -> None:
+    durations = StartDurations(WorkerRegistry(VirtualClock()))
+    durations.note(900.0)
+    for _ in range(KEPT):
+        durations.note(4.0)
+    durations.note(100.0)
+    assert durations.typical() == 4.0
+
+
+def test_without_a_measured_start_the_reports_of_running_workers_count() -> None:
+    reports = WorkerRegistry(VirtualClock())
+    durations = StartDurations(reports)
+    assert durations.typical() is None
+    parts = {"process": 500, "jvm": 2500, "load": 1000}
+    reports.report(ActivityReport("a", Event.READY, "w", {"cold_start": parts}))
+    reports.report(ActivityReport("a", Event.REQUEST_COMPLETED, "w", {"first_request_ms": 9000}))
+    assert durations.typical() == 4.0

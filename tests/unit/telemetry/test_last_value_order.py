@@ -1,17 +1,22 @@
-"""Which event of a series is its last value, whatever their order, their repetitions and the clocks of devices."""
+"""Which event of a series is its last value, whatever the order, repetitions and clocks, and where it is kept."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.config.models import Settings
+from osrdyne.errors import ConfigurationError, LastValueStoreError
+from osrdyne.telemetry.last_values import query
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne.telemetry.last_values.values import Changes, Counts, LastValue, fold, pieces
 
@@ -124,3 +129,39 @@ def stored(batches: Sequence[Sequence[StreamMessage]]) -> list[LastValue]:
         found = [one for key in "ab" for one in store.find(key, series=None, after=None, limit=99)]
         store.close()
     return found
+
+
+async def test_driver_of_the_database_is_not_imported_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened_by = []
+
+    def open_store(settings: Settings, *, create: bool) -> NoReturn:
+        opened_by.append(threading.current_thread())
+        raise ConfigurationError("no driver")
+
+    monkeypatch.setattr(query, "open_store", open_store)
+    settings = Settings.model_validate({"pool": {"id": "p", "kind": "managed"}, "telemetry": {"name": "sensors"}})
+    values = query.LastValues(settings)
+    for asked in (values.totals(), values.page("k", series=None, after=None, limit=1)):
+        with pytest.raises(ConfigurationError):
+            await asked
+    assert len(opened_by) == 2
+    assert threading.main_thread() not in opened_by
+
+
+@pytest.mark.proves("last-values/database-last-values-locked")
+def test_full_disk_and_other_errors_name_the_remedy(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "v.db", pool="p", create=True)
+    store.positions()
+    [pages] = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    large = LastValue("k", "s", 0, None, "telemetry", None, "x" * 100_000, None, None, 0, 0, 0, 0, None)
+    with pytest.raises(LastValueStoreError, match=r"v\.db: the disk is full"):
+        store.write([Changes(0, 1, [large])])
+    assert store.positions() == {}
+    store.close()
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"no database at all" * 999)
+    with pytest.raises(LastValueStoreError, match=r"v\.db"):
+        store.positions()
+    with pytest.raises(LastValueStoreError, match=r"Set telemetry\.last_values\.file"):
+        SqliteStore(tmp_path / "v.db" / "below", pool="p", create=True).positions()
