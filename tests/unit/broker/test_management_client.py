@@ -206,8 +206,5 @@ async def test_the_clock_of_the_broker_is_compared() -> None:
 async def test_list_of_users_is_asked_for_again_when_one_was_deleted_meanwhile() -> None:
     answers = [httpx.Response(500), httpx.Response(200, json=[{"name": "p-a"}, {"name": "other"}])]
     assert await client(lambda _: answers.pop(0)).list_users("p-") == ["p-a"]
-
-
-async def test_list_of_users_that_stays_unavailable_is_an_error() -> None:
     with pytest.raises(BrokerUnavailableError):
         await client(answering(500)).list_users("p-")

@@ -31,23 +31,16 @@ class TestWorkedExamples:
     """Their figures are in the document for operators."""
 
     @pytest.mark.parametrize(
-        ("messages", "events", "accepted", "used_up_after", "growth", "fits"),
+        ("messages", "events", "expected"),
         [
-            (277, "2.5", 398_880, None, None, True),
-            (720, "1", 400_000, Fraction(400_000, 720), None, False),
-            (200, "4", 288_000, None, 80, False),
+            (277, "2.5", (398_880, None, None, True)),
+            (720, "1", (400_000, Fraction(400_000, 720), None, False)),
+            (200, "4", (288_000, None, 80, False)),
         ],
         ids=["fits", "stops after nine and a quarter hours", "falls behind"],
     )
-    def test_steady_load(
-        self,
-        messages: int,
-        events: str,
-        accepted: int,
-        used_up_after: Fraction | None,
-        growth: int | None,
-        fits: bool,
-    ) -> None:
+    def test_steady_load(self, messages: int, events: str, expected: tuple[Any, ...]) -> None:
+        accepted, used_up_after, growth, fits = expected
         found = steady(messages, events)
         assert (found.accepted, quota(found).used_up_after, found.fits) == (accepted, used_up_after, fits)
         assert quota(found).excess == messages * 1440 - accepted

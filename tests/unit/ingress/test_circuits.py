@@ -1,7 +1,7 @@
 """The circuit breaker: when it opens, what it lets through, how it recovers, and what a new leader knows.
 
 Samples, ratios, the order of groups and of probes, and changes of the configuration are compared with an independent
-model in random sequences: `test_circuit_oracle.py` and `tests/component/ingress/test_circuit_sequences.py`.
+model in random sequences, here and in `tests/component/ingress/test_circuit_sequences.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from osrdyne.ingress.circuits import breaker as breaker_module
 from osrdyne.ingress.circuits.breaker import (
     CircuitBreaker,
-    Effect,
     PauseGroup,
     SendProbe,
     Verdict,
@@ -42,23 +41,12 @@ CONFIGURATION = CircuitConfiguration(
 )
 
 
-def fail(breaker: CircuitBreaker, number: int, key: str = "k", *, now: int = NOW) -> tuple[Effect, ...]:
-    return breaker.record("r", Key(key), f"request {number}", success=False, now_ms=now)
-
-
 def opened(configuration: CircuitConfiguration = CONFIGURATION, keys: str = "abcd") -> CircuitBreaker:
     """Open since `NOW`, the groups paused in the order of `keys`."""
     breaker = CircuitBreaker(configuration)
     for number, key in enumerate(keys):
-        fail(breaker, number, key)
+        breaker.record("r", Key(key), f"request {number}", success=False, now_ms=NOW)
     assert breaker.state_of(ROUTE) is CircuitState.OPEN
-    return breaker
-
-
-def half_open(configuration: CircuitConfiguration = CONFIGURATION, keys: str = "abcd") -> CircuitBreaker:
-    """Half open since a second after `NOW`; the first group was asked for a probe."""
-    breaker = opened(configuration, keys)
-    assert breaker.advance(now_ms=NOW + 1_000)[1:] == (SendProbe(ROUTE, Key(keys[0])),)
     return breaker
 
 
@@ -88,73 +76,69 @@ def test_outcome_counts_by_its_code(status: str, code: int | None, expected: boo
     assert succeeded(status, code) is expected
 
 
-class TestOpening:
-    def test_closed_circuits_are_forgotten_before_there_are_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
-        breaker = opened()
-        for route in ("second", "third"):
-            breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
-        assert [circuit_id.route for circuit_id in breaker.state.circuits] == ["r", "third"]
+def test_closed_circuits_are_forgotten_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker_module, "MAX_CIRCUITS", 2)
+    breaker = opened()
+    for route in ("second", "third"):
+        breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
+    assert [circuit_id.route for circuit_id in breaker.state.circuits] == ["r", "third"]
 
 
-class TestOpen:
-    def test_new_requests_are_rejected_until_it_is_half_open(self) -> None:
-        breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT))
-        admission = breaker.admit("r", Key("a"), now_ms=NOW + 300)
-        assert (admission.verdict, admission.retry_after_ms) == (Verdict.REJECT, 700)
-
-    def test_without_half_open_only_a_person_knows_when(self) -> None:
-        off = TimedStep(enabled=False, interval_ms=1_000)
-        breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT, open_to_half_open=off))
-        assert breaker.admit("r", Key("a"), now_ms=NOW).retry_after_ms is None
-        assert breaker.next_step_ms() is None
+def test_rejected_request_learns_when_the_circuit_is_half_open_unless_only_a_person_knows() -> None:
+    breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT))
+    admission = breaker.admit("r", Key("a"), now_ms=NOW + 300)
+    assert (admission.verdict, admission.retry_after_ms) == (Verdict.REJECT, 700)
+    off = TimedStep(enabled=False, interval_ms=1_000)
+    breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT, open_to_half_open=off))
+    assert breaker.admit("r", Key("a"), now_ms=NOW).retry_after_ms is None
+    assert breaker.next_step_ms() is None
 
 
-class TestHalfOpen:
-    def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe(self) -> None:
-        breaker = half_open(replace(CONFIGURATION, on_open=OnOpen.REJECT), keys="aaaa")
-        breaker.probe_missing(ROUTE, now_ms=NOW + 1_000)
-        admission = breaker.admit("r", Key("b"), now_ms=NOW + 1_000)
-        assert (admission.verdict, admission.effects) == (
-            Verdict.HOLD,
-            (PauseGroup(Key("b")), SendProbe(ROUTE, Key("b"))),
-        )
-        rejected = breaker.admit("r", Key("b"), now_ms=NOW + 1_200)
-        assert (rejected.verdict, rejected.retry_after_ms) == (Verdict.REJECT, 300)
-
-
-class TestRestart:
-    @pytest.mark.parametrize(
-        ("change", "path"),
-        [
-            ({"version": 2}, "version"),
-            ({"now": -1}, "now"),
-            ({"paused": ["a"]}, "paused"),
-            ({"paused": ["a", "a"]}, "paused"),
-            ({"circuits": {}}, "circuits"),
-            ({"state": "ajar"}, "circuits[0].state"),
-            ({"state": "closed"}, "circuits[0].held"),
-            ({"route": 1}, "circuits[0].route"),
-            ({"keys": ["\ud800"]}, "circuits[0].keys[0]"),
-            ({"failures": [["request", 9, 0]]}, "circuits[0].failures[0]"),
-            ({"failures": [["one", 0, 2], ["two", 0, 1]]}, "circuits[0].failures"),
-            ({"successes": [["request 0", 0, 0]]}, "circuits[0].failures"),
-            ({"candidates": ["z"]}, "circuits[0].candidates"),
-            ({"probe": {"key": "a", "since": 0, "request": None}}, "circuits[0].probe"),
-        ],
+def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe() -> None:
+    breaker = opened(replace(CONFIGURATION, on_open=OnOpen.REJECT), keys="aaaa")
+    assert breaker.advance(now_ms=NOW + 1_000)[1:] == (SendProbe(ROUTE, Key("a")),)
+    breaker.probe_missing(ROUTE, now_ms=NOW + 1_000)
+    admission = breaker.admit("r", Key("b"), now_ms=NOW + 1_000)
+    assert (admission.verdict, admission.effects) == (
+        Verdict.HOLD,
+        (PauseGroup(Key("b")), SendProbe(ROUTE, Key("b"))),
     )
-    def test_unreadable_state_is_refused_with_its_path(self, change: dict[str, Any], path: str) -> None:
-        document = opened().state.to_json()
-        [name] = change
-        document.update(change) if name in document else document["circuits"][0].update(change)
-        with pytest.raises(InvalidDocumentError) as caught:
-            state_from_json(document)
-        assert [problem.path for problem in caught.value.problems] == [path]
+    rejected = breaker.admit("r", Key("b"), now_ms=NOW + 1_200)
+    assert (rejected.verdict, rejected.retry_after_ms) == (Verdict.REJECT, 300)
 
-    def test_circuit_is_named_by_a_hash_of_route_and_group(self) -> None:
-        hashes = {CircuitId(route, key).hash for route in ("r", None, "") for key in (Key("k"), Key(""), None)}
-        assert len(hashes) == 9
-        assert CircuitId("r").hash == "cf65d21d5536356e"
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"version": 2}, "version"),
+        ({"now": -1}, "now"),
+        ({"paused": ["a"]}, "paused"),
+        ({"paused": ["a", "a"]}, "paused"),
+        ({"circuits": {}}, "circuits"),
+        ({"state": "ajar"}, "circuits[0].state"),
+        ({"state": "closed"}, "circuits[0].held"),
+        ({"route": 1}, "circuits[0].route"),
+        ({"keys": ["\ud800"]}, "circuits[0].keys[0]"),
+        ({"failures": [["request", 9, 0]]}, "circuits[0].failures[0]"),
+        ({"failures": [["one", 0, 2], ["two", 0, 1]]}, "circuits[0].failures"),
+        ({"successes": [["request 0", 0, 0]]}, "circuits[0].failures"),
+        ({"candidates": ["z"]}, "circuits[0].candidates"),
+        ({"probe": {"key": "a", "since": 0, "request": None}}, "circuits[0].probe"),
+    ],
+)
+def test_unreadable_state_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
+    document = opened().state.to_json()
+    [name] = change
+    document.update(change) if name in document else document["circuits"][0].update(change)
+    with pytest.raises(InvalidDocumentError) as caught:
+        state_from_json(document)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_circuit_is_named_by_a_hash_of_route_and_group() -> None:
+    hashes = {CircuitId(route, key).hash for route in ("r", None, "") for key in (Key("k"), Key(""), None)}
+    assert len(hashes) == 9
+    assert CircuitId("r").hash == "cf65d21d5536356e"
 
 
 @given(st.binary(max_size=200))

@@ -154,8 +154,9 @@ class TestDecision:
         terms = RetryTerms(("5xx", "499"), 2, (1000,))
         assert (plan_retry(request(terms=terms), response, now_ms=NOW) is not None) is again
 
-    def test_without_terms_the_outcome_is_the_answer(self) -> None:
+    def test_without_terms_or_retries_of_the_pool_the_outcome_is_the_answer(self) -> None:
         assert plan_retry(request(terms=None), FAILED, now_ms=NOW) is None
+        assert Retries(None).plan(request(), FAILED, now_ms=NOW) is None
 
     @pytest.mark.parametrize(("left_ms", "again"), [(999, False), (1000, True)])
     def test_deadline_before_the_next_attempt_ends_it(self, left_ms: int, again: bool) -> None:
@@ -188,9 +189,6 @@ class TestDecision:
             for _ in range(3):
                 assert retries.plan(request({"x-queue-retry-5xx": "2"}), FAILED, now_ms=NOW) is not None
         assert [entry["header"] for entry in logs] == ["x-queue-retry-5xx"]
-
-    def test_pool_without_retries_has_none_whatever_the_request_says(self) -> None:
-        assert Retries(None).plan(request(), FAILED, now_ms=NOW) is None
 
     @pytest.mark.parametrize(("headers", "attempt"), [({}, 1), ({ATTEMPTS_HEADER: 2}, 3), ({ATTEMPTS_HEADER: "x"}, 1)])
     def test_handler_knows_which_attempt_it_is(self, headers: dict[str, object], attempt: int) -> None:

@@ -78,21 +78,6 @@ def test_name_in_both_forms_keeps_the_object_with_a_warning(order: tuple[str, st
 
 
 @pytest.mark.parametrize(
-    ("source", "segments"),
-    [
-        ("/messages", ("messages",)),
-        ("/", ()),
-        ("/*", ()),
-        ("/Messages/Modules/ASA/*", ("messages", "modules", "asa")),
-        ("/messages/modules/asa/", ("messages", "modules", "asa")),
-    ],
-)
-def test_source_is_a_prefix_of_segments_without_case(source: str, segments: tuple[str, ...]) -> None:
-    assert one(f"FROM {source} INTO $upstream").statement.source == segments
-    assert one(f"  select * from {source}   into   $UPSTREAM  ").statement.source == segments
-
-
-@pytest.mark.parametrize(
     ("argument", "endpoint"),
     [
         ("'$upstream'", UPSTREAM),
@@ -102,6 +87,11 @@ def test_source_is_a_prefix_of_segments_without_case(source: str, segments: tupl
 )
 def test_endpoint_is_a_group_and_a_path(argument: str, endpoint: Endpoint) -> None:
     assert one(f"FROM /* INTO brokeredendpoint( {argument} )").statement.endpoint == endpoint
+
+
+def test_statement_has_the_form_of_a_query_in_any_case() -> None:
+    statement = one("  select * from /Messages/Modules/ASA/   into   $UPSTREAM  ").statement
+    assert (statement.source, statement.endpoint) == (("messages", "modules", "asa"), UPSTREAM)
 
 
 def test_keyword_inside_a_condition_is_none() -> None:

@@ -1,10 +1,12 @@
-"""Where something expired may wait behind something that has not."""
+"""Where something expired may wait behind something that has not, and into which queues requests may have come back."""
 
 from __future__ import annotations
 
 import pytest
 
 from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, ForwardedDeadlines
+from osrdyne.pool.routing.retries import MARGIN, ReturnedRequests
+from osrdyne.pool.routing.retries import MAX_KNOWN as MAX_RETURNED
 from osrdyne.protocol.names import Key, QueueId
 
 QUEUE: QueueId = (Key("k"), None)
@@ -80,3 +82,30 @@ def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
     assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [QUEUE])
     passed.settle(QUEUE, 1, now_ms=NOW)
     assert passed.due(now_ms=NEW + 100) == []
+
+
+CLASS_OF_A, OTHER_CLASS = (Key("a"), None), (Key("a"), 3)
+
+
+def test_anything_may_have_come_back_until_it_is_known_what_waits() -> None:
+    returned = ReturnedRequests()
+    assert returned.may_have_come(CLASS_OF_A, since=1e9)
+    returned.note_from_before(100.0)
+    assert [returned.may_have_come(CLASS_OF_A, since=at) for at in (99.0, 100.0 + MARGIN)] == [True, False]
+
+
+def test_request_comes_back_to_its_class_alone() -> None:
+    returned = ReturnedRequests()
+    returned.note_from_before(0.0)
+    returned.note_sent(CLASS_OF_A, at=100.0, delay=30.0)
+    returned.note_sent(CLASS_OF_A, at=101.0, delay=1.0)
+    assert [returned.may_have_come(CLASS_OF_A, since=at) for at in (129.0, 130.0 + MARGIN)] == [True, False]
+    assert not returned.may_have_come(OTHER_CLASS, since=100.0)
+
+
+def test_memory_of_returned_requests_is_bounded() -> None:
+    returned = ReturnedRequests()
+    for number in range(3 * MAX_RETURNED):
+        returned.note_sent((Key(str(number)), None), at=float(number), delay=1.0)
+    assert len(returned._until) <= MAX_RETURNED
+    assert returned.may_have_come((Key(str(3 * MAX_RETURNED - 1)), None), since=0.0)

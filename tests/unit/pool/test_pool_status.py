@@ -182,9 +182,6 @@ class TestQueueStatuses:
         status.update(A, exists=True, binding=Binding.BOUND, bound_at=1.0, unbound_at=2.0, disposable=(3,))
         status.update(A, exists=False)
         assert (status.keys(), status[A]) == ([], ObservedQueue())
-
-    async def test_update_without_change_wakes_no_waiter(self) -> None:
-        status = QueueStatuses()
         changes = status.feed.subscribe()
         status.update(A, exists=False)
         assert changes.take() == []

@@ -50,14 +50,8 @@ def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
     backlog.note(B, 0, 20.0)
     backlog.take_listing([listed(A, p0=1, default=0), listed(B, p0=1, default=0)])
     assert backlog.waiting() == {0: Waiting(2, 10.0), None: Waiting(0, None)}
-
-
-def test_each_group_has_a_backlog_of_its_own() -> None:
-    backlog = PriorityBacklog(since=0.0)
-    backlog.note(A, 0, 10.0)
-    backlog.take_listing([listed(A, p0=1, default=0), listed(B, default=0)])
-    assert backlog.of_group(A) == {0: Waiting(1, 10.0), None: Waiting(0, None)}
-    assert (backlog.of_group(B), backlog.of_group(Key("c"))) == ({None: Waiting(0, None)}, {})
+    of_groups = [backlog.of_group(key) for key in (A, B, Key("c"))]
+    assert of_groups == [*({0: Waiting(1, at), None: Waiting(0, None)} for at in (10.0, 20.0)), {}]
 
 
 def test_arrivals_that_are_over_are_forgotten() -> None:

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
-from osrdyne.protocol.rates import blocks
 from osrdyne.telemetry.simulator import MIN_EVENT_BYTES, SERIES, MessageKind, SimulatedMessage, Simulation, simulate
 from osrdyne_sources.rabbit_stream.rows import to_batch
 from osrdyne_worker.pipelines.telemetry.events import parse
@@ -114,12 +113,6 @@ def test_sizes_are_exact_and_only_invalid_messages_are_not_json(simulation: Simu
         if one.kind is MessageKind.OVERSIZED:
             expected[0] = 33 * 1024
         assert sizes == expected
-
-
-def test_an_event_of_two_and_a_half_kilobytes_counts_as_three() -> None:
-    (message,) = islice(simulate(Simulation(event_bytes=2500)), 1)
-    assert (len(message.body), blocks(len(message.body), 1024)) == (2500, 3)
-    assert [blocks(size, 1024) for size in (0, 1, 1024, 1025, 32 * 1024)] == [1, 1, 1, 2, 32]
 
 
 @given(st.integers(), st.integers(1, 5))

@@ -1,14 +1,19 @@
-"""The idle reaper: a group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total)."""
+"""Evidence of idleness: queue depths no older than asked for, one listing for all, and the reaper that needs them.
+
+A group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total, total-for-hidden-messages).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.config.models import LifecycleSettings
+from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.groups.idle import IdleReaper
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
@@ -19,34 +24,114 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.context import make_context
 
 A, B = Key("a"), Key("b")
-SETTLE = 10.0
-UNBIND, STOP = 100.0, 50.0
 
 
-class Totals:
-    """A listing under the control of the test."""
+class Listing:
+    """A listing under the control of the test, from samples as old as samples can be."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
         self.messages: dict[Key, int] = {}
         self.asked_at: list[float] = []
-        self.clock = VirtualClock(monotonic=0.0)
+        self.failures = 0
         self.allowed = asyncio.Event()
         self.allowed.set()
 
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
         now = self.clock.monotonic()
         self.asked_at.append(now)
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailableError("down")
         answer = {key: MessageTotal(count, now - TOTALS_MAX_AGE) for key, count in self.messages.items()}
         await self.allowed.wait()
         return answer
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(monotonic=100.0)
+
+
+@pytest.fixture
+def listing(clock: VirtualClock) -> Listing:
+    return Listing(clock)
+
+
+@pytest.fixture
+async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[QueueDepths]:
+    totals = QueueDepths(make_context(clock=clock), listing)
+    running = asyncio.create_task(totals.run())
+    yield totals
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_total_is_sampled_after_the_moment_that_was_asked_for(
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
+) -> None:
+    listing.messages = {A: 0}
+    assert totals.messages(A, after=100.0) is None
+    await clock.advance(TOTALS_MAX_AGE - 0.1)
+    assert listing.asked_at == []
+    await clock.advance(2.0)
+    assert (totals.messages(A, after=100.0), len(listing.asked_at)) == (0, 1)
+
+
+async def test_total_from_before_is_not_an_answer(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
+    listing.messages = {A: 0}
+    totals.messages(A, after=80.0)
+    await clock.advance(1.0)
+    assert totals.messages(A, after=80.0) == 0
+    assert totals.messages(A, after=100.0) is None
+
+
+@pytest.mark.proves("reference-defects/14-foreign-queue-broke")
+async def test_all_who_wait_share_a_listing_and_are_notified(
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
+) -> None:
+    listing.messages = {A: 0, B: 3}
+    changed = totals.feed.subscribe()
+    totals.messages(A, after=100.0)
+    totals.messages(B, after=100.5)
+    await clock.advance(TOTALS_MAX_AGE + 2.0)
+    assert (sorted(changed.take()), len(listing.asked_at)) == ([A, B], 1)
+    assert (totals.messages(A, after=100.0), totals.messages(B, after=100.5)) == (0, 3)
+
+
+async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_ask(
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
+) -> None:
+    totals.messages(A, after=100.0)
+    await clock.advance(300.0)
+    assert (totals.messages(A, after=100.0), len(listing.asked_at)) == (None, 1)
+    await clock.advance(300.0)
+    assert len(listing.asked_at) == 2
+
+
+@pytest.mark.proves("broker/management-api-fails")
+async def test_listing_that_fails_is_repeated(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
+    listing.messages, listing.failures = {A: 0}, 3
+    totals.messages(A, after=80.0)
+    await clock.advance(30.0)
+    assert (totals.messages(A, after=80.0), len(listing.asked_at)) == (0, 4)
+
+
+async def test_nothing_is_listed_without_a_caller(totals: QueueDepths, clock: VirtualClock) -> None:
+    await clock.advance(1.0)
+    assert clock.pending == []
+
+
+SETTLE = 10.0
+UNBIND, STOP = 100.0, 50.0
 
 
 class Setting:
     """A judge with its inputs."""
 
     def __init__(self) -> None:
-        self.totals = Totals()
-        self.clock = self.totals.clock
+        self.clock = VirtualClock(monotonic=0.0)
+        self.totals = Listing(self.clock)
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
         self.queue_status = QueueStatuses()
         context = make_context(clock=self.clock, lifecycle=LifecycleSettings(settle_delay=SETTLE))
