@@ -1,9 +1,8 @@
-"""The Kubernetes driver with an API server in memory: refused watches, strangers, and a start that is cancelled."""
+"""The Kubernetes driver with an API server in memory: refused watches, and a start that is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-from unittest.mock import Mock
 
 from lightkube.models.apps_v1 import DeploymentSpec
 from lightkube.models.core_v1 import PodTemplateSpec
@@ -24,13 +23,12 @@ def deployment(name, **metadata):
 
 
 class ApiWithoutWatches:
-    def __init__(self, *deployments):
+    def __init__(self):
         self.listings = 0
-        self.deployments = deployments
 
-    async def list(self, kind, _selector):
+    async def list(self, _kind, _selector):
         self.listings += 1
-        return list(self.deployments) if kind is Deployment else [], "1"
+        return [], "1"
 
     async def watch(self, _kind, _selector, _version):
         raise KubernetesError("pods may not be watched", code=403)
@@ -60,15 +58,6 @@ async def test_watch_that_is_always_refused_is_tried_ever_more_rarely(monkeypatc
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert 2 * 5 < api.listings < 2 * 50
-
-
-async def test_stranger_with_our_label_is_not_a_worker_and_is_reported_once(monkeypatch):
-    driver = driver_of(ApiWithoutWatches(deployment("theirs")), VirtualClock(), monkeypatch)
-    said = Mock()
-    monkeypatch.setattr("osrdyne.drivers.kubernetes.driver.log", said)
-    assert await driver.list_instances() == []
-    assert await driver.list_instances() == []
-    said.warning.assert_called_once_with("foreign Deployment with osrdyne labels", name="theirs")
 
 
 class ApiThatMakesNoSecret:
