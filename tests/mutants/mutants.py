@@ -141,7 +141,7 @@ MUTANTS = (
         SAFE_DELETE,
         "        await give_back(delivery)\n",
         "",
-        ("tests/unit/broker/test_giving_back.py", QUEUES, UNSAFE),
+        (PROBES, QUEUES, UNSAFE),
     ),
     # --- the forwarder
     Mutant(

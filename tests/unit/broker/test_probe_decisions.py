@@ -1,11 +1,17 @@
-"""What the answers around a probe prove (lifecycle: ready-brings-back, probe)."""
+"""What the answers around a probe prove (lifecycle: ready-brings-back, probe), and how it gives requests back."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+import structlog
 
 from osrdyne.amqp import QueueInfo
+from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_look_up, judge_probe
+from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.testing.clock import VirtualClock
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,26 @@ ROWS = {
 @pytest.mark.parametrize(("first", "second", "deliveries", "outcome"), ROWS.values(), ids=ROWS.keys())
 def test_probe(first: QueueInfo, second: QueueInfo, deliveries: int, outcome: DeleteOutcome | None) -> None:
     assert judge_probe(first, second, deliveries) is outcome
+
+
+async def test_request_that_is_refused_or_not_confirmed_is_published_until_it_is_taken() -> None:
+    clock = VirtualClock()
+    outcomes: list[BrokerError | None] = [BrokerSilentError("no confirm"), PublishRefusedError("no queue"), None]
+
+    async def publish() -> None:
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    giving_back = asyncio.create_task(publish_until_taken(publish, clock=clock, log=structlog.get_logger()))
+    await clock.advance(60.0)
+    assert (giving_back.done(), outcomes) == (True, [])
+    await giving_back
+
+
+async def test_request_whose_connection_is_lost_is_left_to_the_broker() -> None:
+    async def publish() -> None:
+        raise BrokerUnavailableError("gone")
+
+    with pytest.raises(BrokerUnavailableError):
+        await publish_until_taken(publish, clock=VirtualClock(), log=structlog.get_logger())

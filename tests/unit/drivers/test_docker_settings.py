@@ -1,4 +1,4 @@
-"""Options, names, labels and secrets of the Docker driver: the parts that need no engine."""
+"""The Docker driver without an engine: options, names, labels, secrets, and containers whose start was interrupted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext, Exit, InstanceId, InstanceState
 from osrdyne.drivers.docker import DockerDriver
+from osrdyne.drivers.docker.containers import Containers
 from osrdyne.drivers.docker.engine import Engine, root_cause
 from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker.launch import host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker.options import DockerOptions, Mount
+from osrdyne.drivers.docker.options import BrokerUri, DockerOptions, Mount
 from osrdyne.drivers.docker.secret import owner_of, secret_archive, user_id
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import ConfigurationError, DriverUnavailableError, StartFailedError
@@ -250,3 +251,84 @@ def test_socket_that_may_not_be_used_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(Engine, "_connect", refuse)
     with pytest.raises(DriverUnavailableError, match="Permission denied"):
         Engine(OPTIONS, timeout=1.0).call(lambda client: client.version())
+
+
+LIMITED = DockerOptions(image="worker:1", broker_uri=BrokerUri.ENV, timeout=10.0)
+
+
+class EngineInMemory:
+    """One container; the engine goes away in the middle of its start."""
+
+    def __init__(self):
+        self.made = {}
+
+    def call(self, function):
+        return function(self)
+
+    def create_host_config(self, **_settings):
+        return {}
+
+    def create_container(self, _image, *, name, labels, **_settings):
+        self.made["id"] = {"Id": "id", "Names": [f"/{name}"], "Labels": labels, "State": "created"}
+        return {"Id": "id"}
+
+    def start(self, _container_id):
+        raise DriverUnavailableError("away")
+
+    def containers(self, **_filters):
+        return list(self.made.values())
+
+    def inspect_container(self, container_id):
+        item = self.made[container_id]
+        state = {"Status": item["State"], "ExitCode": 0}
+        return {"Id": "id", "Name": item["Names"][0], "Config": {"Labels": item["Labels"]}, "State": state}
+
+    def remove_container(self, container_id, **_options):
+        del self.made[container_id]
+
+
+@pytest.fixture
+def engine(clock):
+    """With a container whose start broke off."""
+    engine = EngineInMemory()
+    with pytest.raises(DriverUnavailableError):
+        containers_of(engine, clock).start(make_spec(), may_pull=False)
+    return engine
+
+
+def containers_of(engine, clock):
+    return Containers(
+        engine, LIMITED, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", uri_in_file=False, clock=clock
+    )
+
+
+def state_of(containers):
+    [instance] = containers.instances(frozenset())
+    return instance.state, str(instance.exit)
+
+
+def test_own_start_that_broke_off_is_over_at_once(clock):
+    engine = EngineInMemory()
+    containers = containers_of(engine, clock)
+    with pytest.raises(DriverUnavailableError):
+        containers.start(make_spec(), may_pull=False)
+    assert state_of(containers) == (InstanceState.EXITED, "ended (its start was interrupted)")
+    containers.remove(InstanceId("id"))
+    assert containers.instances(frozenset()) == []
+
+
+async def test_start_of_another_leader_is_left_time(clock, engine):
+    other = containers_of(engine, clock)
+    assert state_of(other)[0] is InstanceState.RUNNING
+    await clock.advance(29.0)
+    assert state_of(other)[0] is InstanceState.RUNNING
+    other.remove(InstanceId("id"))
+    await clock.advance(2.0)
+    assert state_of(other)[0] is InstanceState.EXITED
+
+
+def test_copy_of_a_container_is_not_a_worker(engine, clock):
+    engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
+    containers = containers_of(engine, clock)
+    assert [item.instance_id for item in containers.instances(frozenset())] == ["id"]
+    assert containers.find(InstanceId("copy")) is None
