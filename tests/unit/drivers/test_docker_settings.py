@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from docker.errors import APIError
 from requests import Response
+from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
@@ -327,8 +328,10 @@ async def test_start_of_another_leader_is_left_time(clock, engine):
     assert state_of(other)[0] is InstanceState.EXITED
 
 
-def test_copy_of_a_container_is_not_a_worker(engine, clock):
+def test_copy_of_a_container_is_not_a_worker_and_is_reported_once(engine, clock):
     engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
     containers = containers_of(engine, clock)
-    assert [item.instance_id for item in containers.instances(frozenset())] == ["id"]
+    with capture_logs() as logs:
+        assert [[item.instance_id for item in containers.instances(frozenset())] for _ in range(2)] == [["id"]] * 2
+    assert [(entry["log_level"], entry["container"]) for entry in logs] == [("warning", "copy")]
     assert containers.find(InstanceId("copy")) is None

@@ -9,6 +9,7 @@ from lightkube.models.apps_v1 import DeploymentSpec
 from lightkube.models.core_v1 import PodTemplateSpec
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
+from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
@@ -124,12 +125,13 @@ def deployment(name, **metadata):
 
 
 class ApiWithoutWatches:
-    def __init__(self):
+    def __init__(self, *deployments):
         self.listings = 0
+        self.deployments = deployments
 
-    async def list(self, _kind, _selector):
+    async def list(self, kind, _selector):
         self.listings += 1
-        return [], "1"
+        return list(self.deployments) if kind is Deployment else [], "1"
 
     async def watch(self, _kind, _selector, _version):
         raise KubernetesError("pods may not be watched", code=403)
@@ -159,6 +161,13 @@ async def test_watch_that_is_always_refused_is_tried_ever_more_rarely(monkeypatc
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert 2 * 5 < api.listings < 2 * 50
+
+
+async def test_stranger_with_our_label_is_not_a_worker_and_is_reported_once(monkeypatch):
+    driver = driver_of(ApiWithoutWatches(deployment("theirs")), VirtualClock(), monkeypatch)
+    with capture_logs() as logs:
+        assert [await driver.list_instances() for _ in range(2)] == [[], []]
+    assert [(entry["log_level"], entry["name"]) for entry in logs] == [("warning", "theirs")]
 
 
 class ApiThatMakesNoSecret:

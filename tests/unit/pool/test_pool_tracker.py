@@ -38,17 +38,19 @@ async def pass_time(clock: VirtualClock, tracker: PoolStateTracker, seconds: flo
 
 
 class TestTimers:
-    async def test_idle_group_is_unbound_and_then_due_to_stop(
+    async def test_idle_group_that_is_not_held_is_unbound_and_then_due_to_stop(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
         running = asyncio.create_task(tracker.run())
-        tracker.require_worker_group(A)
+        for key in (A, B):
+            tracker.require_worker_group(key)
+        tracker.hold(B)
         await clock.advance(99.0)
         assert tracker.status(A) is GroupStatus.ACTIVE
         await clock.advance(1.0)
         assert (tracker.status(A), tracker.stop_due_keys()) == (GroupStatus.UNBOUND, set())
         await clock.advance(50.0)
-        assert tracker.stop_due_keys() == {A}
+        assert (tracker.stop_due_keys(), tracker.status(B)) == ({A}, GroupStatus.ACTIVE)
         assert await tracker.stop_due.wait(0) is True
         running.cancel()
 
