@@ -76,9 +76,9 @@ def test_text_of_a_caller_cannot_act_on_a_terminal() -> None:
     assert [line.isprintable() for line in lines] == [True, True]
 
 
-def test_stream_that_is_not_a_terminal_gets_objects_with_the_phrase_and_its_keys() -> None:
+def test_json_line_is_an_object_with_the_phrase_and_its_keys() -> None:
     stream = io.StringIO()
-    configure_logging(stream=stream)
+    configure_logging(json=True, stream=stream)
     get_logger("pool.tracker", pool="p").info("key required", key='a "b"\n', uri="amqp://u:p@h:1/\n", n=1)
     event = json.loads(stream.getvalue())
     assert (event["event"], event["level"], event["pool"], event["key"]) == ("key required", "info", "p", 'a "b"\n')

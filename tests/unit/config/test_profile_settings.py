@@ -131,26 +131,3 @@ def test_spares_of_different_settings_must_fit_into_the_processes() -> None:
     # These share the processes of the pool.
     same = ({"match": "a", "stop_delay": "1m"}, {"match": "b", "stop_delay": "2m"})
     settings_of(*same, placement="pooled", pooled={"max_processes": 1})
-
-
-OPTIONS = "spark.driver.extraJavaOptions"
-
-
-def test_standard_footprint_changes_nothing() -> None:
-    assert WorkerSettings().effective_spark_conf() == {}
-    given = WorkerSettings(spark_conf={"a.b": "c"})
-    assert given.to_worker_config(max_clock_skew=0, start_timeout=300)["spark"] == {
-        "master": "local[*]",
-        "conf": {"a.b": "c"},
-    }
-
-
-def test_small_footprint_yields_to_the_settings_of_the_user() -> None:
-    conf = {"spark.driver.memory": "1g", OPTIONS: "-XX:+UseG1GC", "a.b": "c"}
-    effective = WorkerSettings(footprint="small", spark_conf=conf).effective_spark_conf()
-    assert effective == {
-        **SMALL_FOOTPRINT,
-        "spark.driver.memory": "1g",
-        "a.b": "c",
-        OPTIONS: f"{SMALL_FOOTPRINT[OPTIONS]} -XX:+UseG1GC",
-    }

@@ -1,0 +1,55 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.config.types import parse_duration, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10s", 10), ("5m", 300), ("5min", 300), ("1h30m", 5400), ("1h 30m", 5400), ("500ms", 0.5), ("2d", 172_800),
+        ("1.5s", 1.5), ("2.5", 2.5), (" 7 ", 7), (3, 3), (0, 0), (0.25, 0.25), ("PT5M", 300), ("pt1h30m", 5400),
+        ("P1DT1S", 86_401), ("PT0.5S", 0.5),
+    ],
+)  # fmt: skip
+def test_duration_is_read(text: object, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "soon", "10 years", "5minutes", "-5s", "s", "1e3s", "P", "PT", "5s5", True, None, [1], -1, float("nan"),
+     float("inf"), 10**400, "9" * 400, "9" * 400 + "d", "9" * 20, "9" * 20 + "s", "P" + "9" * 20 + "D"],
+)  # fmt: skip
+def test_other_values_are_refused_and_the_error_lists_the_accepted_ones(value: object) -> None:
+    with pytest.raises(ValueError, match=r"10s|negative"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16MiB", 16 * 2**20), ("60 KiB", 61_440), ("1GB", 10**9), ("2.5KB", 2500), ("1.5KiB", 1536), (7, 7)],
+)
+def test_size_is_read(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("value", ["", "big", "16mib", "-1MiB", "1e3", True, None, 1.5, "9" * 400 + "GB"])
+def test_anything_else_is_refused_as_a_size(value: object) -> None:
+    with pytest.raises(ValueError, match=r"KiB|EiB"):
+        parse_size(value)
+
+
+@given(st.text() | st.floats() | st.integers() | st.none())
+def test_nothing_but_a_value_error_comes_out(value: object) -> None:
+    for parse in (parse_duration, parse_size):
+        try:
+            parsed = parse(value)
+        except ValueError:
+            continue
+        assert isinstance(parsed, int | float)
