@@ -82,11 +82,15 @@ def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text() 
         ("broker:\n  tls:\n    verfy: no", "broker.tls.verfy (file pool.yaml:3)", "broker.tls.verify"),
         ("pool: {id: No}", "pool.id (file pool.yaml:1)", "32"),
         ("pool: {pinned_keys: [a, 42]}", "pool.pinned_keys.1 (file pool.yaml:1)", "quotes"),
+        ("pool: {pinned_keys: [" + "é" * 200 + "]}", "pool.pinned_keys (file pool.yaml:1)", "255"),
         ("pool: 5", "pool (file pool.yaml:1)", "mapping"),
         ("- a", "(file pool.yaml:1)", "mapping"),
         ("api: {port: lots}", "api.port (file pool.yaml:1)", "number"),
         ("api: {port: 70000}", "api.port (file pool.yaml:1)", "65535"),
         ("log: {level: loud}", "log.level (file pool.yaml:1)", "'warning'"),
+        ("driver: 7", "driver (file pool.yaml:1)", ""),
+        ("requests: {delivery_limit: 2}", "requests.delivery_limit (file pool.yaml:1)", "at least"),
+        ("requests: {consumer_timeout: 0}", "requests.consumer_timeout (file pool.yaml:1)", ""),  # not "no limit"
         ("requests: {ttl: soon}", "requests.ttl (file pool.yaml:1)", "'soon'"),
         ("lifecycle:\n  stop_delay: 5", "lifecycle (file pool.yaml:2)", "settle_delay"),
         ("pool: {id: a}\npool: {id: b}", "pool.yaml:2", "line 1"),
@@ -215,6 +219,7 @@ def test_no_password_is_shown_whatever_it_holds(password: str) -> None:
         ("amqp://u:1?w@h", MASK),
         ("amqp://u:1#w@h", MASK),
         ("no uri", MASK),
+        ("amqp://u:p@[h", MASK),
     ],
 )
 def test_uri_is_shown_without_its_secrets(uri: str, masked: str) -> None:
