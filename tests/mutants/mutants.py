@@ -335,7 +335,7 @@ MUTANTS = (
         PROCESSOR,
         "early_result(interruption=job.interruption, was_cancelled=was_cancelled, left=left)",
         "early_result(interruption=job.interruption, was_cancelled=False, left=left)",
-        (WORKER + "test_worker_cancelled.py", WORKER + "test_worker_processor.py"),
+        (WORKER + "test_whole_worker.py", WORKER + "test_worker_processor.py"),
     ),
     # --- the guard
     Mutant(

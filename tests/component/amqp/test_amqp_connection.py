@@ -4,113 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 from aio_pika.tools import OneShotCallback
 from pamqp import commands as spec
-from pamqp.base import Frame
-from pamqp.body import ContentBody
-from pamqp.frame import marshal, unmarshal
-from pamqp.header import ContentHeader, ProtocolHeader
-from yarl import URL
+from scripted_broker import CHANNEL_MAX, PATIENCE, ScriptedBroker, deliveries, passes
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions
-from osrdyne.amqp.transport import CoalescingTransport, FrameReader
+from osrdyne.amqp.transport import FrameReader
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 
-PATIENCE = 120.0
-ANSWERS: dict[type[object], Callable[[Any], Frame]] = {
-    spec.Connection.StartOk: lambda _: spec.Connection.Tune(channel_max=7, frame_max=131_072, heartbeat=0),
-    spec.Connection.Open: lambda _: spec.Connection.OpenOk(),
-    spec.Connection.Close: lambda _: spec.Connection.CloseOk(),
-    spec.Channel.Open: lambda _: spec.Channel.OpenOk(),
-    spec.Channel.Close: lambda _: spec.Channel.CloseOk(),
-    spec.Confirm.Select: lambda _: spec.Confirm.SelectOk(),
-    spec.Basic.Qos: lambda _: spec.Basic.QosOk(),
-    spec.Basic.Consume: lambda request: spec.Basic.ConsumeOk(request.consumer_tag),
-    spec.Basic.Cancel: lambda request: spec.Basic.CancelOk(request.consumer_tag),
-}
-SERVER_PROPERTIES: dict[str, Any] = {
-    "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True},
-    "version": "4.9.0",
-}
-
-
-class ScriptedBroker(CoalescingTransport):
-    """Answers every request at once, until it is `silent`, and sends what the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent = False
-        self.received: list[object] = []
-        self.protocol: asyncio.StreamReaderProtocol | None = None
-        self._reader: FrameReader | None = None
-
-    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader = self.new_reader()
-        self.protocol = protocol = asyncio.StreamReaderProtocol(reader)
-        transport = _Socket(self, protocol)
-        protocol.connection_made(transport)
-        self._socket = transport
-        return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
-
-    def send(self, *frames: Any, channel: int = 1) -> None:
-        """Send frames so that they arrive together."""
-        assert self._reader is not None
-        self._reader.feed_data(b"".join(marshal(frame, channel) for frame in frames))
-
-    def receive(self, data: bytes) -> None:
-        if data == ProtocolHeader().marshal():
-            start = spec.Connection.Start(mechanisms="PLAIN", server_properties=SERVER_PROPERTIES)
-            self.send(start, channel=0)
-            return
-        while data:
-            used, channel, frame = unmarshal(data)
-            data = data[used:]
-            self.received.append(frame)
-            if not self.silent and type(frame) in ANSWERS:
-                self.send(ANSWERS[type(frame)](frame), channel=channel)
-
-
-class _Socket(asyncio.Transport):
-    def __init__(self, broker: ScriptedBroker, protocol: asyncio.StreamReaderProtocol) -> None:
-        super().__init__()
-        self._broker = broker
-        self._protocol = protocol
-        self._closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._closed:
-            self._broker.receive(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self._closed
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def resume_reading(self) -> None:
-        pass
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
-
-    abort = close
-
-
-@pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
-    scripted = ScriptedBroker()
-    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", lambda: scripted)
-    return scripted
+BLOCKED = spec.Connection.Blocked("low on memory")
+LOST = spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)
 
 
 @pytest.fixture
@@ -126,56 +38,39 @@ async def channel(connection: Connection) -> Channel:
     return await connection.channel(confirms=True)
 
 
-def deliveries(tag: str, bodies: Iterable[bytes]) -> list[Any]:
-    frames: list[Any] = []
-    for number, body in enumerate(bodies, start=1):
-        frames += [
-            spec.Basic.Deliver(tag, number, False, "", "q"),
-            ContentHeader(body_size=len(body), properties=spec.Basic.Properties()),
-            ContentBody(body),
-        ]
-    return frames
-
-
 async def settled() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await passes(20)
 
 
 async def test_server_properties_and_limits_are_those_of_the_log_in(connection: Connection) -> None:
-    assert (connection.server_version, connection.max_channels) == ("4.9.0", 7)
+    assert (connection.server_version, connection.max_channels) == ("4.9.0", CHANNEL_MAX)
 
 
-async def test_blocked_notice_is_seen_until_it_is_withdrawn(broker: ScriptedBroker, connection: Connection) -> None:
+async def test_block_is_seen_and_opens_no_channel_until_it_is_withdrawn(
+    broker: ScriptedBroker, connection: Connection
+) -> None:
     seen = [connection.is_blocked]
-    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    broker.send(BLOCKED, channel=0)
     await settled()
     waiting = asyncio.create_task(connection.wait_unblocked())
+    opening = asyncio.create_task(connection.channel())
     await settled()
     seen += [connection.is_blocked, waiting.done()]
+    assert not any(isinstance(frame, spec.Channel.Open) for _, frame in broker.received)
     broker.send(spec.Connection.Unblocked(), channel=0)
     await asyncio.wait_for(waiting, PATIENCE)
     assert [*seen, connection.is_blocked] == [False, True, False, False]
-
-
-async def test_channel_is_opened_after_the_block(broker: ScriptedBroker, connection: Connection) -> None:
-    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
-    await settled()
-    opening = asyncio.create_task(connection.channel())
-    await settled()
-    assert not any(isinstance(frame, spec.Channel.Open) for frame in broker.received)
-    broker.send(spec.Connection.Unblocked(), channel=0)
     assert not (await asyncio.wait_for(opening, PATIENCE)).is_closed
 
 
 async def test_lost_connection_ends_the_opening_of_a_channel_while_blocked(
     broker: ScriptedBroker, connection: Connection
 ) -> None:
-    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    broker.send(BLOCKED, channel=0)
     await settled()
     opening = asyncio.create_task(connection.channel())
     await settled()
-    broker.send(spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
+    broker.send(LOST, channel=0)
     with pytest.raises(BrokerUnavailableError) as caught:
         await asyncio.wait_for(opening, PATIENCE)
     assert not isinstance(caught.value, BrokerSilentError)
@@ -186,9 +81,9 @@ async def test_deliveries_that_arrive_together_with_the_cancel_notice_come_first
     broker: ScriptedBroker, channel: Channel
 ) -> None:
     consumer = await channel.consume("q")
-    broker.send(*deliveries(consumer.tag, [b"1", b"2"]), spec.Basic.Cancel(consumer.tag))
+    broker.send(*deliveries(consumer.tag, b"1", b"2"), spec.Basic.Cancel(consumer.tag))
     assert [(await consumer.get()).body for _ in range(2)] == [b"1", b"2"]
-    with pytest.raises(BrokerUnavailableError, match="cancelled the consumer of q"):
+    with pytest.raises(BrokerUnavailableError, match="consumer of q"):
         await consumer.get()
     assert not channel.is_closed
 
@@ -197,32 +92,31 @@ async def test_deliveries_that_arrive_before_the_answer_to_a_cancel_are_handed_o
     broker: ScriptedBroker, channel: Channel
 ) -> None:
     consumer = await channel.consume("q")
-    broker.send(*deliveries(consumer.tag, [b"1", b"2"]))
+    broker.deliver(consumer.tag, b"1", b"2")
     await channel.cancel(consumer)
     assert [delivery.body async for delivery in consumer] == [b"1", b"2"]
 
 
 async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker, channel: Channel) -> None:
     consumer = await channel.consume("q", prefetch=2)
-    broker.send(*deliveries(consumer.tag, [b"1", b"2"]))
+    broker.deliver(consumer.tag, b"1", b"2")
     await channel.take_more(consumer, prefetch=2)
-    broker.send(*deliveries(consumer.tag, [b"3"]))
+    broker.deliver(consumer.tag, b"3")
     assert [(await consumer.get()).body for _ in range(3)] == [b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("later", range(10))
+@pytest.mark.parametrize("later", range(15))
 async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_cancelled(
     broker: ScriptedBroker, channel: Channel, later: int
 ) -> None:
     """`later`: passes of the event loop from the new prefetch to the cancel."""
     consumer = await channel.consume("q", prefetch=2)
     taking = asyncio.create_task(channel.take_more(consumer, prefetch=2))
-    for _ in range(later):
-        await asyncio.sleep(0)
+    await passes(later)
     await channel.cancel(consumer)
     await taking
-    started = [frame.consumer_tag for frame in broker.received if isinstance(frame, spec.Basic.Consume)]
-    order = [type(frame) for frame in broker.received if getattr(frame, "consumer_tag", None) == started[-1]]
+    started = [frame.consumer_tag for _, frame in broker.received if isinstance(frame, spec.Basic.Consume)]
+    order = [type(frame) for _, frame in broker.received if getattr(frame, "consumer_tag", None) == started[-1]]
     assert order[-1] is spec.Basic.Cancel
 
 
@@ -230,8 +124,7 @@ async def test_acknowledgements_end_with_the_connection(broker: ScriptedBroker, 
     """More than aiormq's queue of frames holds."""
     acknowledging = [asyncio.create_task(channel.ack(tag)) for tag in range(1, 60)]
     await asyncio.sleep(0)
-    assert broker._socket is not None
-    broker._socket.abort()
+    broker.abort()
     async with asyncio.timeout(PATIENCE):
         await asyncio.wait(acknowledging)
 
@@ -244,10 +137,10 @@ async def test_channel_whose_close_is_not_answered_counts_as_closed(broker: Scri
 
 async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedBroker, channel: Channel) -> None:
     consumer = await channel.consume("q")
-    broker.send(spec.Channel.Close(406, "PRECONDITION_FAILED - unknown delivery tag 9", 60, 80))
+    broker.close_channel(1, 406, "PRECONDITION_FAILED - unknown delivery tag 9")
     reason = await asyncio.wait_for(channel.wait_closed(), PATIENCE)
     assert "unknown delivery tag" in str(reason)
-    with pytest.raises(BrokerUnavailableError, match="was closed"):
+    with pytest.raises(BrokerUnavailableError, match="closed"):
         await consumer.get()
 
 
@@ -284,13 +177,13 @@ async def test_request_without_an_answer_is_given_up_in_time(
     if name == "close":  # never raises
         await request
     else:
-        with pytest.raises(BrokerSilentError, match="in time"):
+        with pytest.raises(BrokerSilentError):
             await request
 
 
 async def test_channel_without_an_answer_is_given_up_in_time(broker: ScriptedBroker, connection: Connection) -> None:
     broker.silent = True
-    with pytest.raises(BrokerSilentError, match="open a channel"):
+    with pytest.raises(BrokerSilentError):
         await asyncio.wait_for(connection.channel(), PATIENCE)
 
 
@@ -300,7 +193,6 @@ async def test_close_ends_though_the_broker_neither_reads_nor_answers(
     monkeypatch.setattr("osrdyne.amqp.connection._CLOSE_TIMEOUT", 0.05)
     connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=7200))
     broker.silent = True
-    assert broker.protocol is not None
     broker.protocol.pause_writing()  # aiormq waits three heartbeats for it to end
     async with asyncio.timeout(PATIENCE):
         await connection.close()
@@ -321,7 +213,8 @@ async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBro
         if number % 2:
             await channel.close()
         else:
-            broker.send(spec.Channel.Close(404, "NOT_FOUND", 50, 10), channel=channel._underlay.number)
+            [opened] = broker.channels
+            broker.close_channel(opened, 404, "NOT_FOUND")
             await channel.wait_closed()
         await settled()
         del channel
@@ -330,7 +223,7 @@ async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBro
 
 async def test_lost_connection_is_collected_without_a_task(broker: ScriptedBroker) -> None:
     connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0))
-    broker.send(spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
+    broker.send(LOST, channel=0)
     assert "CONNECTION_FORCED" in str(await asyncio.wait_for(connection.wait_closed(), PATIENCE))
     await settled()
     lost = weakref.ref(connection._connection)
@@ -348,29 +241,26 @@ async def test_cancelled_connect_leaves_no_socket(broker: ScriptedBroker) -> Non
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await connecting
-    assert broker._socket is not None
-    assert broker._socket.is_closing()
+    assert broker.is_closing()
 
 
 async def test_bytes_of_the_log_in_are_not_kept(broker: ScriptedBroker, connection: Connection) -> None:
-    assert broker.refusal() is None
-    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    broker.send(BLOCKED, channel=0)
     await settled()
-    assert broker._reader is not None
-    assert broker._reader.login is None
+    gc.collect()
+    readers = [one for one in gc.get_objects() if isinstance(one, FrameReader)]
+    assert readers
+    assert {one.login for one in readers} == {None}
 
 
 def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging() -> None:
-    program = (
-        "import asyncio, socket\n"
-        "from osrdyne import amqp\n"
-        "from osrdyne.errors import BrokerUnavailableError\n"
-        "with socket.socket() as unused:\n"
-        "    unused.bind(('127.0.0.1', 0))  # nothing listens on it\n"
-        "    try:\n"
-        "        asyncio.run(amqp.connect(amqp.ConnectionOptions(f'amqp://127.0.0.1:{unused.getsockname()[1]}/')))\n"
-        "    except BrokerUnavailableError:\n"
-        "        print('refused')\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (ended.stdout, ended.stderr) == ("refused\n", "")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nothing listens on it
+        uri = f"amqp://127.0.0.1:{unused.getsockname()[1]}/"
+        program = (
+            f"import asyncio; from osrdyne import amqp; asyncio.run(amqp.connect(amqp.ConnectionOptions('{uri}')))"
+        )
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("Traceback")
+    assert "BrokerUnavailableError" in ended.stderr.splitlines()[-1]

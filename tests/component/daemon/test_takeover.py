@@ -20,11 +20,6 @@ SLOW = 20.0
 FOUND = [Key(f"found{number:02}") for number in range(40)]
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(clock: VirtualClock) -> None:
     """RabbitMQ is slow to take what the leader asks of thousands of groups."""
     broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)

@@ -19,6 +19,7 @@ async def test_stop_leaves_workers_queues_and_requests_in_place(clock: VirtualCl
         await clock.settle()
         stack.stop.requested.set()
         await asyncio.wait({stack.task})
+        assert stack.task.exception() is None
         assert (stack.is_bound("a"), stack.running("a"), stack.waiting("a")) == (True, 1, [b"1"])
 
 
@@ -59,10 +60,3 @@ async def test_next_leader_finds_what_the_last_one_left(clock: VirtualClock) -> 
             stack.stop.requested.set()
             await asyncio.wait({stack.task})
     assert (driver.count("start"), stack.waiting("a")) == (1, [b"1"] * 3)
-
-
-async def test_stop_ends_the_term_without_an_error(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        stack.stop.requested.set()
-        await asyncio.wait({stack.task})
-        assert stack.task.exception() is None

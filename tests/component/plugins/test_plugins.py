@@ -78,10 +78,6 @@ def test_tier_follows_from_the_fixtures(run: Run, tier: str, name: str) -> None:
     assert passed(run(TIERS, "-v", "--tier", tier)) == [name]
 
 
-def test_run_without_a_tier_leaves_out_what_takes_long(run: Run) -> None:
-    assert passed(run(TIERS, "-v")) == ["test_daemon", "test_image", "test_pods", "test_pure", "test_spark"]
-
-
 def test_test_that_starts_a_process_without_the_fixture_fails(run: Run) -> None:
     start = "import subprocess, sys\ndef test_it({}): subprocess.run([sys.executable, '-m', 'osrdyne_missing'])\n"
     result = run(start.format(""), "--tier", "test")

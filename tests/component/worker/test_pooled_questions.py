@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from structlog.testing import capture_logs
+from worker_bench import environment
 
 from osrdyne.protocol.activity import PROCESS_START_PARTS, ActivityReport, Event, cold_start_of
 from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import (
     PROCESS_KEY,
     STATE_INTERVAL,
@@ -44,19 +45,6 @@ from osrdyne_worker.runtime.start_times import StartTimes
 
 A, B = WorkerId("a"), WorkerId("b")
 TERM = 5
-
-
-def environment(worker_id: str, key: str, **changes: Any) -> WorkerEnvironment:
-    names = PoolNames("p")
-    fields: dict[str, Any] = {
-        "requests_queues": (names.request_queue(Key(key)),),
-        "activity_exchange": names.activity_exchange,
-        "control_exchange": names.control_exchange,
-        **changes,
-    }
-    return WorkerEnvironment(
-        worker_id=WorkerId(worker_id), key=Key(key), pool="p", amqp_uri="amqp://u:s3cret@localhost", **fields
-    )
 
 
 class FakeWorker:
@@ -198,6 +186,23 @@ class Bench:
     def assignment(self, worker_id: WorkerId) -> Assignment:
         return next(one for one in self.state.assignments if one.worker_id == worker_id)
 
+    def exit_of(self, worker_id: WorkerId) -> AssignmentExit:
+        found = self.assignment(worker_id).exit
+        assert found is not None
+        return found
+
+    async def assign_all(self, *worker_ids: str) -> None:
+        """Each to a key of its own name."""
+        for worker_id in worker_ids:
+            await self.assign(worker_id, worker_id)
+
+    async def end(self, worker_id: WorkerId, how: AssignmentExit) -> None:
+        self.host.made[worker_id].end(how)
+        await self.clock.settle()
+
+    def events(self) -> list[Event]:
+        return [report.event for report in self.reporter.sent]
+
     async def until_exit(self) -> ExitReason:
         assert self.running is not None
         with pytest.raises(BaseExceptionGroup):
@@ -238,24 +243,14 @@ async def test_forged_messages_fill_no_log(bench: Bench) -> None:
     assert [entry["messages"] for entry in logs if "forged" in entry["event"]] == [1, 4]
 
 
-async def test_process_reports_that_it_is_ready_and_its_memory(bench: Bench) -> None:
-    assert bench.reporter.sent[0].event is Event.STARTED
-    assert Event.READY in [report.event for report in bench.reporter.sent]
+async def test_process_reports_that_it_is_ready_with_its_memory_and_the_parts_of_its_start(bench: Bench) -> None:
+    assert bench.events()[0] is Event.STARTED
     state = await bench.ask(ReportState("q1"))
     assert (state.ready, state.draining, state.answers, state.term) == (True, False, ("q1",), TERM)
-    assert state.memory == ProcessMemory(10, 20, 30, 40)
-
-
-async def test_parts_of_the_start_are_reported_with_ready_and_with_each_state(bench: Bench) -> None:
-    state = await bench.ask(ReportState("q1"))
-    assert state.executor_seconds == 1.5
-    parts = {"jvm": 2500, "warm_up": 500}
-    assert dict(state.cold_start) | parts == dict(state.cold_start)
+    assert (state.memory, state.executor_seconds) == (ProcessMemory(10, 20, 30, 40), 1.5)
+    assert state.cold_start.items() >= {"jvm": 2500, "warm_up": 500}.items()
     [ready] = [report for report in bench.reporter.sent if report.event is Event.READY]
     assert cold_start_of(ready, known=PROCESS_START_PARTS).keys() == {"session", "jvm", "warm_up", "ready"}
-
-
-async def test_state_is_reported_regularly_with_growing_numbers(bench: Bench) -> None:
     before = len(bench.states)
     await bench.clock.advance(3 * STATE_INTERVAL)
     assert len(bench.states) == before + 3
@@ -273,62 +268,30 @@ async def test_assigned_worker_runs_and_is_reported(bench: Bench) -> None:
     assert bench.state.requests == 3
 
 
-async def test_doubled_assign_starts_one_worker_and_every_one_is_answered(bench: Bench) -> None:
-    state = await bench.assign("a", times=3)
-    assert state.answers == ("assign a",) * 3
-    state = await bench.assign("a")
-    assert state.answers == ("assign a",)
-    assert list(bench.host.made) == [A]
-
-
-async def test_second_worker_of_a_slot_is_refused_and_names_the_first(bench: Bench) -> None:
-    await bench.assign("a")
-    state = await bench.assign("b")
-    assert [(one.worker_id, one.taken_by) for one in state.refused] == [(B, A)]
-    assert list(bench.host.made) == [A]
-
-
 async def test_released_worker_stops_within_its_grace_and_is_forgotten(bench: Bench) -> None:
     await bench.assign("a")
     await bench.release("a", grace=7.0, times=2)
     assert bench.host.made[A].requested[0] == Stop(7.0)
     assert bench.listed == {A: "exited"}
-    assert bench.assignment(A).exit == AssignmentExit(ExitCode.STOPPED)
+    assert bench.exit_of(A) == AssignmentExit(ExitCode.STOPPED)
     state = await bench.ask(Forget("forget a", A))
     assert state.assignments == ()
     assert state.requests == 3
+    assert "s3cret" not in str(bench.reporter.sent)
 
 
-@pytest.mark.proves("pooled/release-worker-reaches-process")
-async def test_release_that_overtakes_its_assign_wins(bench: Bench) -> None:
-    await bench.release("a")
-    await bench.assign("a")
-    assert bench.host.made == {}
-    assert bench.listed == {}
-
-
+@pytest.mark.parametrize("graces", [[20.0], [100.0, 20.0]], ids=["one release", "a later one with less"])
 @pytest.mark.proves("pooled/requests-released-worker-end")
-async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench) -> None:
+async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench, graces: list[float]) -> None:
     bench.host.willing = False
-    await bench.assign("a")
-    await bench.assign("b", "other")
-    await bench.release("a", grace=20.0)
+    await bench.assign_all("a", "b")
+    for grace in graces:
+        await bench.ask(Release(f"release after {grace}", A, grace))
     await bench.clock.advance(20.0)
     assert bench.listed == {A: "stopping", B: "running"}
     await bench.clock.advance(module.CUT_OFF_DELAY)
     assert bench.listed == {A: "exited", B: "running"}
-    exit_ = bench.assignment(A).exit
-    assert exit_ is not None
-    assert exit_.reason == "It did not end within 20 s and was cut off."
-
-
-async def test_later_release_shortens_the_grace(bench: Bench) -> None:
-    bench.host.willing = False
-    await bench.assign("a")
-    await bench.release("a", grace=100.0)
-    await bench.ask(Release("at once", A, 0.0))
-    await bench.clock.advance(module.CUT_OFF_DELAY)
-    assert bench.listed == {A: "exited"}
+    assert bench.exit_of(A).code == ExitCode.UNRECOVERABLE
 
 
 async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench) -> None:
@@ -342,12 +305,6 @@ async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench
     assert (await bench.ask(ReportState("new"), term=8)).term == 8
 
 
-async def test_term_that_no_leader_can_have_is_ignored(bench: Bench) -> None:
-    await bench.assign("a", term=int(bench.clock.time()) + 10_000_000)
-    assert bench.host.made == {}
-    assert (await bench.assign("a")).answers == ("assign a",)
-
-
 async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(bench: Bench) -> None:
     details = {"id": "q", "worker": {"worker_id": "a", "key": "k", "variables": {"WORKER_AMQP_URI": "s3cret"}}}
     bench.process.handle(ControlMessage(Command.ASSIGN, Generation(TERM, 1), details))
@@ -358,30 +315,20 @@ async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(be
     assert "s3cret" not in str(bench.reporter.sent)
 
 
-async def test_no_report_holds_the_uri(bench: Bench) -> None:
-    await bench.assign("a")
-    await bench.release("a")
-    assert "s3cret" not in str(bench.reporter.sent)
-
-
 @pytest.mark.proves("pooled/worker-one-key-start")
 async def test_worker_that_cannot_be_made_ends_alone(bench: Bench) -> None:
     await bench.assign("a", "broken")
     await bench.assign("b", "sound")
     assert bench.listed == {A: "exited", B: "running"}
-    exit_ = bench.assignment(A).exit
-    assert exit_ is not None
-    assert (exit_.code, str(exit_.reason)[:24]) == (ExitCode.UNRECOVERABLE, "ValueError: no such key ")
+    assert (bench.exit_of(A).code, "ValueError" in str(bench.exit_of(A).reason)) == (ExitCode.UNRECOVERABLE, True)
 
 
 @pytest.mark.proves("pooled/worker-one-key-start")
 async def test_worker_whose_start_fails_ends_alone_with_the_reason(bench: Bench) -> None:
-    await bench.assign("a")
-    await bench.assign("b", "other")
-    bench.host.made[A].end(AssignmentExit(ExitCode.START_FAILED, "no data"))
-    await bench.clock.settle()
+    await bench.assign_all("a", "b")
+    await bench.end(A, AssignmentExit(ExitCode.START_FAILED, "no data"))
     assert bench.listed == {A: "exited", B: "running"}
-    assert bench.assignment(A).exit == AssignmentExit(ExitCode.START_FAILED, "no data")
+    assert bench.exit_of(A) == AssignmentExit(ExitCode.START_FAILED, "no data")
     assert bench.exits == []
 
 
@@ -413,7 +360,7 @@ class TestBeforeTheSessionIsUp:
         bench.host.started.set()
         reason = await bench.until_exit()
         assert isinstance(reason, StartFailed)
-        assert reason.reason.startswith("ValueError: no Java")
+        assert "ValueError" in reason.reason
 
 
 class TestEnd:
@@ -432,32 +379,26 @@ class TestEnd:
         bench.process.handle(ControlMessage(Command.DRAIN, Generation(TERM, 1)))
         assert await bench.until_exit() == Stop(None)
 
-    async def test_stopped_process_stops_all_workers_and_reports_their_end(self, bench: Bench) -> None:
-        for name in ("a", "b"):
-            await bench.assign(name, name)
+    @pytest.mark.parametrize("willing", [True, False])
+    async def test_stopped_process_stops_all_workers_and_cuts_off_what_does_not_stop(
+        self, bench: Bench, willing: bool
+    ) -> None:
+        bench.host.willing = willing
+        await bench.assign_all("a", "b")
         bench.process.stop()
         assert await bench.until_exit() == Stop(0.2)
         assert bench.listed == {A: "exited", B: "exited"}
         assert [worker.requested for worker in bench.host.made.values()] == [[Stop(0.1)]] * 2
-
-    async def test_stopped_process_cuts_off_what_does_not_stop(self, bench: Bench) -> None:
-        bench.host.willing = False
-        await bench.assign("a")
-        bench.process.stop()
-        await bench.until_exit()
-        exit_ = bench.assignment(A).exit
-        assert exit_ is not None
-        assert exit_.reason == "The process ends."
+        assert bench.exit_of(A).code == (ExitCode.STOPPED if willing else ExitCode.UNRECOVERABLE)
 
     @pytest.mark.proves("pooled/jvm-process-ends-during")
     async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench) -> None:
-        for name in ("a", "b"):
-            await bench.assign(name, name)
+        await bench.assign_all("a", "b")
         bench.host.lost = "The JVM is gone."
         await bench.clock.advance(STATE_INTERVAL)
         assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
         assert bench.listed == {A: "exited", B: "exited"}
-        assert Event.FAILED in [report.event for report in bench.reporter.sent]
+        assert Event.FAILED in bench.events()
 
     async def test_worker_that_fails_makes_the_process_check_the_session_at_once(self, bench: Bench) -> None:
         await bench.assign("a")
@@ -467,11 +408,9 @@ class TestEnd:
 
     @pytest.mark.proves("pooled/more-8-threads-ended")
     async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench: Bench) -> None:
-        await bench.assign("a")
-        await bench.assign("b", "other")
+        await bench.assign_all("a", "b")
         bench.host.made[A].left_behind = module.MAX_LEFT_BEHIND
-        bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))
-        await bench.clock.settle()
+        await bench.end(A, AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))
         assert not bench.state.draining
         bench.host.made[A].left_behind += 1
         await bench.clock.advance(STATE_INTERVAL)

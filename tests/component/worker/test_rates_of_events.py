@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_worker_processor import QUEUE, REPLIES, RETRIES, Bench, until
+from worker_bench import QUEUE, REPLIES, Bench, serving, until
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import WatchCell
-from osrdyne.amqp import Message
-from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.state.queues.backlog import PriorityBacklog
-from osrdyne.pool.state.queues.lag import GroupLags
-from osrdyne.protocol.names import Key, QueueName
+from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call
-from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.requests.scheduling.rates import BURST, MAX_DEBT, EventBudget, count_events
-from osrdyne_worker.runtime.settings import RuntimeSettings
 
 HIGH = QueueName("high_Pri0")
 STORE_S1 = EventRate(720, 1024)
@@ -39,8 +30,6 @@ class RatedBench(Bench):
     def __init__(self, *arguments: Any) -> None:
         self.served: list[tuple[float, str]] = []
         super().__init__(*arguments)
-        self.processor._retries = Retries(RETRIES)
-        self.tasks: list[asyncio.Task[None]] = []
         self.sent = 0
 
     def make_app(self) -> App:
@@ -52,25 +41,27 @@ class RatedBench(Bench):
 
         return app
 
-    async def start(self, group: asyncio.TaskGroup) -> None:
-        await self.open()
+    async def open(self) -> None:
+        await super().open()
         await self.channel.cancel(self.consumer)
         self.broker.declare_queue(HIGH, {})
-        queues = WatchCell[tuple[QueueName, ...]]((QueueName(QUEUE),))
-        self.queues = queues
+        self.queues = WatchCell[tuple[QueueName, ...]]((QueueName(QUEUE),))
         for queue in (QueueName(QUEUE), HIGH):
-            self.tasks.append(group.create_task(self.intake(queue, queues).run()))
+            self.consume(queue, self.queues)
         self.begun = self.clock.monotonic()
         self.processor.budget.use(STORE_S1)
         await self.clock.settle()
 
-    async def send(self, events: int = 1, *, queue: str = QUEUE, name: str | None = None, **more: Any) -> None:
+    async def finish(self) -> None:
+        self.processor.budget.use(None)
+        await self.clock.settle()
+        await self.stop_intakes()
+        await super().finish()
+
+    async def send(self, events: int = 1, *, name: str | None = None, **more: Any) -> None:
         body = json.dumps({"events": [{"v": 1}] * events}).encode()
         self.sent += 1
-        message = Message(
-            body=body, headers={"x-rpc-path": "/store"}, correlation_id=name or str(self.sent), reply_to=REPLIES, **more
-        )
-        await self.broker.publish(message, exchange="", routing_key=queue)
+        await self.publish("/store", body=body, correlation_id=name or str(self.sent), **more)
 
     @property
     def waiting(self) -> int:
@@ -84,82 +75,38 @@ class RatedBench(Bench):
 
 @pytest.fixture
 async def bench() -> AsyncIterator[RatedBench]:
-    with ThreadPoolExecutor(2) as threads:
-        async with asyncio.TaskGroup() as group:
-            bench = RatedBench(group, threads, RuntimeSettings(stuck_grace=0.0))
-            await bench.start(group)
-            yield bench
-            bench.processor.budget.use(None)
-            await bench.clock.settle()
-            for task in bench.tasks:
-                task.cancel()
-    assert bench.processor._slots.free == 1
+    async with serving(RatedBench, stuck_grace=0.0) as bench:
+        yield bench
 
 
-class LagFigures:
-    """The lag that the leader shows for the queue, from a listing at each call."""
-
-    def __init__(self, bench: RatedBench) -> None:
-        self.bench = bench
-        self.backlog = PriorityBacklog(since=bench.clock.monotonic())
-        self.lags = GroupLags(bench.clock, self.backlog)
-
-    def note_sent(self) -> None:
-        self.backlog.note(Key("k"), None, self.bench.clock.monotonic())
-
-    def list(self) -> tuple[int, float]:
-        ready = self.bench.ready
-        listed = [ListedQueue(Key("k"), bound=True, ready=ready, messages=None, ready_by_level={None: ready})]
-        self.backlog.take_listing(listed)
-        self.lags.take_listing(listed)
-        total = self.lags.pool()
-        return total.messages, total.seconds or 0.0
-
-
-async def offer(bench: RatedBench, lag: LagFigures, interval: Fraction, minutes: int, events: list[int]) -> None:
-    """Send a message at each multiple of `interval` seconds, until just before the end of the last minute."""
+async def offer(bench: RatedBench, a_minute: int, events: list[int]) -> None:
+    """Send messages evenly for a minute, until just before its end."""
     first, begun = bench.sent, bench.clock.monotonic()
-    for number in range(int(60 * minutes / interval)):
-        await bench.clock.advance(begun + float(number * interval) - bench.clock.monotonic())
+    for number in range(a_minute):
+        await bench.clock.advance(begun + 60 * number / a_minute - bench.clock.monotonic())
         await bench.send(events[(first + number) % len(events)])
-        lag.note_sent()
-    await bench.clock.advance(begun + 60 * minutes - 0.001 - bench.clock.monotonic())
+    await bench.clock.advance(begun + 60 - 0.001 - bench.clock.monotonic())
 
 
 @pytest.mark.parametrize(
-    ("a_minute", "events"), [(277, [2, 3]), (720, [1])], ids=["277 messages x 2.5 events", "720 messages x 1 event"]
+    ("a_minute", "events", "behind"),
+    [(277, [2, 3], 0), (720, [1], 0), (200, [4], 20)],
+    ids=["277 messages x 2.5 events", "720 messages x 1 event", "200 messages x 4 events"],
 )
-async def test_load_at_or_below_the_rate_never_lags(bench: RatedBench, a_minute: int, events: list[int]) -> None:
-    """One unit of the store takes 720 events a minute."""
-    lag = LagFigures(bench)
-    for minute in range(1, 6):
-        await offer(bench, lag, Fraction(60, a_minute), 1, events)
-        assert bench.sent == a_minute * minute
-        assert (bench.waiting, lag.list()) in [(0, (0, 0.0)), (1, (0, 0.0))]
-        await bench.clock.advance(0.001)
-
-
 @pytest.mark.proves("quotas/clients-send-more-events")
-async def test_load_above_the_rate_falls_behind_by_80_events_a_minute(bench: RatedBench) -> None:
-    """200 messages with 4 events each, 111 % of 720 a minute."""
-    lag = LagFigures(bench)
-    for minute in range(1, 11):
-        await offer(bench, lag, Fraction(60, 200), 1, [4])
-        assert len(bench.served) == 180 * minute
-        assert 4 * bench.waiting == 80 * minute
-        # One of those that wait is in the worker already.
-        messages, seconds = lag.list()
-        assert messages == 20 * minute - 1
-        assert 6 * minute - 0.4 < seconds < 6 * minute + 1
+async def test_load_above_the_rate_falls_behind_by_what_is_too_much(
+    bench: RatedBench, a_minute: int, events: list[int], behind: int
+) -> None:
+    """One unit of the store takes 720 events a minute."""
+    for minute in range(1, 6):
+        await offer(bench, a_minute, events)
+        assert bench.waiting - behind * minute in ({0} if behind else {0, 1})
         await bench.clock.advance(0.001)
-    assert lag.lags.pool().slope * 60 == pytest.approx(20)
-    assert lag.lags.pool().drained_in is None
 
 
 async def test_queue_of_a_peak_drains_at_the_rate_and_in_order(bench: RatedBench) -> None:
     """Six times the rate for a while, and five times as long until the queue is empty."""
-    lag = LagFigures(bench)
-    await offer(bench, lag, Fraction(60, 6 * 720), 1, [1])
+    await offer(bench, 6 * 720, [1])
     assert (len(bench.served), bench.waiting) == (720, 5 * 720)
     await bench.clock.advance(5 * 60.0 - 0.1)
     assert bench.waiting == 1
@@ -187,14 +134,7 @@ async def test_units_change_live_and_what_is_owed_is_paid_at_the_new_rate(bench:
 async def test_deadline_and_cancel_of_a_request_that_waits_hold(bench: RatedBench) -> None:
     await bench.send(720, name="first")
     await bench.clock.settle()
-    deadline = now_ms(bench.clock) + 100
-    message = Message(
-        body=b"x",
-        headers={"x-rpc-path": "/store", "x-deadline": deadline},
-        correlation_id="late",
-        reply_to=REPLIES,
-    )
-    await bench.broker.publish(message, exchange="", routing_key=QUEUE)
+    await bench.send(name="late", **{"x-deadline": now_ms(bench.clock) + 100})
     await bench.send(name="cancelled")
     await bench.send(name="last")
     await until(lambda: bench.statuses() == ["ok", "expired"])  # the timers of deadlines are those of the event loop
@@ -222,10 +162,8 @@ async def test_higher_priority_is_served_first_when_the_budget_allows_it(bench: 
 async def test_request_with_more_events_than_a_minute_serves_is_refused(bench: RatedBench) -> None:
     await bench.send(721)
     await bench.clock.settle()
-    [reply] = bench.broker.look_up(REPLIES).ready
     assert bench.statuses() == ["error"]
-    assert b"too_many_events" in reply.message.body
-    assert b"Send fewer events" in reply.message.body
+    assert b"too_many_events" in bench.replies()[0].body
 
 
 async def test_worker_that_stops_returns_what_waits(bench: RatedBench) -> None:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_worker_processor import PATIENCE, REPLIES, Bench
+from worker_bench import REPLIES, Bench, serving, until_in_time
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.protocol.activity import STUCK_FIELD, Event, text_fingerprint
 from osrdyne_worker import App, Call
-from osrdyne_worker.runtime.reports import Draft
-from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 
 
 class DeafBench(Bench):
     """Its handlers ignore that they are cancelled: threads end with `released`, the coroutine with `go`."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.released = threading.Event()
-        super().__init__(*arguments)  # type: ignore[arg-type]
 
     def make_app(self) -> App:
         app = super().make_app()
@@ -44,9 +35,7 @@ class DeafBench(Bench):
         return app
 
     async def until_answered(self, *statuses: str) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while len(self.statuses()) < len(statuses):
-                await asyncio.sleep(0.001)
+        await until_in_time(lambda: len(self.statuses()) >= len(statuses))
         assert self.statuses() == list(statuses)
 
     def soon(self) -> dict[str, object]:
@@ -55,16 +44,8 @@ class DeafBench(Bench):
 
 @pytest.fixture
 async def bench() -> AsyncIterator[DeafBench]:
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(4) as threads:
-            settings = RuntimeSettings(stuck_grace=3600.0, max_abandoned=1)
-            bench = DeafBench(group, threads, settings)
-            await bench.open()
-            yield bench
-            bench.go.set()
-            bench.released.set()
-            await bench.processor.until_idle()
-    assert bench.reporter.in_flight == 0
+    async with serving(DeafBench, max_abandoned=1) as bench:
+        yield bench
 
 
 @pytest.mark.parametrize("path", ["/deaf_thread", "/deaf", "/abandonable"])
@@ -73,9 +54,7 @@ async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(b
     await bench.take(path, **bench.soon())
     await bench.until_answered("expired")
     assert bench.processor.in_flight == 1, "its handler is still there"
-    bench.go.set()
-    bench.released.set()
-    await bench.processor.until_idle()
+    await bench.finish()
     assert bench.statuses() == ["expired"], "what the handler returned is dropped"
     assert bench.exits == []
 
@@ -110,8 +89,7 @@ async def test_handler_that_goes_on_is_named_in_reports_until_it_ends(bench: Dea
     await bench.take("/deaf_thread", **bench.soon())
     await bench.until_answered("expired")
     assert len(bench.processor.running_requests()) == 1
-    bench.released.set()
-    await bench.processor.until_idle()
+    await bench.finish()
     assert bench.processor.running_requests() == []
 
 
@@ -126,23 +104,12 @@ async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler
 
 @pytest.mark.proves("workers/handler-never-ends")
 async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(2) as threads:
-            bench = DeafBench(group, threads, RuntimeSettings(stuck_grace=0.05))
-            await bench.open()
-            await bench.take("/abandonable", **bench.soon())
-            await bench.until_answered("expired")
-            async with asyncio.timeout(PATIENCE):
-                while not bench.exits:
-                    await asyncio.sleep(0.001)
-            bench.reporter.report(Event.FAILED)
-            bench.released.set()
-            await bench.processor.until_idle()
-    assert "'/abandonable' did not end" in bench.exits[0].reason
-    last = bench.reporter._waiting[-1]
-    assert isinstance(last, Draft)
-    assert last.details[STUCK_FIELD] == text_fingerprint("/abandonable", b"")
-
-
-def test_number_of_abandoned_handlers_is_a_setting() -> None:
-    assert runtime_settings({"runtime": {"max_abandoned": 0}}).max_abandoned == 0
+    async with serving(DeafBench, stuck_grace=0.05) as bench, bench.reporting() as reports:
+        await bench.take("/abandonable", **bench.soon())
+        await bench.until_answered("expired")
+        await until_in_time(lambda: bench.exits)
+        bench.reporter.report(Event.FAILED)
+        await bench.clock.settle()
+        assert "'/abandonable'" in bench.exits[0].reason
+        [failed] = [one for one in reports() if one.event is Event.FAILED]
+        assert failed.details[STUCK_FIELD] == text_fingerprint("/abandonable", b"")

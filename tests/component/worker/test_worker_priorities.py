@@ -4,58 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from worker_bench import Bench, serving
 
 from osrdyne.aio.signals import WatchCell
-from osrdyne.amqp import ConnectionOptions, Message
+from osrdyne.amqp import Message
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
+from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeConnection
-from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne_worker import App, Call, Context
-from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.requests.intake import Intake
-from osrdyne_worker.requests.processor import Answering, Processor
-from osrdyne_worker.requests.replies import ReplySender
-from osrdyne_worker.requests.retries import Retries
+from osrdyne.testing.fakes.broker import Command
+from osrdyne_worker import App, Call
 from osrdyne_worker.requests.scheduling.priorities import PriorityLevels, Slots
-from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
 HIGH, MIDDLE, LOW = (QueueName(name) for name in ("k_Pri0", "k_Pri5", "k"))
 QUEUES = (HIGH, MIDDLE, LOW)
 
 
-class Scene:
-    """A worker's intakes and processor on three queues of a broker in memory. Handlers note what they get."""
+class Scene(Bench):
+    """Three queues; the handler notes what it gets, and waits for `go`, which is set at the beginning."""
 
-    def __init__(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor, concurrency: int) -> None:
-        self.group = group
-        self.clock = VirtualClock()
-        self.broker = FakeBroker(self.clock)
-        self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))
+    retry_exchange = None
+
+    def __init__(self, *arguments: Any) -> None:
         self.queues = WatchCell[tuple[QueueName, ...]](QUEUES)
         self.served: list[str] = []
-        self.tasks: list[asyncio.Task[None]] = []
-        self.go = asyncio.Event()
+        super().__init__(*arguments)
         self.go.set()
-        settings = RuntimeSettings(concurrency=concurrency)
-        self.runtime = RuntimeContext(settings, self.clock, group.create_task, lambda _: None)
-        self.processor = Processor(
-            self.runtime,
-            Context(Key("k"), worker_id="w"),
-            dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
-            reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
-            answering=Answering(
-                addresses=ReplyAddresses(PoolNames("pool")),
-                replies=ReplySender("w", 2**20, self.clock),
-                retries=Retries(None),
-            ),
-        )
         for queue in QUEUES:
             self.broker.declare_queue(queue, {})
 
@@ -75,10 +51,14 @@ class Scene:
 
     async def serve(self, *queues: QueueName) -> None:
         """Begin to consume the queues in this order."""
-        broker_connection = BrokerConnection(self.connection, await self.connection.channel(confirms=True), self.clock)
         for queue in queues or QUEUES:
-            intake = Intake(self.runtime, broker_connection, queue, queues=self.queues, processor=self.processor)
-            self.tasks.append(self.group.create_task(intake.run()))
+            self.consume(queue, self.queues)
+
+    async def finish(self) -> None:
+        self.go.set()
+        await self.clock.settle()
+        await self.stop_intakes()
+        await super().finish()
 
 
 @pytest.fixture
@@ -88,14 +68,8 @@ def concurrency() -> int:
 
 @pytest.fixture
 async def scene(concurrency: int) -> AsyncIterator[Scene]:
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(2) as threads:
-            scene = Scene(group, threads, concurrency)
-            yield scene
-            scene.go.set()
-            await scene.clock.settle()
-            for task in scene.tasks:
-                task.cancel()
+    async with serving(Scene, concurrency=concurrency) as scene:
+        yield scene
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -121,34 +95,23 @@ async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene
     assert scene.served == ["low 1", "high 1", "high 2", "middle", "low 2", "low 3"]
 
 
-async def test_at_most_one_request_of_a_level_waits_in_the_worker(scene: Scene) -> None:
-    scene.go.clear()
-    for queue in QUEUES:
-        await scene.put(queue, "1", "2", "3")
-    await scene.serve()
-    await scene.clock.advance(1.0)
-    assert [len(scene.broker.look_up(queue).ready) for queue in QUEUES] == [2, 2, 2]
-
-
-async def test_missing_queue_delays_no_other(scene: Scene) -> None:
-    scene.broker.delete_queue(HIGH)
-    await scene.put(LOW, "low")
-    await scene.serve()
-    await scene.clock.advance(5.0)
-    assert scene.served == ["low"]
-
-
-async def test_queue_that_does_not_answer_delays_no_other(scene: Scene) -> None:
+@pytest.mark.parametrize("obstacle", ["missing", "without a leader", "without an answer"])
+async def test_queue_that_cannot_be_asked_delays_no_other_for_long(scene: Scene, obstacle: str) -> None:
     async def fail(command: Command) -> None:
         if command.name == "look_up" and command.target == HIGH and scene.served:
             raise BrokerUnavailableError("no answer")
 
-    scene.broker.hook = fail
-    await scene.put(HIGH, "high")
+    if obstacle == "missing":
+        scene.broker.delete_queue(HIGH)
+    elif obstacle == "without a leader":
+        scene.broker.set_running(HIGH, False)
+    else:
+        scene.broker.hook = fail
+        await scene.put(HIGH, "high")
     await scene.put(LOW, "low 1", "low 2")
     await scene.serve()
-    await scene.clock.advance(5.0)
-    assert scene.served == ["high", "low 1", "low 2"]
+    await scene.clock.advance(60.0 if obstacle == "without a leader" else 5.0)
+    assert [name for name in scene.served if name != "high"] == ["low 1", "low 2"]
 
 
 async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene: Scene) -> None:
@@ -166,14 +129,6 @@ async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene
     assert scene.served == ["high 1", "high 2", "low"]
 
 
-async def test_queue_whose_leader_is_gone_delays_no_other_for_long(scene: Scene) -> None:
-    scene.broker.set_running(HIGH, False)
-    await scene.put(LOW, "low 1", "low 2")
-    await scene.serve()
-    await scene.clock.advance(60.0)
-    assert scene.served == ["low 1", "low 2"]
-
-
 async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, "high 1", "high 2")
@@ -186,19 +141,11 @@ async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) ->
     assert set(scene.served) == {"high 1", "low"}
 
 
-@pytest.mark.parametrize("concurrency", [2])
-async def test_one_level_fills_all_slots(scene: Scene) -> None:
-    scene.go.clear()
-    await scene.put(HIGH, "high 1", "high 2", "high 3", "high 4")
-    await scene.put(LOW, "low")
-    await scene.serve()
-    await scene.clock.advance(1.0)
-    assert scene.served == ["high 1", "high 2"]
-    assert len(scene.broker.look_up(HIGH).ready) == 1, "one runs in each place, one waits in the worker"
-
-
-@pytest.mark.parametrize("concurrency", [2, 4])
-async def test_at_most_one_request_of_a_level_waits_while_others_run(scene: Scene, concurrency: int) -> None:
+@pytest.mark.parametrize(("concurrency", "waits"), [(1, 0), (2, 1), (4, 1)])
+async def test_at_most_one_request_of_a_level_waits_while_others_run(
+    scene: Scene, concurrency: int, waits: int
+) -> None:
+    """`waits`: how many of the level of the running ones."""
     scene.go.clear()
     for queue in QUEUES:
         await scene.put(queue, *(f"{queue} {number}" for number in range(concurrency + 3)))
@@ -206,7 +153,7 @@ async def test_at_most_one_request_of_a_level_waits_while_others_run(scene: Scen
     await scene.clock.advance(1.0)
     waiting_in_queues = [len(scene.broker.look_up(queue).ready) for queue in QUEUES]
     assert scene.served == [f"{HIGH} {number}" for number in range(concurrency)]
-    assert waiting_in_queues == [2, concurrency + 2, concurrency + 2]
+    assert waiting_in_queues == [3 - waits, concurrency + 2, concurrency + 2]
 
 
 @pytest.mark.parametrize("concurrency", [3])
@@ -248,7 +195,3 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> No
         await middle
         assert not low.done()
         slots.release()
-
-
-async def test_slot_without_levels_is_acquired_at_once() -> None:
-    assert Slots(1, levels=PriorityLevels(VirtualClock())).try_acquire(0)

