@@ -173,6 +173,22 @@ async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene: 
     assert scene.served == [f"high {number}" for number in range(6)]
 
 
+async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_begin(scene: Scene) -> None:
+    async def arrive(command: Command) -> None:
+        if command.name == "cancel" and command.target == HIGH and not command.done:
+            scene.broker.hook = None
+            await scene.put(HIGH, "late")
+            for _ in range(20):  # it comes again and again until the cancel is confirmed
+                await asyncio.sleep(0)
+
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    scene.broker.hook = arrive
+    scene.queues.set(())
+    await scene.clock.advance(1.0)
+    assert (scene.served, len(scene.broker.look_up(HIGH).ready)) == ([], 1)
+
+
 async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
     """Nor when another request of a lower class comes meanwhile."""
     levels, asked = PriorityLevels(VirtualClock()), asyncio.Event()
