@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from worker_environments import worker_environment
+
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
@@ -256,14 +258,9 @@ class Reloads:
 
 
 def environment(worker_id: str = "w", key: str = "k", **changes: Any) -> WorkerEnvironment:
-    names = PoolNames("p")
-    fields: dict[str, Any] = {
-        "amqp_uri": "amqp://u:s3cret@localhost",
-        "requests_queues": (names.request_queue(Key(key)),),
-        "activity_exchange": names.activity_exchange,
-        "control_exchange": names.control_exchange,
-    }
-    return WorkerEnvironment(worker_id=WorkerId(worker_id), key=Key(key), pool="p", **{**fields, **changes})
+    """That of a worker with one queue."""
+    plain: dict[str, Any] = {"requests_queues": (PoolNames("p").request_queue(Key(key)),), "config": {}, "poison": {}}
+    return worker_environment(worker_id, key, **{**plain, **changes})
 
 
 def status_of(message: Message) -> str:
