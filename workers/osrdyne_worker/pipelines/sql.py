@@ -572,6 +572,7 @@ def _described(view: View) -> dict[str, Any]:
         "cached": view.cached,
         "columns": columns,
         "key_columns": list(view.key_columns),
+        **({} if view.problem is None else {"problem": view.problem.message}),
     }
 
 

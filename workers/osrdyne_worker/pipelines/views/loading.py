@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
@@ -32,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from osrdyne.errors import ConfigurationError, LastValueStoreError, OsrdyneError
+from osrdyne.logs import get_logger
 from osrdyne_worker.app.errors import DataChangedError, RequestError
 from osrdyne_worker.pipelines.queries.key_values import KEY_TYPES, is_key_type
 from osrdyne_worker.pipelines.telemetry.last_values import COLUMNS, LastValues, last_values_in
@@ -53,13 +55,24 @@ from osrdyne_worker.pipelines.views.datasets import (
     has_header,
     resolve,
 )
+from osrdyne_worker.pipelines.views.remedies import remedy
 from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, local_path, remembered_schemas, signature
-from osrdyne_worker.spark.failures.errors import CALL_FROM, SparkFailure, describe
+from osrdyne_worker.spark.failures.errors import CALL_FROM, SPARK_GONE, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
 from osrdyne_worker.spark.files.parquet_schema import parquet_schema
 from osrdyne_worker.spark.jobs import job_properties, set_job_properties
 
+log = get_logger("sql")
+
 PARALLEL_VIEWS = 4
+UNREADABLE = "dataset_unreadable"
+"""The code of data that exists and that Spark cannot read."""
+_CORRUPT_RECORD = "_corrupt_record"
+"""The column in which Spark puts lines that it cannot parse; a schema with no other column has no data."""
+_OF_CONFIGURATION = frozenset(
+    {"DATA_SOURCE_NOT_FOUND", "UNSUPPORTED_DATATYPE", "UNSUPPORTED_DATA_SOURCE_FOR_DIRECT_QUERY"}
+)
+"""Errors that do not depend on the data."""
 _DECLARABLE = (BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType)
 """Types that every format can read. For tables with other types in `columns`, Spark decides at the start."""
 
@@ -102,6 +115,8 @@ class View:
     key_columns: tuple[str, ...] = ()
     to_cache: Any = field(default=None, repr=False, compare=False)
     deferred: Deferred | None = field(default=None, repr=False, compare=False)
+    problem: DataProblemError | None = field(default=None, repr=False, compare=False)
+    """Why the view cannot be opened, although others of the key can. A query that names it is answered so."""
 
 
 def dataset_of(config: SqlConfig, key: str, session: Any) -> ResolvedDataset:
@@ -145,19 +160,41 @@ def load(
     `mark`: see `cache_now`; `shared`: another load may have the same mark. `files`: those of the tables, listed just
     before; views whose schema is known without Spark are then deferred. `schemas`: of earlier loads.
     """
-    deferred: dict[str, View] = {}
-    for table in dataset.tables if files is not None else ():
-        if (view := _deferred(session, table, files, schemas)) is not None:
-            deferred[view.name] = view
-    if not deferred:
+    if files is None:
+        # A reload: the former views stay if one of the new ones cannot be read.
         return _open_all(session, dataset.tables, mark=mark, shared=shared)
+    deferred: dict[str, View] = {}
+    for table in dataset.tables:
+        try:
+            view = _deferred(session, table, files, schemas)
+        except DataProblemError as error:
+            view = _unreadable(table, error)
+        if view is not None:
+            deferred[view.name] = view
     to_open = [table for table in dataset.tables if table.spec.view not in deferred]
-    opened = _open_all(session, to_open, mark=mark, shared=shared) if to_open else ()
+    opened = _open_all(session, to_open, mark=mark, shared=shared, keeps_others=True) if to_open else ()
     by_name = {**deferred, **{view.name: view for view in opened}}
-    return tuple(by_name[table.spec.view] for table in dataset.tables)
+    views = tuple(by_name[table.spec.view] for table in dataset.tables)
+    problems = [view.problem for view in views if view.problem is not None]
+    if problems and len(problems) == len(views):
+        raise problems[0]
+    for one in problems:
+        log.warning("view cannot be read", reason=one.message)
+    return views
 
 
-def _open_all(session: Any, tables: Sequence[ResolvedTable], *, mark: str, shared: bool) -> tuple[View, ...]:
+def _unreadable(table: ResolvedTable, problem: DataProblemError) -> View:
+    """The view of a table that cannot be read; other views of the key are used without it. Raises any other problem."""
+    if problem.error_code != UNREADABLE:
+        raise problem
+    view = table.spec.view
+    return View(view, table.spec.format, (), cached=False, deferred=Deferred(table, None, ()), problem=problem)
+
+
+def _open_all(
+    session: Any, tables: Sequence[ResolvedTable], *, mark: str, shared: bool, keeps_others: bool = False
+) -> tuple[View, ...]:
+    """Open the views. `keeps_others`: one that cannot be read costs no other one."""
     properties = job_properties(session)
     cached: list[str] = []
 
@@ -165,10 +202,13 @@ def _open_all(session: Any, tables: Sequence[ResolvedTable], *, mark: str, share
         set_job_properties(session, properties)
         try:
             return open_view(session, table, mark=mark, on_cache=cached.append)
-        except OsrdyneError:
-            raise
+        except OsrdyneError as error:
+            problem: Exception = error
         except Exception as error:
-            raise _translated(table, error) from error
+            problem = _translated(table, error)
+        if keeps_others and isinstance(problem, DataProblemError):
+            return _unreadable(table, problem)
+        raise problem
 
     # In parallel: the driver spends most of the time on listing files, and reading one of them for the schema.
     try:
@@ -188,9 +228,7 @@ def open_view(
     """Create the view of one table. Raises errors of Spark, and `DataProblemError` or `ConfigurationError`. `on_cache`
     is called before its data is put into memory here."""
     spec = table.spec
-    _check_directory(table)
-    frame = _read(session, table)
-    frame = _filtered(frame, table, session)
+    frame = _frame_of(session, table)
     frame.createOrReplaceTempView(spec.view)
     # A filter hides rows of other tenants. An error of Spark may quote a value of a row that the filter leaves out,
     # unless the filter is applied before any query: then the view is in memory before the first request.
@@ -205,6 +243,16 @@ def open_view(
         key_columns=_key_columns(spec, columns),
         to_cache=frame if spec.cache and not table.filters else None,
     )
+
+
+def _frame_of(session: Any, table: ResolvedTable) -> Any:
+    """The rows of a view. Raises as `open_view` does."""
+    _check_directory(table)
+    frame = _read(session, table)
+    if table.spec.format == "json" and frame.columns == [_CORRUPT_RECORD]:
+        reason = "no line of the files is a record"
+        raise _unreadable_data(table, f"{reason}{remedy(_CORRUPT_RECORD, '')}.")
+    return _filtered(frame, table, session)
 
 
 def _columns(schema: StructType) -> tuple[tuple[str, str, bool], ...]:
@@ -246,13 +294,18 @@ class DeferredViews:
         assert view.deferred is not None
         table, failure = view.deferred.table, None
         try:
-            _check_directory(table)
-            frame = _read(self._session, table, schema=view.deferred.schema)
-            for condition in view.deferred.conditions:
-                frame = frame.where(condition)
-            frame.createOrReplaceTempView(view.name)
-            # A schema that Spark understands in another way is loaded again, by Spark alone.
-            changed = _columns(frame.schema) != view.columns
+            if view.problem is not None:
+                # All is loaded again if its data can be read by now.
+                _frame_of(self._session, table)
+                changed = True
+            else:
+                _check_directory(table)
+                frame = _read(self._session, table, schema=view.deferred.schema)
+                for condition in view.deferred.conditions:
+                    frame = frame.where(condition)
+                frame.createOrReplaceTempView(view.name)
+                # A schema that Spark understands in another way is loaded again, by Spark alone.
+                changed = _columns(frame.schema) != view.columns
         except Exception as error:
             changed, failure = False, error
         # Afterwards: Spark has listed the files by now.
@@ -267,8 +320,8 @@ class DeferredViews:
 
     def _has_changed(self, table: ResolvedTable) -> bool:
         name = table.spec.view
-        now = data_files([table]).tables.get(name)
-        return now is None or now.signature != self._files.tables[name].signature
+        before, now = self._files.tables.get(name), data_files([table]).tables.get(name)
+        return before is not None and (now is None or now.signature != before.signature)
 
 
 def _deferred(
@@ -409,7 +462,7 @@ def listing_of(table: ResolvedTable) -> Listing:
     try:
         return committed_files(Path(table.path)).current()
     except (StorageError, TableDamagedError) as error:
-        code, error_code = (503, "dataset_unreachable") if error.retryable else (500, "dataset_unreadable")
+        code, error_code = (503, "dataset_unreachable") if error.retryable else (500, UNREADABLE)
         raise DataProblemError(error.message, code=code, error_code=error_code, can_change=True) from None
 
 
@@ -450,7 +503,7 @@ def _last_value_problems() -> Iterator[None]:
     except LastValueStoreError as error:
         raise DataProblemError(error.message, code=503, error_code="dataset_unreachable", can_change=True) from None
     except ConfigurationError as error:
-        raise DataProblemError(error.message, code=500, error_code="dataset_unreadable", can_change=True) from None
+        raise DataProblemError(error.message, code=500, error_code=UNREADABLE, can_change=True) from None
 
 
 def _has_key(keys: KeyRange) -> Any:
@@ -581,13 +634,6 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             error_code="dataset_not_found",
             can_change=True,
         )
-    if _UNREADABLE.search(failure.condition) or _UNREADABLE.search(failure.message):
-        return DataProblemError(
-            f"The data of the view {view} at {path} cannot be read: {failure.message}",
-            code=500,
-            error_code="dataset_unreadable",
-            can_change=True,
-        )
     if CALL_FROM in failure.message:
         return DataProblemError(
             f"The data of the view {view} at {path} cannot be reached: {failure.message}",
@@ -595,7 +641,14 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             error_code="dataset_unreachable",
             can_change=True,
         )
-    if failure.is_query:
+    if isinstance(error, ParseException) or failure.condition in _OF_CONFIGURATION:
         # Not a problem of the data: the start of the worker fails.
         return ConfigurationError(f"The configuration of the view {view} is invalid: {failure.message}")
-    return error
+    if failure.exhausted or failure.condition == SPARK_GONE:
+        return error
+    return _unreadable_data(table, f"{failure.message.rstrip('.')}{remedy(failure.condition, failure.message)}.")
+
+
+def _unreadable_data(table: ResolvedTable, reason: str) -> DataProblemError:
+    message = f"The data of the view {table.spec.view} at {table.path} cannot be read: {reason}"
+    return DataProblemError(message, code=500, error_code=UNREADABLE, can_change=True)

@@ -28,6 +28,11 @@ _TRACEBACK = "Traceback (most recent call last):"
 _PYTHON_CONDITION = "PYTHON_EXCEPTION"
 _PYTHON_SQL_STATE = "38000"
 
+SPARK_GONE = "SPARK_GONE"
+"""The condition of a lost connection to the JVM."""
+_MAX_LINES = 8
+"""Lines of a message of Spark before its SQLSTATE that are kept."""
+
 CALL_FROM = "Call From "
 """In the message of a failed call of Hadoop to another host: `Call From HOST to HOST:PORT failed on …`."""
 
@@ -67,7 +72,7 @@ def describe(error: BaseException) -> SparkFailure | None:
     elif isinstance(error, Py4JJavaError):
         text, condition, sql_state = _root_message(error), None, None
     elif isinstance(error, Py4JNetworkError):  # not its base class: a call with wrong arguments raises that
-        text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
+        text, condition, sql_state = "The connection to Spark's Java process was lost.", SPARK_GONE, None
     else:
         return None
     store = store_failure(_all_messages(error) or text) if "s3a" in f"{text} {error}" else None
@@ -132,9 +137,15 @@ def _python_error(text: str) -> tuple[str, str]:
 
 
 def _first_line(text: str) -> str:
-    """The first line of text, without the name of the Java class in front."""
-    for line in text.splitlines():
-        stripped = _JAVA_CLASS.sub("", line.strip())
-        if stripped and not stripped.startswith("at "):
-            return stripped
+    """The first line of text, without the name of the Java class in front; a message of Spark up to its SQLSTATE."""
+    lines = [line.strip() for line in text.splitlines()]
+    for place, line in enumerate(lines):
+        stripped = _JAVA_CLASS.sub("", line)
+        if not stripped or stripped.startswith("at "):
+            continue
+        if _CONDITION.match(stripped):
+            message = lines[place : place + _MAX_LINES]
+            last = next((number for number, part in enumerate(message) if "SQLSTATE:" in part), 0)
+            return " ".join([stripped, *message[1 : last + 1]])
+        return stripped
     return ""

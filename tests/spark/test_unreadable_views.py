@@ -1,0 +1,105 @@
+"""Data that Spark cannot read: it costs its view, and neither the other views of the key nor the worker."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from osrdyne_worker import Call, RequestError
+from osrdyne_worker.app.errors import DataChangedError
+from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.sql import SqlRequest
+
+NANOSECONDS = pa.table({"t": pa.array([1_711_848_600_000_000_001], pa.timestamp("ns"))})
+TABLES = {
+    "spark.sql.legacy.parquet.nanosAsLong": NANOSECONDS,
+    "spark.sql.timeType.enabled": pa.table({"t": pa.array([dt.time(1, 2, 3)], pa.time64("us"))}),
+    "spark.sql.caseSensitive": pa.table({"Id": [1], "id": [2]}),
+    "as float": pa.table({"v": pa.array([1.5], pa.float32()).cast(pa.float16())}),
+    "38 digits": pa.table({"v": pa.array([Decimal("1.5")], pa.decimal256(60, 2))}),
+}
+
+
+def rows(call: Call, query: str) -> list[list[Any]]:
+    found: list[list[Any]] = json.loads(pipeline.sql(call, SqlRequest(query=query)).body)["rows"]
+    return found
+
+
+def refusal(call: Call, query: str) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        pipeline.sql(call, SqlRequest(query=query))
+    return caught.value
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, make_call: Any) -> Any:
+    """Makes a key with the view `good`, and the view `bad` of the given table."""
+    pq.write_table(pa.table({"id": [7]}), tmp_path / "good.parquet")
+
+    def make(**bad: Any) -> Call:
+        good = {"view": "good", "path": str(tmp_path / "good.parquet")}
+        call: Call = make_call({"datasets": [{"key": "k", "tables": [good, {"view": "bad", **bad}]}]}, "k")
+        return call
+
+    return make
+
+
+@pytest.mark.parametrize("remedy", TABLES)
+@pytest.mark.proves("spark/view-cannot-be-read")
+def test_view_that_spark_cannot_read_costs_no_other_view(dataset: Any, tmp_path: Path, remedy: str) -> None:
+    path = tmp_path / "bad.parquet"
+    pq.write_table(TABLES[remedy], path)
+    call = dataset(path=str(path))
+    error = refusal(call, "select * from bad")
+    assert (error.code, error.error_code) == (500, "dataset_unreadable")
+    assert (str(path) in error.message, " bad " in error.message, remedy in error.message) == (True, True, True)
+    assert rows(call, "select id from good") == [[7]]
+    assert refusal(call, "select 1 from good join bad on true").error_code == "dataset_unreadable"
+
+
+def test_files_that_cannot_be_merged_are_named_with_their_types(dataset: Any, tmp_path: Path) -> None:
+    (tmp_path / "merge").mkdir()
+    pq.write_table(pa.table({"v": [1.5]}), tmp_path / "merge" / "a.parquet")
+    pq.write_table(pa.table({"v": ["n/a"]}), tmp_path / "merge" / "b.parquet")
+    error = refusal(dataset(path=str(tmp_path / "merge"), options={"mergeSchema": True}), "select * from bad")
+    assert error.error_code == "dataset_unreadable"
+    assert ("DOUBLE" in error.message, "STRING" in error.message) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"basePath": "merge"}, "basePath"), ({"mode": "FAILFAST"}, "multiLine"), ({}, "multiLine")]
+)
+def test_wrong_option_of_a_reader_is_named(dataset: Any, tmp_path: Path, options: dict[str, str], named: str) -> None:
+    path = tmp_path / "pretty.json"
+    path.write_text('{\n "id": 1\n}\n', encoding="utf-8")
+    error = refusal(dataset(path=str(path), format="json", options=options), "select * from bad")
+    assert (error.error_code, named in error.message) == ("dataset_unreadable", True)
+
+
+def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    pq.write_table(NANOSECONDS, path)
+    call = dataset(path=str(path), filters={"tenant": "a"})
+    schema = {view["name"]: view for view in pipeline.schema(call)["views"]}
+    assert ("problem" in schema["bad"], "problem" in schema["good"]) == (True, False)
+    pq.write_table(pa.table({"tenant": ["a", "b"], "v": [1, 2]}), path)
+    # The worker loads the data again; until then no row of another tenant can be seen.
+    with pytest.raises(DataChangedError):
+        pipeline.sql(call, SqlRequest(query="select v from bad"))
+    assert not call.context.session.catalog.tableExists("bad")
+    call.context.state.load()
+    assert rows(call, "select v from bad") == [[1]]
+
+
+def test_key_whose_only_view_cannot_be_read_is_answered_so(make_call: Any, tmp_path: Path) -> None:
+    pq.write_table(NANOSECONDS, tmp_path / "t.parquet")
+    table = {"view": "t", "path": str(tmp_path / "t.parquet")}
+    call = make_call({"datasets": [{"key": "k", "tables": [table]}]}, "k")
+    assert refusal(call, "select 1").error_code == "dataset_unreadable"
