@@ -13,19 +13,23 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
 import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractExchange
 
 from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.benchmarks.harness import PATIENCE, QUORUM, connected
 from tests.benchmarks.leading import Activations, leader
 
 POOL = "bench_act"
+NAMES = PoolNames(POOL)
 PRECAUTION = "bench-precaution"
 ROUNDS = 11
 ONE_BY_ONE = 20
@@ -33,8 +37,6 @@ BURST = 200
 MANY = 100
 BURST_ROUNDS = 7
 WARM_UP = 5
-PATIENCE = 120.0
-"""Seconds in which keys must become active; what needs them has failed."""
 PAUSE = 0.5
 """Seconds for the broker to finish with deleted queues, which it goes on with after its answer."""
 T = TypeVar("T")
@@ -43,15 +45,14 @@ T = TypeVar("T")
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     single = [await _round(broker, lambda keys: keys.one_by_one(ONE_BY_ONE)) for _ in range(ROUNDS)]
     bare, careful = zip(*single, strict=True)
-    bursts, first = zip(
-        *[await _round(broker, lambda keys: keys.at_once(BURST)) for _ in range(BURST_ROUNDS)], strict=True
-    )
-    many = [await _round(broker, lambda keys: keys.median_of(MANY)) for _ in range(BURST_ROUNDS)]
+    bursts = [await _round(broker, lambda keys: keys.at_once(BURST)) for _ in range(BURST_ROUNDS)]
+    rates, first, _ = zip(*bursts, strict=True)
+    many = [(await _round(broker, lambda keys: keys.at_once(MANY)))[2] for _ in range(BURST_ROUNDS)]
     return [
         figure("activation of a new key", "ms", bare, Goal(1.5)),
         figure("activation, careful floor", "ms", careful, Goal(1.15)),
         figure("activation, time", "ms", careful, Goal(20.0, Comparison.ABSOLUTE)),
-        figure("200 new keys at once", "keys/s", bursts, Goal(0.7, at_least=True)),
+        figure("200 new keys at once", "keys/s", rates, Goal(0.7, at_least=True)),
         figure("200 new keys at once, first key", "ms", first, Goal(150.0, Comparison.ABSOLUTE)),
         figure("100 new keys at once, median key", "ms", many, Goal(1.25)),
         figure("100 new keys at once, time", "ms", many, Goal(600.0, Comparison.ABSOLUTE)),
@@ -59,7 +60,7 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
 
 
 async def _round(broker: EmbeddedBroker, measure: Callable[[_Keys], Awaitable[T]]) -> T:
-    """With a leader of its own: workers here never say that they are ready, and no pool has so many that load."""
+    """With a leader of its own: workers here never report that they are ready, and no pool has so many that load."""
     async with _keys(broker) as keys:
         await keys.one_by_one(WARM_UP)
         return await measure(keys)
@@ -67,104 +68,92 @@ async def _round(broker: EmbeddedBroker, measure: Callable[[_Keys], Awaitable[T]
 
 @asynccontextmanager
 async def _keys(broker: EmbeddedBroker) -> AsyncIterator[_Keys]:
-    async with leader(broker, POOL) as activations, await aio_pika.connect(broker.amqp_uri) as floor:
-        connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
-        try:
-            client = await connection.channel(confirms=True)
-            channel = await floor.channel()
-            exchange = await channel.get_exchange(PoolNames(POOL).requests_exchange)
-            yield _Keys(activations, client, await connection.channel(), channel, exchange)
-        finally:
-            await connection.close()
+    async with (
+        leader(broker, POOL) as activations,
+        await aio_pika.connect(broker.amqp_uri) as floor,
+        connected(broker) as connection,
+    ):
+        client, cleaner, bare = (
+            await connection.channel(confirms=True),
+            await connection.channel(),
+            await floor.channel(),
+        )
+        yield _Keys(activations, client, cleaner, bare, await bare.get_exchange(NAMES.requests_exchange))
 
 
+@dataclass
 class _Keys:
     """Makes new keys active, on both sides."""
 
-    def __init__(
-        self,
-        activations: Activations,
-        client: amqp.Channel,
-        cleaner: amqp.Channel,
-        bare: aio_pika.abc.AbstractChannel,
-        exchange: aio_pika.abc.AbstractExchange,
-    ) -> None:
-        self._activations = activations
-        self._client = client
-        self._cleaner = cleaner
-        self._bare = bare
-        self._exchange = exchange
-        self._names = PoolNames(POOL)
-        self._numbers = itertools.count(1)
-        self._made: list[Key] = []
+    activations: Activations
+    client: amqp.Channel
+    cleaner: amqp.Channel
+    bare: AbstractChannel
+    exchange: AbstractExchange
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _made: list[Key] = field(default_factory=list)
 
     async def one_by_one(self, count: int) -> tuple[Round, Round]:
         """Median milliseconds of one key beside both floors, key by key in turns."""
         bare, careful, ours = [], [], []
         for _ in range(count):
-            bare.append(await self._floor([self._new_key()]))
-            careful.append(await self._floor([self._new_key()], careful=True))
-            ours += await self._ours([self._new_key()])
-            await self._cleaner.delete_queue(PRECAUTION)
+            bare += await self._floor(1)
+            careful += await self._floor(1, careful=True)
+            ours += await self._ours(1)
+            await self.cleaner.delete_queue(PRECAUTION)
         await self._clear()
-        took = median(ours) * 1000
-        return Round(median(bare) * 1000, took), Round(median(careful) * 1000, took)
+        return Round(median(bare), median(ours)), Round(median(careful), median(ours))
 
-    async def at_once(self, count: int) -> tuple[Round, Round]:
-        """Keys a second, and milliseconds until the first one is active."""
-        floor = await asyncio.gather(*[self._timed_floor(self._new_key(), time.perf_counter()) for _ in range(count)])
+    async def at_once(self, count: int) -> tuple[Round, Round, Round]:
+        """Keys a second, and milliseconds until the first and the median key are active."""
+        floor = await self._floor(count)
         await self._clear()
-        ours = await self._ours([self._new_key() for _ in range(count)])
+        ours = await self._ours(count)
         await self._clear()
-        return Round(count / max(floor), count / max(ours)), Round(min(floor) * 1000, min(ours) * 1000)
-
-    async def median_of(self, count: int) -> Round:
-        """Milliseconds until the median key of so many at once is active."""
-        floor = await asyncio.gather(*[self._timed_floor(self._new_key(), time.perf_counter()) for _ in range(count)])
-        await self._clear()
-        ours = await self._ours([self._new_key() for _ in range(count)])
-        await self._clear()
-        return Round(median(floor) * 1000, median(ours) * 1000)
-
-    async def _timed_floor(self, key: Key, began: float) -> float:
-        await self._declare_bind_publish(key, careful=False)
-        return time.perf_counter() - began
+        return (
+            Round(count * 1000 / max(floor), count * 1000 / max(ours)),
+            Round(min(floor), min(ours)),
+            Round(median(floor), median(ours)),
+        )
 
     def _new_key(self) -> Key:
         self._made.append(Key(f"infra={next(self._numbers)}"))
         return self._made[-1]
 
-    async def _floor(self, keys: list[Key], *, careful: bool = False) -> float:
-        """Seconds. The channel is kept as busy as it can be."""
-        began = time.perf_counter()
-        await asyncio.gather(*(self._declare_bind_publish(key, careful=careful) for key in keys))
-        return time.perf_counter() - began
+    async def _floor(self, count: int, *, careful: bool = False) -> list[float]:
+        """Milliseconds of each key. The channel is kept as busy as it can be."""
+        keys, began = [self._new_key() for _ in range(count)], time.perf_counter()
+
+        async def activate(key: Key) -> float:
+            await self._declare_bind_publish(key, careful=careful)
+            return (time.perf_counter() - began) * 1000
+
+        return await asyncio.gather(*map(activate, keys))
 
     async def _declare_bind_publish(self, key: Key, *, careful: bool) -> None:
-        name = self._names.request_queue(key)
         arguments: dict[str, object] = request_queue_arguments(key)
-        queue = await self._bare.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
+        name = NAMES.request_queue(key)
+        queue = await self.bare.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
         if careful:
-            await self._bare.declare_queue(PRECAUTION, durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind(self._exchange, key)
+            await self.bare.declare_queue(PRECAUTION, durable=True, arguments=dict(QUORUM))
+        await queue.bind(self.exchange, key)
         message = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-        await self._exchange.publish(message, routing_key=key)
+        await self.exchange.publish(message, routing_key=key)
 
-    async def _ours(self, keys: list[Key]) -> list[float]:
-        """Seconds of each key, in no order."""
-        active = [self._activations.expect(key) for key in keys]
+    async def _ours(self, count: int) -> list[float]:
+        """Milliseconds of each key, in no order."""
+        keys = [self._new_key() for _ in range(count)]
+        active = [self.activations.expect(key) for key in keys]
         began = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             for key in keys:
-                group.create_task(self._request(key))
-        async with asyncio.timeout(PATIENCE):
-            return [at - began for at in await asyncio.gather(*active)]
-
-    async def _request(self, key: Key) -> None:
-        await self._client.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)
+                group.create_task(
+                    self.client.publish(amqp.Message(), exchange=NAMES.requests_exchange, routing_key=key)
+                )
+            return [(at - began) * 1000 for at in await asyncio.gather(*active)]
 
     async def _clear(self) -> None:
         """Both sides find as many queues, and a broker that has nothing left to do."""
         while self._made:
-            await self._cleaner.delete_queue(self._names.request_queue(self._made.pop()))
+            await self.cleaner.delete_queue(NAMES.request_queue(self._made.pop()))
         await asyncio.sleep(PAUSE)

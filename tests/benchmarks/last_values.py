@@ -34,6 +34,7 @@ from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 from osrdyne.telemetry.last_values.query import LastValues
 from osrdyne.telemetry.last_values.values import LastValue
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.benchmarks.harness import PATIENCE, own_channel
 from tests.filled_streams import STREAM, fill
 from tests.postgresql_server import running_postgresql
 
@@ -48,8 +49,8 @@ RATE = 100
 """Messages a second, while single ones are timed."""
 TIMED = 50
 START = 1_795_341_600_000
-PATIENCE = 300.0
 KEY = "bench"
+BARE = "bench-bare-last-value"
 COLUMNS = ("pool", *LastValue._fields)
 
 
@@ -208,31 +209,26 @@ async def _readable(broker: EmbeddedBroker, directory: Path) -> list[tuple[list[
     stream = PoolNames(pool).log_stream(0)
     await fill(broker.amqp_uri, stream, [])
     values = LastValues(Settings.model_validate(settings))
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
-    channel = await connection.channel(confirms=True)
 
     async def ours(number: int) -> None:
-        while await _last(values, f"timed-{number}") is None:
+        while await last_value(values, KEY, f"timed-{number}") is None:
             await asyncio.sleep(0.002)
 
     try:
         with reader(settings, directory):
-            async with _bare_reader(broker, directory / "bare.db", "bench-bare-last-value") as bare:
-                await _times(channel, stream, ours, first=0)  # warms up
-                await _times(channel, "bench-bare-last-value", bare, first=0)
+            async with own_channel(broker) as channel, _bare_reader(broker, directory / "bare.db", BARE) as bare:
                 rounds = []
-                for number in range(1, ROUNDS + 1):
-                    floor = await _times(channel, "bench-bare-last-value", bare, first=number * TIMED)
+                for number in range(ROUNDS + 1):
+                    floor = await _times(channel, BARE, bare, first=number * TIMED)
                     rounds.append((floor, await _times(channel, stream, ours, first=number * TIMED)))
-                return rounds
+                return rounds[1:]  # the first one warms up
     finally:
-        await connection.close()
         await values.close()
 
 
-async def _last(values: LastValues, series: str) -> LastValue | None:
-    with suppress(LastValueStoreError):
-        for value in (await values.page(KEY, series=series, after=None, limit=1)).values:
+async def last_value(values: LastValues, key: str, series: str) -> LastValue | None:
+    with suppress(LastValueStoreError):  # before the reader has made the tables
+        for value in (await values.page(key, series=series, after=None, limit=1)).values:
             return value
     return None
 

@@ -35,6 +35,7 @@ from osrdyne.protocol.names import Key, WorkerId
 
 NEVER = 86_400.0
 NO_LIMIT = 1_000_000
+PATIENCE = 300.0
 
 
 class Broker(Protocol):
@@ -68,23 +69,28 @@ class Activations:
 
 
 class Forwarded(Activations):
-    """Counts the confirmed publishes of a leader that are `counted`, by their key or stream. `began` and the result of
-    `done` are the times (`perf_counter`) of the first and of the last one."""
+    """Counts the confirmed publishes of a leader that are `counted`, by their key or stream."""
 
     def __init__(self, wanted: int, counted: Callable[[str], bool]) -> None:
         super().__init__()
-        self._left = wanted
+        self._wanted = self._left = wanted
         self._counted = counted
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self.began: float | None = None
+        self._done_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._began: float | None = None
+
+    async def rate(self) -> float:
+        """Messages a second, when all of them are forwarded."""
+        ended = await asyncio.wait_for(self._done_at, PATIENCE)
+        assert self._began is not None
+        return self._wanted / (ended - self._began)
 
     def note(self, key: str, what: str) -> None:
         if what != "forwarded" or not self._counted(key):
             return
-        self.began = self.began or time.perf_counter()
+        self._began = self._began or time.perf_counter()
         self._left -= 1
         if self._left == 0:
-            self.done.set_result(time.perf_counter())
+            self._done_at.set_result(time.perf_counter())
 
 
 class AskedDriver(NoopDriver):

@@ -8,26 +8,24 @@ binds the queue and gives it the request.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
-from tests.acceptance.daemon_process import DaemonProcess
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.benchmarks.harness import NEVER, PATIENCE, bare_program, connected, noop_daemon, own_channel
 
 POOL = "bench_start"
+NAMES = PoolNames(POOL)
 GROUPS = 20
 """Of the pool when the daemon starts; each has a bound queue."""
 ROUNDS = 7
-PATIENCE = 120.0
-NEVER = "1d"
 SETTINGS = {
     "broker": {"leader_heartbeat": "2s"},
     "lifecycle": {"unbind_delay": NEVER, "stop_delay": NEVER},
@@ -46,96 +44,71 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
 class _Bench:
     def __init__(self, broker: EmbeddedBroker, directory: Path) -> None:
         self._broker = broker
-        self._names = PoolNames(POOL)
-        self._daemon = DaemonProcess(
-            directory, amqp_uri=broker.amqp_uri, management_uri=broker.management_uri, pool=POOL, settings=SETTINGS
-        )
-        self._daemon.settings["driver"] = {"name": "noop"}
-        self._daemon.write_settings()
+        self._daemon = noop_daemon(broker, directory, POOL, SETTINGS, forked=False)
         self._number = 0
 
     async def prepare(self) -> None:
         """Have the daemon make the pool, and groups in it."""
         await self._daemon.start()
         await self._daemon.close()
-        connection = await self._connect()
-        try:
-            channel = await connection.channel()
+        async with own_channel(self._broker) as channel:
             for number in range(GROUPS):
-                await self._declare(channel, key := Key(f"there={number}"))
-                await channel.bind_queue(self._names.request_queue(key), self._names.requests_exchange, key)
-        finally:
-            await connection.close()
+                await _declare(channel, key := Key(f"there={number}"))
+                await channel.bind_queue(NAMES.request_queue(key), NAMES.requests_exchange, key)
 
     async def round(self) -> Round:
         floor = await self._measure(self._bare)
         return Round(floor * 1000, await self._measure(self._ours) * 1000)
 
-    async def _measure(self, start: Callable[[Key], Awaitable[Callable[[], Awaitable[None]]]]) -> float:
+    async def _measure(self, running: Callable[[Key], AbstractAsyncContextManager[None]]) -> float:
         """Seconds from the start of a process to the answer."""
         self._number += 1
-        key, connection = Key(f"first={self._number}"), await self._connect()
-        try:
+        key = Key(f"first={self._number}")
+        async with connected(self._broker) as connection:
             channel = await connection.channel()
-            await self._declare(channel, key)
-            answers = await self._answer_requests(connection, key)
+            await _declare(channel, key)
+            answers = await _answer_requests(connection, key)
             began = time.perf_counter()
-            end = await start(key)
-            try:
+            async with running(key):
                 await asyncio.wait_for(answers.get(), PATIENCE)
                 took = time.perf_counter() - began
-            finally:
-                await end()
-            await channel.delete_queue(self._names.request_queue(key))
-        finally:
-            await connection.close()
+            await channel.delete_queue(NAMES.request_queue(key))
         return took
 
-    async def _answer_requests(self, connection: amqp.Connection, key: Key) -> amqp.Consumer:
-        """Publish a request for the key, and answer it when it has come to its queue; the consumer of the answer."""
-        caller, worker = await connection.channel(confirms=True), await connection.channel()
-        reply_to = f"{POOL}_bench-answers"
-        await caller.declare_queue(reply_to)
-        answers = await caller.consume(reply_to, no_ack=True)
-        requests = await worker.consume(self._names.request_queue(key), no_ack=True)
-
-        async def answer() -> None:
-            request = await requests.get()
-            await worker.publish(amqp.Message(), exchange="", routing_key=request.properties.reply_to or "")
-
-        asyncio.get_running_loop().create_task(answer())  # ends with the request, or with its connection
-        message = amqp.Message(reply_to=reply_to)
-        await caller.publish(message, exchange=self._names.requests_exchange, routing_key=key)
-        return answers
-
-    async def _ours(self, _: Key) -> Callable[[], Awaitable[None]]:
+    @asynccontextmanager
+    async def _ours(self, _: Key) -> AsyncIterator[None]:
+        """Ended in order: killed before it has acknowledged the orphan, it would leave it to the next program."""
         self._daemon.launch()
-        return self._end_daemon
+        try:
+            yield
+        finally:
+            await self._daemon.stop()
+            await self._daemon.close()
 
-    async def _end_daemon(self) -> None:
-        """In order: killed before it has acknowledged the orphan, it would leave it to the next program."""
-        await self._daemon.stop()
-        await self._daemon.close()
-
-    async def _bare(self, key: Key) -> Callable[[], Awaitable[None]]:
-        names = self._names
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.benchmarks.bare_start",
-            names.orphan_queue,
-            names.requests_exchange,
-            names.request_queue(key),
-            env={**os.environ, "BARE_AMQP_URI": self._broker.amqp_uri},
-        )
-
-        async def end() -> None:
+    @asynccontextmanager
+    async def _bare(self, key: Key) -> AsyncIterator[None]:
+        arguments = ("pass-on", NAMES.orphan_queue, NAMES.requests_exchange, NAMES.request_queue(key))
+        async with bare_program(self._broker, *arguments, ready=False) as process:
+            yield
             await asyncio.wait_for(process.wait(), PATIENCE)
 
-        return end
 
-    async def _declare(self, channel: amqp.Channel, key: Key) -> None:
-        await channel.declare_queue(self._names.request_queue(key), arguments=request_queue_arguments(key))
+async def _answer_requests(connection: amqp.Connection, key: Key) -> amqp.Consumer:
+    """Publish a request for the key, and answer it when it has come to its queue; the consumer of the answer."""
+    caller, worker = await connection.channel(confirms=True), await connection.channel()
+    reply_to = f"{POOL}_bench-answers"
+    await caller.declare_queue(reply_to)
+    answers = await caller.consume(reply_to, no_ack=True)
+    requests = await worker.consume(NAMES.request_queue(key), no_ack=True)
 
-    async def _connect(self) -> amqp.Connection:
-        return await amqp.connect(amqp.ConnectionOptions(uri=self._broker.amqp_uri, name="osrdyne bench"))
+    async def answer() -> None:
+        request = await requests.get()
+        await worker.publish(amqp.Message(), exchange="", routing_key=request.properties.reply_to or "")
+
+    asyncio.get_running_loop().create_task(answer())  # ends with the request, or with its connection
+    await caller.publish(amqp.Message(reply_to=reply_to), exchange=NAMES.requests_exchange, routing_key=key)
+    return answers
+
+
+async def _declare(channel: amqp.Channel, key: Key) -> None:
+    await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(key))

@@ -7,15 +7,15 @@ size (PSS) of all processes, at its peak, less what they had after a small strea
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Awaitable
-from contextlib import suppress
-from pathlib import Path
+
+import psutil
 
 from osrdyne.client import AsyncClient, RequestError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne_worker.pooled.memory import process_memory
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
 from tests.integration.worker_process import stage
 
@@ -72,35 +72,18 @@ async def _until_it_ends(call: Awaitable[object]) -> None:
 
 async def _growth(work: Awaitable[object], worker: int) -> tuple[float, float]:
     """MiB by which the memory of the worker and of this process grew at most."""
-    before = _memory(worker), _pss(os.getpid())
+    before = _memory(worker)
     task = asyncio.ensure_future(work)
     peaks = list(before)
     while not task.done():
         await asyncio.wait({task}, timeout=SAMPLE_INTERVAL)
-        now = await asyncio.to_thread(_memory, worker), _pss(os.getpid())
+        now = await asyncio.to_thread(_memory, worker)
         peaks = [max(one) for one in zip(peaks, now, strict=True)]
     await task
     of_worker, of_client = (peak - start for peak, start in zip(peaks, before, strict=True))
     return of_worker / MIB, of_client / MIB
 
 
-def _memory(pid: int) -> int:
-    """Bytes of a process and its descendants."""
-    return _pss(pid) + sum(_memory(child) for child in _children(pid))
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (task / "children").read_text(encoding="ascii").split())
-    return found
-
-
-def _pss(pid: int) -> int:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def _memory(worker: int) -> tuple[int, int]:
+    """Bytes of the worker with its descendants, and of this process alone."""
+    return process_memory(worker)[1] or 0, int(psutil.Process().memory_full_info().pss)

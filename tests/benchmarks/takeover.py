@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -25,8 +23,18 @@ from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
-from tests.acceptance.daemon_process import PATIENCE, DaemonProcess, until
+from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.benchmarks.harness import (
+    NEVER,
+    QUORUM,
+    bare_program,
+    connected,
+    leader_and_standby,
+    line_of,
+    own_channel,
+    until_standing_by,
+)
 
 POOL = "bench_takeover"
 BARE_QUEUE = "bare-token"
@@ -36,7 +44,6 @@ PACE = 0.05
 """Seconds between two requests, each for a key of its own."""
 BEFORE, AFTER = 2.0, 1.0
 """Seconds of load before the fault, and after the first request that the new leader has forwarded."""
-NEVER = "1d"
 SETTINGS = {
     "broker": {"leader_heartbeat": f"{HEARTBEAT:g}s"},
     "lifecycle": {"unbind_delay": NEVER, "stop_delay": NEVER, "resync_interval": NEVER, "max_groups": 1_000_000},
@@ -56,8 +63,11 @@ class Takeover:
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        async with _daemons(broker, Path(directory)) as daemons, _load(broker) as load:
-            match = _Match(daemons, load)
+        async with (
+            leader_and_standby(broker, Path(directory), POOL, SETTINGS) as daemons,
+            connected(broker) as connection,
+        ):
+            match = _Match(daemons, _Load(connection, await connection.channel(confirms=True)))
             await match.round(signal.SIGKILL)  # warms up
             bare = await _bare_handovers(broker, KILLS)
             killed = [await match.round(signal.SIGKILL) for _ in range(KILLS)]
@@ -87,9 +97,6 @@ def _figures_of_silence(silent: Sequence[Takeover]) -> list[Figure]:
     ]
 
 
-# --- the daemons
-
-
 class _Match:
     """Two daemons, one of which leads."""
 
@@ -108,42 +115,10 @@ class _Match:
             await asyncio.sleep(AFTER)
         since = float((await new.get("/v1/leadership"))["since"])
         old.launch() if fault is signal.SIGKILL else old.send_signal(signal.SIGCONT)
-        await _until_standing_by(old)
+        await until_standing_by(old)
         self._leader, self._standby = new, old
         before, after = requests.longest_waits(at)
         return Takeover(token=since - at, forwarded=forwarded - at, waits_before=before, waits=after)
-
-
-@asynccontextmanager
-async def _daemons(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[tuple[DaemonProcess, DaemonProcess]]:
-    first, second = (_daemon(broker, directory / name) for name in ("first", "second"))
-    try:
-        await first.start()
-        second.launch()
-        await _until_standing_by(second)
-        yield first, second
-    finally:
-        for daemon in (first, second):
-            await daemon.close()
-
-
-def _daemon(broker: EmbeddedBroker, directory: Path) -> DaemonProcess:
-    directory.mkdir()
-    daemon = DaemonProcess(
-        directory, amqp_uri=broker.amqp_uri, management_uri=broker.management_uri, pool=POOL, settings=SETTINGS
-    )
-    daemon.settings["driver"] = {"name": "noop"}
-    daemon.write_settings()
-    return daemon
-
-
-async def _until_standing_by(daemon: DaemonProcess) -> None:
-    async with asyncio.timeout(PATIENCE):
-        ready: dict[str, object] = {}
-        while not (ready.get("ready") and ready["role"] == "standby"):
-            ready = await daemon.get("/ready")
-            await asyncio.sleep(0.1)
-    await asyncio.sleep(0.5)  # for its consumer
 
 
 # --- the load
@@ -211,60 +186,22 @@ class _Load:
         requests.arrived[key] = time.time()
 
 
-@asynccontextmanager
-async def _load(broker: EmbeddedBroker) -> AsyncIterator[_Load]:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
-    try:
-        yield _Load(connection, await connection.channel(confirms=True))
-    finally:
-        await connection.close()
-
-
 # --- the floor
 
 
 async def _bare_handovers(broker: EmbeddedBroker, count: int) -> list[float]:
     """Seconds from the end of a process that holds the message until the next one has it."""
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
-    try:
-        channel = await connection.channel(confirms=True)
-        arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": 1_000_000}
+    async with own_channel(broker) as channel:
+        arguments = QUORUM | {"x-single-active-consumer": True, "x-delivery-limit": 1_000_000}
         await channel.declare_queue(BARE_QUEUE, arguments=arguments)
         await channel.publish(amqp.Message(), exchange="", routing_key=BARE_QUEUE)
-    finally:
-        await connection.close()
     async with AsyncExitStack() as stack:
-        holders = [await stack.enter_async_context(_bare_holder(broker)) for _ in range(count + 1)]
-        await _held_since(holders[0])
+        holders = [await stack.enter_async_context(bare_program(broker, "hold", BARE_QUEUE)) for _ in range(count + 1)]
+        await line_of(holders[0])
         return [await _bare_handover(before, after) for before, after in pairwise(holders)]
 
 
 async def _bare_handover(before: asyncio.subprocess.Process, after: asyncio.subprocess.Process) -> float:
     at = time.time()
     before.kill()
-    return await _held_since(after) - at
-
-
-async def _held_since(process: asyncio.subprocess.Process) -> float:
-    assert process.stdout is not None
-    return float(await process.stdout.readline())
-
-
-@asynccontextmanager
-async def _bare_holder(broker: EmbeddedBroker) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.benchmarks.bare_token",
-        BARE_QUEUE,
-        env={**os.environ, "BARE_AMQP_URI": broker.amqp_uri},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"waiting\n", "the floor did not start"
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    return float(await line_of(after)) - at

@@ -27,15 +27,15 @@ from osrdyne.client import AsyncClient
 from osrdyne.config.models import Settings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.stack import SAMPLE_SPARK_CONF, running_daemon
-from osrdyne.errors import LastValueStoreError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 from osrdyne.telemetry.last_values.query import LastValues
-from osrdyne.telemetry.last_values.values import LastValue
 from osrdyne.telemetry.scheduler import RETRY
 from osrdyne_worker.pipelines.telemetry.table import Table
 from tests.acceptance.daemon_process import until
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.benchmarks.harness import own_channel
+from tests.benchmarks.last_values import last_value
 from tests.filled_streams import batched
 from tests.stored_telemetry import refusing_writes
 
@@ -212,14 +212,8 @@ class _Bench:
 
     async def _until_readable(self, series: str, *, interval: float) -> None:
         async with asyncio.timeout(PATIENCE):
-            while await self._last(series) is None:
+            while await last_value(self.values, SITE, series) is None:
                 await asyncio.sleep(interval)
-
-    async def _last(self, series: str) -> LastValue | None:
-        with suppress(LastValueStoreError):  # before the reader has made the tables
-            for value in (await self.values.page(SITE, series=series, after=None, limit=1)).values:
-                return value
-        return None
 
 
 def _backlog() -> Iterator[amqp.Message]:
@@ -305,7 +299,6 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
             offsets[message.message_id] = int(str(message.headers["x-stream-offset"]))
         await message.ack()
 
-    options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench")
     async with (
         running_daemon(log_pool) as running,
         running_daemon(ingest_pool),
@@ -313,6 +306,7 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.api.port}", trust_env=False, timeout=60) as api,
         AsyncClient(broker.amqp_uri, POOL) as client,
         AsyncClient(broker.amqp_uri, INGEST) as ingests,
+        own_channel(broker) as channel,
     ):
         (await api.put("/v1/routes", json={"routes": ROUTES}, params={"author": "bench"})).raise_for_status()
         bare_channel = await bare_connection.channel(publisher_confirms=True)
@@ -322,18 +316,10 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
         queue = await bare_channel.declare_queue("bench-paths-bare", durable=True, arguments={"x-queue-type": "quorum"})
         bare = _Bare(bare_channel, queue)
         await bare.consume()
-        connection = await amqp.connect(options)
         values = LastValues(running)
         try:
-            bench = _Bench(
-                client,
-                ingests,
-                await connection.channel(confirms=True),
-                values,
-                {name: Table(path) for name, path in tables.items()},
-                bare,
-                offsets,
-            )
+            stored = {name: Table(path) for name, path in tables.items()}
+            bench = _Bench(client, ingests, channel, values, stored, bare, offsets)
             await client.call(SITE, "/alarm", b"{}", headers={"level": "alarm"}, timeout=PATIENCE)
             ingesting = asyncio.create_task(bench.keep_ingesting())
             try:
@@ -344,4 +330,3 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
                 await asyncio.wait({ingesting})
         finally:
             await values.close()
-            await connection.close()
