@@ -20,6 +20,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.benchmarks.bare import READY
+from tests.benchmarks.leading import Broker
 
 PATIENCE = 300.0
 """Seconds for anything that must happen; a benchmark that needs them has failed."""
@@ -34,7 +35,7 @@ def settings_of(broker: EmbeddedBroker) -> BrokerSettings:
 
 
 @asynccontextmanager
-async def connected(broker: EmbeddedBroker, *, rpc_timeout: float = PATIENCE) -> AsyncIterator[amqp.Connection]:
+async def connected(broker: Broker, *, rpc_timeout: float = PATIENCE) -> AsyncIterator[amqp.Connection]:
     options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench", rpc_timeout=rpc_timeout)
     connection = await amqp.connect(options)
     try:
@@ -44,7 +45,7 @@ async def connected(broker: EmbeddedBroker, *, rpc_timeout: float = PATIENCE) ->
 
 
 @asynccontextmanager
-async def own_channel(broker: EmbeddedBroker) -> AsyncIterator[amqp.Channel]:
+async def own_channel(broker: Broker) -> AsyncIterator[amqp.Channel]:
     """A channel with a connection of its own that does not outlive it: a consumer would go on taking requests."""
     async with connected(broker) as connection:
         yield await connection.channel(confirms=True)

@@ -22,6 +22,7 @@ from osrdyne import amqp
 from osrdyne.errors import BrokerError, OsrdyneError
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.names import Key, PoolNames
+from tests.benchmarks.harness import connected
 from tests.benchmarks.leading import leader
 from tests.chaos.nodes import Node, running_node
 
@@ -86,16 +87,13 @@ async def _publish(
 async def _bodies(node: Node, queue: str) -> set[str]:
     """What is in the queue, and stays there. One that does not exist, or does not answer, has nothing."""
     bodies: set[str] = set()
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri, name="osrdyne chaos"))
-    try:
+    async with connected(node) as connection:
         channel = await connection.channel()
         with suppress(BrokerError, TimeoutError):
             ready = (await channel.declare_queue(queue, passive=True)).ready
             consumer = await channel.consume(queue)
             async with asyncio.timeout(ANSWER):
                 bodies = {(await consumer.get()).body.decode() for _ in range(ready)}
-    finally:
-        await connection.close()
     return bodies
 
 

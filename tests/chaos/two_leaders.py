@@ -26,9 +26,10 @@ from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import PATIENCE, DaemonProcess
+from tests.benchmarks.harness import connected, leader_and_standby
 
 NAMES = PoolNames("two_leaders")
-HEARTBEAT = 2.0
+SETTINGS = {"broker": {"leader_heartbeat": "2s"}, "log": {"level": "warning"}}
 PACE = 0.1
 """Seconds between two requests, each for a new key."""
 LOOK = 0.05
@@ -56,41 +57,19 @@ class Watched:
 
 
 async def run(seconds: float) -> int:
-    broker = EmbeddedBroker()
-    await broker.start()
-    try:
+    async with EmbeddedBroker() as broker:
         with tempfile.TemporaryDirectory(prefix="osrdyne-two-leaders-") as directory:
-            daemons = [_daemon(broker, Path(directory) / name) for name in ("first", "second")]
-            try:
-                await daemons[0].start()
-                daemons[1].launch()
-                while (await daemons[1].get("/ready")).get("role") != "standby":
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(2.0)
+            async with leader_and_standby(broker, Path(directory), NAMES.pool, SETTINGS) as daemons:
                 return await _watch(broker, [Watched(daemon) for daemon in daemons], seconds)
-            finally:
-                for daemon in daemons:
-                    await daemon.close()
-    finally:
-        await broker.close()
-
-
-def _daemon(broker: EmbeddedBroker, directory: Path) -> DaemonProcess:
-    directory.mkdir()
-    settings = {"broker": {"leader_heartbeat": f"{HEARTBEAT:g}s"}, "log": {"level": "warning"}}
-    daemon = DaemonProcess(
-        directory, amqp_uri=broker.amqp_uri, management_uri=broker.management_uri, pool=NAMES.pool, settings=settings
-    )
-    daemon.settings["driver"] = {"name": "noop"}
-    daemon.write_settings()
-    return daemon
 
 
 async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: float) -> int:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
-    channel = await connection.channel(confirms=True)
-    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=PATIENCE) as http, asyncio.TaskGroup() as group:
-        publishing = group.create_task(_publish(channel))
+    async with (
+        connected(broker) as connection,
+        httpx.AsyncClient(trust_env=False, verify=False, timeout=PATIENCE) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        publishing = group.create_task(_publish(await connection.channel(confirms=True)))
         await asyncio.sleep(2.0)
         for daemon in daemons:
             await daemon.look(http)
@@ -110,7 +89,6 @@ async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: fl
             seen = now
             await asyncio.sleep(LOOK)
         publishing.cancel()
-    await connection.close()
     print(f"leader queue deleted, watched for {seconds:g} s")
     print(f"two leaders for {both:.1f} s, commands of each meanwhile: {actions[0]} and {actions[1]}")
     print(f"no leader for {leaderless:.1f} s")
