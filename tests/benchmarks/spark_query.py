@@ -7,8 +7,8 @@ One worker process answers both, so that there is one JVM, one cache and one set
 query: each comes to threads and processor caches that have rested for the time of a request, as it does in life. In a
 tight loop Spark alone would be several milliseconds faster, with osrdyne or without.
 
-The last figures compare look-ups that are sent at once: by a batch handler, and by a handler that runs each by itself;
-first with an application's own handlers, then with `/lookup` of the SQL pipeline.
+Look-ups that are sent at once are answered by `/lookup` of the SQL pipeline, in batches, and by a handler that runs
+each by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -73,16 +73,11 @@ async def _compare(client: AsyncClient) -> list[Figure]:
     asked_again = [await _round(client, same, TIMES) for _ in range(ROUNDS)]
     asked_first = [await _round(client, new, TIMES) for _ in range(ROUNDS_OF_NEW)]
     lookups = [
-        Round(await _lookups(client, "/lookup_one", _order), await _lookups(client, "/lookup", _order))
-        for _ in range(ROUNDS_OF_LOOKUPS)
-    ]
-    view_lookups = [
-        Round(await _lookups(client, "/view_lookup_one", _row), await _lookups(client, "/view_lookup", _row))
+        Round(await _lookups(client, "/lookup_one"), await _lookups(client, "/lookup"))
         for _ in range(ROUNDS_OF_LOOKUPS)
     ]
     return [
-        figure("Spark look-ups in batches", "per second", lookups, Goal(20.0, at_least=True)),
-        figure("SQL pipeline, /lookup", "per second", view_lookups, Goal(20.0, at_least=True)),
+        figure("SQL pipeline, /lookup", "per second", lookups, Goal(20.0, at_least=True)),
         figure("Spark query", "ms", asked_again, Goal(10.0, Comparison.DIFFERENCE)),
         figure("Spark query, new text", "ms", asked_first, Goal(20.0, Comparison.DIFFERENCE)),
     ]
@@ -110,19 +105,15 @@ async def _ours(client: AsyncClient, query: str) -> float:
     return taken
 
 
-def _order(number: int) -> dict[str, object]:
-    return {"number": number}
-
-
 def _row(number: int) -> dict[str, object]:
     return {"table": "orders", "key": {"o_orderkey": number}, "columns": ["o_custkey", "o_totalprice", "o_orderdate"]}
 
 
-async def _lookups(client: AsyncClient, path: str, body: Callable[[int], dict[str, object]]) -> float:
+async def _lookups(client: AsyncClient, path: str) -> float:
     """Look-ups per second, `LOOKUPS` sent at once."""
     began = time.perf_counter()
     replies = await asyncio.gather(
-        *(client.call(KEY, path, body(number), timeout=300) for number in range(1, LOOKUPS + 1))
+        *(client.call(KEY, path, _row(number), timeout=300) for number in range(1, LOOKUPS + 1))
     )
     taken = time.perf_counter() - began
     assert sum(reply.json() is not None for reply in replies) > 0
