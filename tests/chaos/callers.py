@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -22,6 +22,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import RetryTerms, read_attempts
+from tests.chaos.beside import beside
 from tests.chaos.checker import LIFETIME, Answered, Sent
 from tests.chaos.rules import APP_ID, FLAKY_PATH
 
@@ -86,13 +87,8 @@ class Callers:
             yield
             self._stop.set()
 
-    @asynccontextmanager
-    async def collecting(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._keep_publisher()), group.create_task(self._keep_collecting())]
-            yield
-            for task in tasks:
-                task.cancel()
+    def collecting(self) -> AbstractAsyncContextManager[None]:
+        return beside(self._keep_publisher(), self._keep_collecting())
 
     def waiting(self) -> list[str]:
         """Confirmed requests without an answer."""

@@ -23,21 +23,24 @@ COPY_HEADER = "x-late-copy"
 
 
 class LateCopies:
-    """`run` copies until it is cancelled; `made` counts the copies."""
+    """`run` copies until it is cancelled, and then prints how many copies it made."""
 
     def __init__(self, broker: Node, pool: str, *, seed: int) -> None:
         self._options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne chaos copies", connect_timeout=5.0)
         self._exchange = PoolNames(pool).control_exchange
         self._random = Random(f"{seed} copies")
-        self.made = 0
+        self._made = 0
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            while True:
-                # The node may be down, or the exchange not there yet: a copy that is not made is no fault.
-                with suppress(BrokerError):
-                    await self._copy_while_connected(group)
-                await asyncio.sleep(1.0)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    # The node may be down, or the exchange not there yet: a copy that is not made is no fault.
+                    with suppress(BrokerError):
+                        await self._copy_while_connected(group)
+                    await asyncio.sleep(1.0)
+        finally:
+            print(f"{self._made} late copies of control messages")
 
     async def _copy_while_connected(self, group: asyncio.TaskGroup) -> None:
         connection = await amqp.connect(self._options)
@@ -60,4 +63,4 @@ class LateCopies:
         )
         with suppress(BrokerError):
             await channel.publish(copy, exchange=delivery.exchange, routing_key=delivery.routing_key)
-            self.made += 1
+            self._made += 1

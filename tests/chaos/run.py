@@ -17,12 +17,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.attacker import Attacker
+from tests.chaos.beside import beside
 from tests.chaos.callers import Callers
 from tests.chaos.checker import Verdict, judge
 from tests.chaos.late_copies import LateCopies
@@ -74,7 +74,7 @@ class Run:
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
-                    async with callers.calling(), self._sabotage(pool), self._late_copies(pool):
+                    async with callers.calling(), beside(*self._further_faults(pool)):
                         await attacker.run(self._faults)
                     self._say("the last fault is over")
                     await _until_answered(callers)
@@ -89,24 +89,11 @@ class Run:
         verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, rules=rules)
         return verdict, [one.fault for one in attacker.done]
 
-    @asynccontextmanager
-    async def _sabotage(self, pool: PoolUnderAttack) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(lose_requests(pool.broker)) if self._sabotaged else None
-            yield
-            if task is not None:
-                task.cancel()
-
-    @asynccontextmanager
-    async def _late_copies(self, pool: PoolUnderAttack) -> AsyncIterator[None]:
-        """Pooled workers only: they are started and ended by control messages, which may come twice and late."""
-        copies = LateCopies(pool.broker, POOL, seed=self._seed)
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(copies.run()) if self._pooled else None
-            yield
-            if task is not None:
-                task.cancel()
-                self._say(f"{copies.made} late copies of control messages")
+    def _further_faults(self, pool: PoolUnderAttack) -> Iterator[Coroutine[object, object, None]]:
+        if self._sabotaged:
+            yield lose_requests(pool.broker)
+        if self._pooled:  # such workers are started and ended by control messages, which may come twice and late
+            yield LateCopies(pool.broker, POOL, seed=self._seed).run()
 
     def _note(self, fault: Fault, victim: str) -> None:
         self._say(f"{fault.family:8} {fault.action:8} {victim} for {fault.seconds:g} s")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from pydantic import SecretStr
 
@@ -14,6 +14,7 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import DaemonProcess
+from tests.chaos.beside import beside
 from tests.chaos.checker import Aftermath
 from tests.chaos.pool import POOL, PoolUnderAttack
 
@@ -40,13 +41,8 @@ class Watcher:
         self._twice: dict[str, float] = {}
         self._ended: set[str] = set()
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._watch_workers()), group.create_task(self._watch_leaders())]
-            yield
-            for task in tasks:
-                task.cancel()
+    def watching(self) -> AbstractAsyncContextManager[None]:
+        return beside(self._watch_workers(), self._watch_leaders())
 
     async def _watch_workers(self) -> None:
         before: set[tuple[str, int]] = set()

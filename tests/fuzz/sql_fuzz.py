@@ -321,16 +321,7 @@ def _sqlglot_seeds(cache: Path) -> Iterator[str]:
     if not archives:
         import sqlglot
 
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-        ]
+        command = [sys.executable, *["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]]
         subprocess.run([*command, "--dest", cache, f"sqlglot=={sqlglot.__version__}"], check=False)
         archives = list(cache.glob("sqlglot-*.tar.gz"))
     if not archives:

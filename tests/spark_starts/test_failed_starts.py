@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from spark_fixtures import SHORT_LIVED
 
 from osrdyne.client import StartFailedError
-from osrdyne.config.models import BrokerSettings
-from tests.acceptance.daemon_process import DaemonProcess
+from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
 
 pytestmark = pytest.mark.nightly
 
@@ -117,26 +115,13 @@ def test_jvm_that_accepts_no_new_connections_is_lost_although_old_ones_go_on() -
 
 @pytest.mark.timeout(900)
 @pytest.mark.proves("spark/spark-cannot-start-given")
-async def test_caller_gets_the_message_of_a_spark_that_cannot_start(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
-    worker = Path(sys.executable).with_name("osrdyne-worker")
-    daemon = DaemonProcess(
-        tmp_path,
-        amqp_uri=broker_settings.uri.get_secret_value(),
-        management_uri=broker_settings.effective_management_uri(),
-        pool=pool_id,
-        settings={
-            "driver": {"options": {"command": [str(worker), "osrdyne_worker.pipelines.sql:app"]}},
-            "worker": {"spark_master": "local[1]", "spark_conf": {"spark.driver.memory": "256m"}},
-        },
+async def test_caller_gets_the_message_of_a_spark_that_cannot_start(daemon: DaemonProcess) -> None:
+    daemon.write_settings(
+        driver={"options": {"command": [str(OSRDYNE.with_name("osrdyne-worker")), "osrdyne_worker.pipelines.sql:app"]}},
+        worker={"spark_master": "local[1]", "spark_conf": {"spark.driver.memory": "256m"}},
     )
-    try:
-        await daemon.start()
-        async with daemon.client(default_timeout=400.0) as client:
-            with pytest.raises(StartFailedError, match="Insufficient driver memory") as caught:
-                await client.call("k", "/version")
-    finally:
-        await daemon.close()
+    await daemon.start()
+    async with daemon.client(default_timeout=400.0) as client:
+        with pytest.raises(StartFailedError, match=r"spark\.driver\.memory") as caught:
+            await client.call("k", "/version")
     assert "exit code 1" in str(caught.value)
-    assert "spark.driver.memory" in str(caught.value)

@@ -1,0 +1,16 @@
+"""Work that goes on beside a block, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def beside(*work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        yield
+        for task in tasks:
+            task.cancel()
