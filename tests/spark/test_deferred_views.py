@@ -12,23 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from asking import rows
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, DataChangedError, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.queries.lookup import LookupRequest
-from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+from osrdyne_worker.pipelines.sql import ExplainRequest
 from osrdyne_worker.pipelines.views import loading
 from osrdyne_worker.pipelines.views.data_versions import data_files
 from osrdyne_worker.pipelines.views.datasets import parse_config, resolve
 
 NAMES = ("first", "second", "third")
-
-
-def rows(call: Call, query: str) -> list[list[Any]]:
-    found: list[list[Any]] = json.loads(pipeline.sql(call, SqlRequest(query=query)).body)["rows"]
-    return found
 
 
 def open_names(call: Call) -> set[str]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from asking import one_table, wait_for
 
 from osrdyne.client.streams import BatchDecoder
+from osrdyne.protocol.messages import Request
 from osrdyne.protocol.streams import PART_BYTES
-from osrdyne_worker import Answer, DataChangedError, RequestError
+from osrdyne_worker import Answer, Call, DataChangedError, RequestError
 from osrdyne_worker.app.streams import ArrowStream, open_stream
+from osrdyne_worker.pipelines.sql import SqlRequest, reload_data, sql
 from osrdyne_worker.spark.answers import streams
+from osrdyne_worker.spark.answers.results import prepare
 from osrdyne_worker.spark.session import SparkSessions
-
-PATIENCE = 120.0
 
 
 def opened(sessions: SparkSessions, value: Any, **options: Any) -> ArrowStream:
@@ -28,20 +30,18 @@ def opened(sessions: SparkSessions, value: Any, **options: Any) -> ArrowStream:
     return stream
 
 
-def rows_of(stream: ArrowStream) -> Any:
-    import pyarrow as pa
+def streaming(call: Call) -> Call:
+    """Another call of the same worker, whose caller reads a stream."""
+    made = Call(call.context, Request(key=call.context.key, body=b""))
+    made.attach_stream(2**24)
+    return made
 
+
+def rows_of(stream: ArrowStream) -> Any:
     parts = list(iter(stream.next_part, None))
     whole = pa.ipc.open_stream(b"".join([*parts, stream.end().body])).read_all()
     stream.close()
     return whole
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 QUERIES = {
@@ -62,8 +62,6 @@ QUERIES = {
 def test_streamed_rows_are_those_of_to_arrow(
     spark: Any, sessions: SparkSessions, query: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from osrdyne_worker.spark.answers.results import prepare
-
     if way == "by partition":  # as on a cluster
         monkeypatch.setattr(streams, "_is_local", lambda context: False)
     frame = spark.sql(query)
@@ -88,14 +86,11 @@ def test_closed_stream_cancels_its_job_and_leaves_no_file(
     monkeypatch.setattr("tempfile.tempdir", None)
     frame = spark.sql("select java_method('java.lang.Thread', 'sleep', 20L) s, id from range(0, 1000000, 1, 4)")
 
-    def begin() -> ArrowStream:
-        return opened(sessions, frame)
-
     tracker = spark.sparkContext.statusTracker()
-    stream = sessions.run_in_group(spark, "streamed", begin)
-    until(lambda: bool(tracker.getActiveStageIds()))
+    stream = sessions.run_in_group(spark, "streamed", lambda: opened(sessions, frame))
+    wait_for(lambda: bool(tracker.getActiveStageIds()))
     sessions.run_in_group(spark, "streamed", stream.close)
-    until(lambda: not tracker.getActiveStageIds())
+    wait_for(lambda: not tracker.getActiveStageIds())
     assert list(tmp_path.rglob("osrdyne-*")) == []
 
 
@@ -116,23 +111,17 @@ def test_full_disk_is_an_error_that_says_so(
 ) -> None:
     monkeypatch.setattr(streams, "MIN_FREE_BYTES", 2**70)
     stream = opened(sessions, spark.range(100))
-    with pytest.raises(RequestError, match="no room for the result") as caught:
+    with pytest.raises(RequestError) as caught:
         rows_of(stream)
     stream.close()
     assert caught.value.error_code == "no_disk_space"
 
 
 def test_sql_streams_beyond_its_limits_of_rows(tpch_call: Any, sessions: SparkSessions) -> None:
-    from osrdyne_worker.pipelines.sql import SqlRequest, sql
-
     query = "select a.l_orderkey from lineitem a, region b, region c order by 1"
-    request = SqlRequest(query=query)
-    tpch_call.attach_stream(2**24)
-    try:
-        whole = rows_of(opened(sessions, sql(tpch_call, request)))
-        limited = rows_of(opened(sessions, sql(tpch_call, request.model_copy(update={"limit": 10}))))
-    finally:
-        tpch_call._stream_bytes = None
+    call = streaming(tpch_call)
+    whole = rows_of(opened(sessions, sql(call, SqlRequest(query=query))))
+    limited = rows_of(opened(sessions, sql(call, SqlRequest(query=query, limit=10))))
     expected = tpch_call.context.session.sql(query).toArrow()
     assert whole.num_rows > 100_000, "more than the row limits allow"
     assert whole.equals(expected)
@@ -183,15 +172,9 @@ def test_stream_over_replaced_files_asks_for_a_reload(
     make_call: Any, sessions: SparkSessions, tmp_path: Path, query: str
 ) -> None:
     """The first query opens the stream, the second one runs a job before that."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from osrdyne_worker.pipelines.sql import SqlRequest, reload_data, sql
-
     (tmp_path / "v").mkdir()
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "v" / "old.parquet")
-    call = make_call({"datasets": [{"key": "k", "tables": [{"view": "v", "path": str(tmp_path / "v")}]}]}, "k")
-    call.attach_stream(2**24)
+    call = streaming(make_call(one_table("k", view="v", path=str(tmp_path / "v")), "k"))
     (tmp_path / "v" / "old.parquet").unlink()
     pq.write_table(pa.table({"x": [3]}), tmp_path / "v" / "new.parquet")
     with pytest.raises(DataChangedError), closing(opened(sessions, sql(call, SqlRequest(query=query)))) as stream:
@@ -204,15 +187,9 @@ def test_stream_over_replaced_files_asks_for_a_reload(
 
 
 def test_error_of_a_query_is_described_in_its_stream(tpch_call: Any, sessions: SparkSessions) -> None:
-    from osrdyne_worker.pipelines.sql import SqlRequest, sql
-
-    tpch_call.attach_stream(2**24)
-    query = SqlRequest(query="select 1 / (n_nationkey - 24) from nation")
-    try:
-        with pytest.raises(RequestError) as refused, closing(opened(sessions, sql(tpch_call, query))) as stream:
-            rows_of(stream)
-    finally:
-        tpch_call._stream_bytes = None
+    answer = sql(streaming(tpch_call), SqlRequest(query="select 1 / (n_nationkey - 24) from nation"))
+    with pytest.raises(RequestError) as refused, closing(opened(sessions, answer)) as stream:
+        rows_of(stream)
     assert (refused.value.error_code, refused.value.code) == ("DIVIDE_BY_ZERO", 400)
 
 

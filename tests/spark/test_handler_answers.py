@@ -89,19 +89,6 @@ def test_frame_of_pandas_from_spark_is_answered(ask: Ask) -> None:
     assert document["rows"] == [[0, True], [1, False], [2, True], [3, False]]
 
 
-def test_function_on_columns_of_pandas_runs_in_spark(ask: Ask) -> None:
-    def score(call: Call) -> Any:
-        from pyspark.sql import functions as F
-
-        @F.pandas_udf("double")
-        def scored(number: pd.Series) -> pd.Series:
-            return number * 2.0 + 1.0
-
-        return call.context.session.range(3).select(scored("id").alias("score"))
-
-    assert json.loads(ask(score).body)["rows"] == [[1.0], [3.0], [5.0]]
-
-
 def test_batches_of_spark_are_answered_as_they_come(ask: Ask) -> None:
     def batches(call: Call) -> Iterator[pa.RecordBatch]:
         for row in call.context.session.range(3).toLocalIterator():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pandas as pd
 import pytest
-from test_spark_session import SLOW, active_jobs, wait_for
+from asking import SLOW, active_jobs, wait_for
 
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import Key
@@ -90,23 +89,24 @@ def test_call_has_one_session_however_often_it_is_used(
     assert json.loads(response.body) == [True, False]
 
 
+async def cancel_at_work(work: Coroutine[Any, Any, object], is_at_work: Callable[[], bool]) -> None:
+    running = asyncio.ensure_future(work)
+    async with asyncio.timeout(120):
+        while not is_at_work():
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+
+
 def test_cancel_ends_the_jobs_of_the_session_of_a_request(
     dispatcher: Callable[[Handler], Dispatcher], sessions: SparkSessions, spark: Any, shared: Any
 ) -> None:
     def handler(call: Call) -> Any:
         return call.session.sql(SLOW)
 
-    async def cancel() -> None:
-        running = asyncio.ensure_future(dispatcher(handler).run(call_of(shared), group_id="own session"))
-        end = time.monotonic() + 120
-        while sessions.progress(spark, "own session")["jobs"] == 0:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled()
-
-    asyncio.run(cancel())
+    running = dispatcher(handler).run(call_of(shared), group_id="own session")
+    asyncio.run(cancel_at_work(running, lambda: sessions.progress(spark, "own session")["jobs"] == 1))
     wait_for(lambda: not active_jobs(spark))
 
 
@@ -114,22 +114,12 @@ def test_cancel_ends_the_jobs_of_a_batch(sessions: SparkSessions, spark: Any, sh
     def look_up(calls: list[Call]) -> Any:
         return calls[0].session.sql(SLOW).collect()
 
-    async def cancel(threads: ThreadPoolExecutor) -> None:
-        app = App(sessions=sessions)
-        app.batch_handler("/p")(look_up)
-        made = Dispatcher(app, threads=threads, side_threads=threads)
-        calls = [call_of(shared) for _ in range(3)]
-        running = asyncio.ensure_future(made.run_batch(calls, group_id="batch"))
-        end = time.monotonic() + 120
-        while sessions.progress(spark, "batch")["jobs"] == 0:
-            assert time.monotonic() < end
-            await asyncio.sleep(0.05)
-        running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled()
-
+    app = App(sessions=sessions)
+    app.batch_handler("/p")(look_up)
     with ThreadPoolExecutor(4) as threads:
-        asyncio.run(cancel(threads))
+        made = Dispatcher(app, threads=threads, side_threads=threads)
+        running = made.run_batch([call_of(shared) for _ in range(3)], group_id="batch")
+        asyncio.run(cancel_at_work(running, lambda: sessions.progress(spark, "batch")["jobs"] == 1))
     wait_for(lambda: not active_jobs(spark))
 
 
@@ -176,13 +166,23 @@ ERRORS: list[tuple[Handler, int, dict[str, str]]] = [
     (in_column, 400, {"code": "UNRESOLVED_COLUMN.WITH_SUGGESTION", "sql_state": "42703"}),
     (in_coroutine, 400, {"code": "UNRESOLVED_COLUMN.WITH_SUGGESTION", "sql_state": "42703"}),
     (in_data, 400, {"code": "DIVIDE_BY_ZERO", "sql_state": "22012"}),
-    (in_function, 500, {"code": "PYTHON_EXCEPTION", "sql_state": "38000", "exception": "ValueError"}),
+    (
+        in_function,
+        500,
+        {
+            "code": "PYTHON_EXCEPTION",
+            "sql_state": "38000",
+            "exception": "ValueError",
+            "message": "ValueError: no price for 0 see amqp://user:***@host/",
+        },
+    ),
     (in_function_of_pandas, 500, {"code": "PYTHON_EXCEPTION", "exception": "LookupError"}),
     (in_rows, 500, {"code": "PYTHON_EXCEPTION", "exception": "ZeroDivisionError"}),
 ]
 
 
 @pytest.mark.parametrize(("handler", "code", "fields"), ERRORS, ids=[case[0].__name__ for case in ERRORS])
+@pytest.mark.proves("spark/python-function-spark-raises")
 def test_error_of_spark_in_a_handler_has_its_class(
     dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, code: int, fields: dict[str, str]
 ) -> None:
@@ -192,22 +192,6 @@ def test_error_of_spark_in_a_handler_has_its_class(
     assert {name: error[name] for name in fields} == fields, error
     assert "\n" not in error["message"]
     assert "Traceback" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("handler", "message"),
-    [
-        (in_function, "ValueError: no price for 0 see amqp://user:***@host/"),
-        (in_function_of_pandas, "LookupError: no model"),
-        (in_rows, "ZeroDivisionError: integer division or modulo by zero"),
-    ],
-)
-@pytest.mark.proves("spark/python-function-spark-raises")
-def test_exception_of_a_python_function_reaches_the_caller(
-    dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, message: str
-) -> None:
-    response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="failing"))
-    assert json.loads(response.body)["error"]["message"] == message
 
 
 def test_wrong_use_of_spark_is_an_error_of_the_handler(

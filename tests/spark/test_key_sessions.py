@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_spark_session import SLOW, active_jobs, wait_for
+from asking import SLOW, active_jobs, wait_for
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key

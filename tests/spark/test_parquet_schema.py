@@ -102,11 +102,8 @@ def test_what_only_spark_can_tell_is_left_to_spark(
     assert parquet_schema(spark, str(make(spark, tmp_path))) is None
 
 
-def test_schemas_that_are_to_be_merged_are_left_to_spark(spark: Any, tmp_path: Path) -> None:
+def test_object_stores_and_schemas_that_are_to_be_merged_are_left_to_spark(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
+    assert parquet_schema(session, "s3a://bucket/table") is None
     session.conf.set("spark.sql.parquet.mergeSchema", "true")
     assert parquet_schema(session, str(one_file(session, tmp_path))) is None
-
-
-def test_object_store_is_left_to_spark(spark: Any) -> None:
-    assert parquet_schema(spark, "s3a://bucket/table") is None

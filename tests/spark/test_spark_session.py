@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from asking import SLOW, active_jobs, wait_for
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
@@ -24,26 +24,12 @@ from osrdyne_worker.spark.failures.errors import describe
 from osrdyne_worker.spark.java.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
-# One task that does not end by itself: it leaves a core for others.
-SLOW = "select count(*) from range(0, 1000000000000, 1, 1) where id % 7 = 8"
-
-
-def wait_for(condition: Callable[[], Any], *, timeout: float = 120.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.05)
-
 
 @pytest.fixture
 def thread(spark: Any) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as executor:
         yield executor
         spark.sparkContext.cancelAllJobs()
-
-
-def active_jobs(spark: Any) -> list[int]:
-    return list(spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
 def active_tasks(spark: Any) -> int:
@@ -109,32 +95,29 @@ def test_progress_counts_the_tasks_of_the_group(sessions: SparkSessions, spark: 
     assert sessions.progress(spark, "never seen") == {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
 
 
-def test_thread_belongs_to_no_group_afterwards(sessions: SparkSessions, spark: Any) -> None:
-    sessions.run_in_group(spark, "before", lambda: spark.range(5).count())
+def test_thread_belongs_to_its_group_while_it_works_only(sessions: SparkSessions, spark: Any) -> None:
+    name = 'a,b "c" é漢🚄\n'
+    assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
 
 
-def test_group_of_any_name_is_a_group(sessions: SparkSessions, spark: Any) -> None:
-    name = 'a,b "c" é漢🚄\n'
-    assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
-
-
+@pytest.mark.parametrize(
+    ("function", "argument", "code"),
+    [
+        (bytearray, 10**15, "out_of_memory"),
+        (lambda number: os.kill(os.getpid(), number), 9, "python_worker_crashed"),
+    ],
+    ids=["memory", "killed"],
+)
 @pytest.mark.proves("spark/python-function-spark-exhausts")
-def test_python_function_that_exhausts_memory_is_named(sessions: SparkSessions, spark: Any) -> None:
-    exhausted = spark.sparkContext.parallelize([10**15], 1).map(bytearray)
-    with pytest.raises(RequestError, match="memory") as caught:
-        sessions.run_in_group(spark, "python memory", exhausted.collect)
-    assert caught.value.error_code == "out_of_memory"
+def test_python_function_that_ends_its_process_is_named(
+    sessions: SparkSessions, spark: Any, function: Callable[[int], object], argument: int, code: str
+) -> None:
+    failing = spark.sparkContext.parallelize([argument], 1).map(function)
+    with pytest.raises(RequestError) as caught:
+        sessions.run_in_group(spark, code, failing.collect)
+    assert caught.value.error_code == code
     assert sessions.run_in_group(spark, "after it", lambda: spark.range(5).count()) == 5
-
-
-@pytest.mark.proves("spark/python-function-spark-exhausts")
-def test_python_process_that_is_killed_is_named(sessions: SparkSessions, spark: Any) -> None:
-    killed = spark.sparkContext.parallelize([9], 1).map(lambda number: os.kill(os.getpid(), number))
-    with pytest.raises(RequestError, match="killed or crashed") as caught:
-        sessions.run_in_group(spark, "python death", killed.collect)
-    assert caught.value.error_code == "python_worker_crashed"
-    assert sessions.run_in_group(spark, "after that", lambda: spark.range(5).count()) == 5
 
 
 def test_invalid_share_of_the_heap_is_refused(sessions: SparkSessions) -> None:
@@ -144,12 +127,9 @@ def test_invalid_share_of_the_heap_is_refused(sessions: SparkSessions) -> None:
             SparkSessions().build(context)
 
 
-def test_session_is_alive_and_has_no_web_page(sessions: SparkSessions, spark: Any) -> None:
+def test_session_is_alive_and_reachable_by_this_host_only(sessions: SparkSessions, spark: Any) -> None:
     assert sessions.is_alive(spark)
     assert spark.sparkContext.uiWebUrl is None
-
-
-def test_ports_are_on_loopback(spark: Any) -> None:
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
 
 
@@ -189,10 +169,11 @@ class ChildWithSpark:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def tell(self, line: str) -> None:
+    def is_alive_after_close(self) -> bool:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.write("close\n")
         self.process.stdin.flush()
+        return self.says() == "True"
 
     def jvm_ended(self) -> bool:
         return not any(jvm.is_running() and jvm.status() != psutil.STATUS_ZOMBIE for jvm in self.jvms)
@@ -211,8 +192,7 @@ def child() -> Iterator[ChildWithSpark]:
 
 def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(child: ChildWithSpark) -> None:
     assert not any("hunter2" in word for jvm in child.jvms for word in jvm.cmdline())
-    child.tell("close")
-    assert child.says() == "False"
+    assert not child.is_alive_after_close()
     assert child.jvm_ended()
 
 
@@ -227,8 +207,7 @@ def test_killed_worker_leaves_no_jvm(child: ChildWithSpark) -> None:
 def test_dead_jvm_is_noticed(child: ChildWithSpark) -> None:
     for jvm in child.jvms:
         jvm.kill()
-    child.tell("close")
-    assert child.says() == "False"
+    assert not child.is_alive_after_close()
 
 
 def test_thread_count_does_not_grow_with_requests(sessions: SparkSessions, spark: Any) -> None:

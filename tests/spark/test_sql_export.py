@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from asking import one_table
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.data_versions import DATA_VERSION_HEADER
@@ -95,6 +96,8 @@ def test_export_has_the_rows_of_the_query_in_files_of_its_directory(call: Call, 
     assert [local(path) for path in manifest["paths"]] == sorted(files(target))
     assert manifest["bytes"] == sum(path.stat().st_size for path in files(target))
     assert (manifest["repeated"], manifest["key"]) == (False, KEY)
+    empty = export(call, f"select * from ({QUERY}) where n_name = 'x'", format=kind)
+    assert (empty["rows"], rows(empty)) == (0, [])
 
 
 def test_values_in_csv_are_exact(call: Call) -> None:
@@ -105,13 +108,6 @@ def test_values_in_csv_are_exact(call: Call) -> None:
     assert rows(export(call, query, format="csv")) == [
         ("2024-02-29T12:00:00.000001Z", "2024-02-29T12:00:00.000000", "1.50")
     ]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "csv", "arrow"])
-def test_export_of_no_rows_is_whole(call: Call, kind: str) -> None:
-    manifest = export(call, "select n_name from nation where n_name = 'x'", format=kind)
-    assert manifest["rows"] == 0
-    assert rows(manifest) == []
 
 
 def test_limit_and_parameters_hold_for_exports(call: Call) -> None:
@@ -206,7 +202,6 @@ def test_export_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)
     error = refusal(make(max_bytes=1000), "select * from lineitem")
     assert error.error_code == "export_too_large"
-    assert "would have about" in error.message
     assert not target.exists()
 
 
@@ -226,7 +221,6 @@ def test_export_above_the_limit_is_cancelled_while_it_is_written(
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     assert error.error_code == "export_too_large"
-    assert "is not complete" in error.message
     assert progress_of(spark, group)["tasks_done"] < 1000
     assert files(target) == []
 
@@ -281,21 +275,17 @@ def test_only_a_query_over_the_views_is_exported(call: Call, target: Path) -> No
     assert not target.exists()
 
 
-def test_pool_without_a_directory_exports_nothing(make: Any) -> None:
+def test_pool_without_an_absolute_directory_exports_nothing(make: Any) -> None:
     assert refusal(make(directory=None), "not even SQL").error_code == "export_not_configured"
-
-
-@pytest.mark.parametrize("directory", ["exports", "", "../x"])
-def test_directory_must_be_absolute(directory: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"export\.directory"):
-        parse_config({"export": {"directory": directory}})
+    for directory in ("exports", "", "../x"):
+        with pytest.raises(ConfigurationError, match=r"export\.directory"):
+            parse_config({"export": {"directory": directory}})
 
 
 def test_key_is_no_part_of_a_path(make_call: Any, tpch: Path, target: Path, tmp_path: Path) -> None:
     key = "../../../tmp/x y"
-    tables = [{"view": "nation", "path": f"{tpch}/sf=0.001/nation.parquet"}]
     config = {
-        "datasets": [{"key": "{any:.*}", "tables": tables}],
+        **one_table("{any:.*}", view="nation", path=f"{tpch}/sf=0.001/nation.parquet"),
         "export": {"directory": target.as_uri()},
         "paging": {"directory": str(tmp_path / "pages")},
     }

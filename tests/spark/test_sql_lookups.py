@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from asking import one_table
 from pyspark.sql import functions as F
 
 from osrdyne.errors import ConfigurationError
@@ -49,6 +49,8 @@ TYPES = {
     "day": "date",
     "raw": "binary",
     "flag": "boolean",
+    "n": "bigint",
+    "span": "interval year to month",
 }
 COUNT = 60
 
@@ -130,53 +132,20 @@ def _same(name: str, value: Any, asked: Any) -> bool:
         return False
 
 
-def bodies() -> st.SearchStrategy[dict[str, Any]]:
-    def of(view: str) -> st.SearchStrategy[dict[str, Any]]:
-        names = [name.lower() for name in KEYS[view]]
-        key = st.fixed_dictionaries({name: st.sampled_from([*VALUES[name], *FOREIGN[name]]) for name in names})
-        columns = st.sampled_from([None, ["n"], ["span", "code"], ["local.time", "raw", "price"]])
-        return st.builds(lambda key, columns: {"table": view, "key": key, "columns": columns}, key, columns)
-
-    return st.one_of([of(view) for view in KEYS])
-
-
-ALONE: dict[str, Any] = {}
-"""The answers to single look-ups: there are few different ones."""
-
-
-def alone(call: Call, body: dict[str, Any]) -> Any:
-    name = json.dumps(body, sort_keys=True)
-    if name not in ALONE:
-        [ALONE[name]] = ask(call, body)
-    return ALONE[name]
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(bodies(), min_size=1, max_size=12))
-@pytest.mark.nightly
-def test_batch_is_answered_as_its_requests_one_by_one(call: Call, asked: list[dict[str, Any]]) -> None:
-    for body, answer in zip(asked, ask(call, *asked), strict=True):
-        one = alone(call, body)
-        assert sorted(answer.pop("rows"), key=repr) == sorted(one["rows"], key=repr) == expected(body)
-        assert answer == {name: value for name, value in one.items() if name != "rows"}
-        assert (answer["row_count"], answer["truncated"]) == (len(expected(body)), False)
-
-
 def test_all_values_are_found_in_one_batch(call: Call) -> None:
+    """In any order of keys, with all columns or some, and by any spelling of their names."""
+    choices = itertools.cycle((None, ["n"], ["span", "code"], ["local.time", "raw", "price"]))
     asked = [
-        {"table": "by_id", "key": {"id": value}, "columns": columns}
-        for value in [*VALUES["id"], *FOREIGN["id"]]
-        for columns in (None, ["N"])
+        {"table": view.upper(), "key": dict(zip(names, values, strict=True)), "columns": next(choices)}
+        for view, names in KEYS.items()
+        for values in itertools.product(*([*VALUES[name.lower()], *FOREIGN[name.lower()]] for name in names))
     ]
-    asked += [{"table": "BY_PRICE", "key": {"PRICE": value}} for value in [*VALUES["price"], *FOREIGN["price"]]]
     for body, answer in zip(asked, ask(call, *asked), strict=True):
-        columns = [name.lower() for name in body["columns"]] if body.get("columns") else None
-        assert sorted(answer["rows"], key=repr) == expected({**body, "columns": columns})
-    types = {column["name"]: column["type"] for column in ask(call, asked[0])[0]["columns"]}
-    assert types == {name: TYPES.get(name, "string") for name in VALUES} | {
-        "n": "bigint",
-        "span": "interval year to month",
-    }
+        assert sorted(answer["rows"], key=repr) == expected(body), body
+        assert (answer["row_count"], answer["truncated"]) == (len(expected(body)), False)
+        if body["columns"] is None:
+            types = {column["name"]: column["type"] for column in answer["columns"]}
+            assert types == {name: TYPES.get(name, "string") for name in NAMES}
 
 
 def test_batch_runs_one_query_for_each_view(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,21 +217,15 @@ def test_each_answer_has_the_format_that_its_caller_accepts(call: Call) -> None:
 
 
 def test_key_without_data_answers_each_request(make_call: Callable[..., Call], tmp_path: Path) -> None:
-    table = {"view": "t", "path": f"{tmp_path}/none", "key_columns": ["id"]}
-    call = make_call({"datasets": [{"key": "k", "tables": [table]}]}, "k")
+    call = make_call(one_table("k", path=f"{tmp_path}/none", key_columns=["id"]), "k")
     answers = ask(call, *[{"table": "t", "key": {"id": 1}}] * 3)
     assert [answer.error_code for answer in answers] == ["dataset_not_found"] * 3
 
 
-@pytest.mark.parametrize(
-    ("column", "reason"), [("nope", "not one of its columns"), ("span", "cannot be compared exactly")]
-)
-def test_key_column_that_cannot_be_one_fails_the_start(
-    make_call: Callable[..., Call], path: str, column: str, reason: str
-) -> None:
-    table = {"view": "t", "path": path, "key_columns": [column]}
-    with pytest.raises(ConfigurationError, match=reason):
-        make_call({"datasets": [{"key": "k", "tables": [table]}]}, "k")
+@pytest.mark.parametrize("column", ["nope", "span"])
+def test_key_column_that_cannot_be_one_fails_the_start(make_call: Callable[..., Call], path: str, column: str) -> None:
+    with pytest.raises(ConfigurationError, match=column):
+        make_call(one_table("k", path=path, key_columns=[column]), "k")
 
 
 def test_schema_shows_the_key_columns(call: Call) -> None:

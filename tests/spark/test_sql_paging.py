@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from asking import ask, refusal
 
 from osrdyne.protocol.data_versions import DATA_VERSION_HEADER
 from osrdyne.protocol.messages import ARROW_TYPE, Request
-from osrdyne_worker import Call, RequestError
+from osrdyne_worker import Call
 from osrdyne_worker.app.errors import CallCancelledError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import SqlRequest
@@ -23,11 +24,12 @@ from osrdyne_worker.pipelines.sql import SqlRequest
 MakeCall = Callable[..., Call]
 EXPIRY = 1000.0
 KEY = "tpch/sf=0.001"
+QUERY = "select l_orderkey, l_linenumber, l_tax, l_shipdate, l_comment from lineitem order by 1 desc, 2"
 
 
 @pytest.fixture
 def make(make_call: MakeCall, tpch_config: dict[str, Any], tmp_path: Path) -> Callable[..., Call]:
-    def build(key: str = "tpch/sf=0.001", *, accept: str | None = None, **paging: Any) -> Call:
+    def build(key: str = KEY, *, accept: str | None = None, **paging: Any) -> Call:
         options = {"directory": str(tmp_path), "expiry": EXPIRY, **paging}
         return make_call({**tpch_config, "paging": options, "max_row_limit": 20_000}, key, accept=accept)
 
@@ -39,26 +41,12 @@ def call(make: Callable[..., Call]) -> Call:
     return make()
 
 
-def ask(call: Call, **body: Any) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(pipeline.sql(call, SqlRequest(**body)).body)
-    return document
-
-
-def refusal(call: Call, **body: Any) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        pipeline.sql(call, SqlRequest(**body))
-    return caught.value
-
-
 def read_all(call: Call, page: dict[str, Any], **more: Any) -> list[list[Any]]:
     rows = page["rows"]
     while page["cursor"] is not None:
         page = ask(call, cursor=page["cursor"], **more)
         rows += page["rows"]
     return rows
-
-
-QUERY = "select l_orderkey, l_linenumber, l_tax, l_shipdate, l_comment from lineitem order by 1 desc, 2"
 
 
 def test_pages_together_are_the_result_in_its_order(call: Call, tmp_path: Path) -> None:
@@ -99,7 +87,7 @@ def test_query_runs_once_for_all_pages(call: Call) -> None:
     page = ask(call, query="select uuid() as id, n_name from nation", page_size=20)
     again = ask(call, cursor=page["cursor"])
     assert again == ask(call, cursor=page["cursor"])
-    assert len({row[0] for row in page["rows"] + again["rows"]}) == 25
+    assert len({row[0] for row in read_all(call, page)}) == 25
 
 
 def test_result_that_fits_in_one_page_is_not_stored(call: Call, tmp_path: Path) -> None:
@@ -114,12 +102,12 @@ def test_result_that_fits_in_one_page_is_not_stored(call: Call, tmp_path: Path) 
 def test_limit_holds_for_all_pages_together(call: Call, limit: int, truncated: bool) -> None:
     page = ask(call, query="select n_name from nation order by 1", page_size=10, limit=limit)
     assert page["total_rows"] == limit
-    last = page
-    while last["cursor"] is not None:
-        assert not last["truncated"]
-        last = ask(call, cursor=last["cursor"], page_size=10)
-    assert last["truncated"] == truncated
-    assert len(read_all(call, page, page_size=10)) == limit
+    found = len(page["rows"])
+    while page["cursor"] is not None:
+        assert not page["truncated"]
+        page = ask(call, cursor=page["cursor"], page_size=10)
+        found += len(page["rows"])
+    assert (page["truncated"], found) == (truncated, limit)
 
 
 def test_values_without_an_arrow_type_are_exact_in_pages(call: Call) -> None:
@@ -163,7 +151,7 @@ def test_expired_cursor_names_the_remedy(call: Call, tmp_path: Path) -> None:
     os.utime(file, times=(before - 1, before - 1))
     error = refusal(call, cursor=page["cursor"])
     assert (error.code, error.error_code) == (410, "cursor_expired")
-    assert "Send the query again with page_size" in error.message
+    assert "page_size" in error.message
     # The next result makes room.
     ask(call, query=QUERY, page_size=5)
     assert not file.exists()
@@ -187,14 +175,11 @@ def test_text_that_is_no_cursor_is_refused(call: Call, cursor: str) -> None:
     assert (error.code, error.error_code) == (400, "invalid_cursor")
 
 
-def test_invented_cursor_finds_nothing(call: Call) -> None:
+def test_cursor_is_known_and_stands_alone(call: Call) -> None:
     assert refusal(call, cursor="a" * 22 + ".0").error_code == "cursor_expired"
-
-
-def test_cursor_with_a_query_is_refused(call: Call) -> None:
     error = refusal(call, cursor="a" * 22 + ".0", query="select 1")
     assert (error.code, error.error_code) == (400, "invalid_request")
-    assert refusal(call).message == "Field query is missing."
+    assert refusal(call).error_code == "invalid_request"
     assert refusal(call, query=QUERY, page_size=20_001).error_code == "limit_too_large"
 
 
@@ -214,7 +199,6 @@ def test_result_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
     monkeypatch.setattr("osrdyne_worker.pipelines.queries.paging.arrow_batches", None)  # nothing can be computed
     error = refusal(call, query="select * from lineitem order by l_shipdate", page_size=10)
     assert error.error_code == "answer_too_large"
-    assert "would have about" in error.message
 
 
 @pytest.mark.parametrize(

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from asking import ask, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osrdyne_worker import Call, RequestError
+from osrdyne_worker import Call
 from osrdyne_worker.pipelines import sql as pipeline
-from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+from osrdyne_worker.pipelines.sql import ExplainRequest
 
 REFUSED = Path(__file__).parents[1] / "queries" / "refused.yaml"
 TEXT_LITERAL = re.compile(r"'([^'\\]*)'")
-
-
-def ask(call: Call, query: str, parameters: Any) -> dict[str, Any]:
-    answer = pipeline.sql(call, SqlRequest(query=query, parameters=parameters))
-    document: dict[str, Any] = json.loads(answer.body)
-    return document
-
-
-def refusal(call: Call, query: str, parameters: Any) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        pipeline.sql(call, SqlRequest(query=query, parameters=parameters))
-    return caught.value
 
 
 TYPED: dict[str, tuple[Any, str, Any]] = {

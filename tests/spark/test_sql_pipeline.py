@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
+from asking import ask, one_table, refusal, rows
 
-from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
-from osrdyne_worker import Answer, Call, RequestError
+from osrdyne.protocol.messages import ARROW_TYPE
+from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
 from osrdyne_worker.pipelines.views import caching
@@ -22,9 +21,12 @@ from osrdyne_worker.spark.answers.results import prepare
 QUERIES = Path(__file__).parents[1] / "queries"
 
 
-def load(name: str) -> dict[str, str]:
-    content: dict[str, str] = yaml.safe_load((QUERIES / name).read_text(encoding="utf-8"))
-    return content
+def accepted() -> list[Any]:
+    return [
+        pytest.param(query, id=name)
+        for file in ("tpch.yaml", "accepted.yaml", "spark_only.yaml")
+        for name, query in yaml.safe_load((QUERIES / file).read_text(encoding="utf-8")).items()
+    ]
 
 
 @pytest.fixture
@@ -32,41 +34,9 @@ def call(tpch_call: Call) -> Call:
     return tpch_call
 
 
-def answer(call: Call, query: str, *, limit: int | None = None) -> dict[str, Any]:
-    reply = pipeline.sql(call, SqlRequest(query=query, limit=limit))
-    assert reply.content_type == JSON_TYPE
-    document: dict[str, Any] = json.loads(reply.body)
-    return document
-
-
-def refusal(call: Call, query: str, *, limit: int | None = None) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        pipeline.sql(call, SqlRequest(query=query, limit=limit))
-    return caught.value
-
-
-def test_count_is_answered_with_names_types_and_rows(call: Call) -> None:
-    assert answer(call, "select count(*) as n from region") == {
-        "columns": [{"name": "n", "type": "bigint"}],
-        "rows": [[5]],
-        "row_count": 1,
-        "truncated": False,
-    }
-
-
-@pytest.mark.parametrize("name", load("tpch.yaml"))
-def test_tpch_query_passes_both_checks_and_runs(call: Call, name: str) -> None:
-    assert answer(call, load("tpch.yaml")[name])["columns"]
-
-
-@pytest.mark.parametrize("name", load("accepted.yaml"))
-def test_accepted_query_passes_both_checks_and_runs(call: Call, name: str) -> None:
-    assert answer(call, load("accepted.yaml")[name], limit=3)["columns"]
-
-
-@pytest.mark.parametrize("name", load("spark_only.yaml"))
-def test_query_that_only_spark_reads_runs(call: Call, name: str) -> None:
-    assert answer(call, load("spark_only.yaml")[name], limit=3)["columns"]
+@pytest.mark.parametrize("query", accepted())
+def test_accepted_query_passes_both_checks_and_runs(call: Call, query: str) -> None:
+    assert ask(call, query, limit=3)["columns"]
 
 
 @pytest.mark.parametrize("query", ["select 'abc", "select 1 +", "from nation select (", "select 1 >>> "])
@@ -111,28 +81,28 @@ TYPES: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("expression", "kind", "value"), TYPES, ids=[case[0][:40] for case in TYPES])
 def test_value_of_each_type_is_exact_in_json(call: Call, expression: str, kind: str, value: Any) -> None:
-    document = answer(call, f"select {expression} as v")
+    document = ask(call, f"select {expression} as v")
     assert document["columns"] == [{"name": "v", "type": kind}]
     assert document["rows"] == [[value]]
-    assert answer(call, f"select {expression} as v") == document, "asked again"
+    assert ask(call, f"select {expression} as v") == document, "asked again"
 
 
 def test_columns_of_one_name_are_all_answered(call: Call) -> None:
-    assert answer(call, "select 1 as a, 2 as a, interval '1-2' year to month as a")["rows"] == [
+    assert ask(call, "select 1 as a, 2 as a, interval '1-2' year to month as a")["rows"] == [
         [1, 2, "INTERVAL '1-2' YEAR TO MONTH"]
     ]
 
 
 def test_result_without_rows_keeps_its_columns(call: Call) -> None:
-    document = answer(call, "select n_name from nation where false")
-    assert answer(call, "select n_name from nation where false") == document, "asked again"
+    document = ask(call, "select n_name from nation where false")
+    assert ask(call, "select n_name from nation where false") == document, "asked again"
     assert (document["rows"], document["row_count"], document["truncated"]) == ([], 0, False)
     assert document["columns"] == [{"name": "n_name", "type": "string"}]
 
 
 @pytest.mark.parametrize(("limit", "truncated"), [(24, True), (25, False), (26, False), (0, True)])
 def test_limit_cuts_and_reports_it(call: Call, limit: int, truncated: bool) -> None:
-    document = answer(call, "select n_name from nation order by 1", limit=limit)
+    document = ask(call, "select n_name from nation order by 1", limit=limit)
     assert (document["row_count"], document["truncated"]) == (min(limit, 25), truncated)
     assert len(document["rows"]) == document["row_count"]
 
@@ -144,13 +114,13 @@ def test_query_asked_again_is_not_analysed_again(call: Call) -> None:
 
 def test_query_asked_again_by_several_at_once_is_right_each_time(call: Call) -> None:
     with ThreadPoolExecutor(4) as threads:
-        answers = threads.map(lambda limit: answer(call, "select r_name from region", limit=limit), [0, 1, 2, 5] * 3)
+        answers = threads.map(lambda limit: ask(call, "select r_name from region", limit=limit), [0, 1, 2, 5] * 3)
         assert [found["row_count"] for found in answers] == [0, 1, 2, 5] * 3
 
 
 def test_repeated_query_reads_the_current_time(call: Call) -> None:
     query = "select current_timestamp() as t"
-    assert answer(call, query)["rows"] != answer(call, query)["rows"]
+    assert ask(call, query)["rows"] != ask(call, query)["rows"]
 
 
 @pytest.mark.parametrize(
@@ -163,14 +133,14 @@ def test_repeated_query_reads_the_current_time(call: Call) -> None:
     ],
 )
 def test_query_that_draws_random_numbers_is_analysed_each_time(call: Call, query: str) -> None:
-    assert answer(call, query)["row_count"] == 1
+    assert ask(call, query)["row_count"] == 1
     assert call.context.state.prepared(query) is not call.context.state.prepared(query)
 
 
 def test_query_with_rows_of_its_own_is_not_remembered(call: Call) -> None:
     """Its plan holds the evaluated rows: a short text may make many megabytes of them."""
     query = "select count(*) as n from values (repeat('x', 1000000)), (repeat('y', 1000000)) as t(v)"
-    assert answer(call, query)["rows"] == [[2]]
+    assert ask(call, query)["rows"] == [[2]]
     assert call.context.state.prepared(query) is not call.context.state.prepared(query)
 
 
@@ -190,7 +160,7 @@ def test_pyspark_without_the_method_below_to_arrow_answers_too(call: Call) -> No
 
 def test_limit_of_the_configuration_holds_by_default(make_call: Any, tpch_config: dict[str, Any]) -> None:
     call = make_call({**tpch_config, "row_limit": 7, "max_row_limit": 9}, "tpch/sf=0.001")
-    assert answer(call, "select * from nation")["row_count"] == 7
+    assert ask(call, "select * from nation")["row_count"] == 7
     assert refusal(call, "select * from nation", limit=10).error_code == "limit_too_large"
 
 
@@ -236,18 +206,15 @@ def test_refused_query_shows_where(call: Call) -> None:
     assert (error.code, error.error_code, error.details) == (403, "table_not_allowed", {"line": 1, "column": 19})
 
 
+def plan_of(call: Call, query: str, **fields: Any) -> str:
+    return pipeline.explain(call, ExplainRequest(query=query, **fields))["plan"]
+
+
 def test_explain_shows_the_plan_and_runs_nothing(call: Call) -> None:
-    plan = pipeline.explain(call, ExplainRequest(query="select count(*) from nation"))["plan"]
-    assert "HashAggregate" in plan
-    assert (
-        "== Analyzed Logical Plan =="
-        in pipeline.explain(call, ExplainRequest(query="select 1", mode="extended"))["plan"]
-    )
-
-
-def test_explain_of_a_command_is_refused(call: Call) -> None:
+    assert "HashAggregate" in plan_of(call, "select count(*) from nation")
+    assert "== Analyzed Logical Plan ==" in plan_of(call, "select 1", mode="extended")
     with pytest.raises(RequestError):
-        pipeline.explain(call, ExplainRequest(query="drop view nation"))
+        plan_of(call, "drop view nation")
 
 
 def test_schema_names_views_and_columns(call: Call) -> None:
@@ -268,25 +235,21 @@ def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> Non
     assert (region["cached"], region["memory_bytes"]) == (False, 0)
 
 
-def plan_of(call: Call, query: str) -> str:
-    return pipeline.explain(call, ExplainRequest(query=query))["plan"]
-
-
 def test_first_request_is_served_from_the_files_and_later_ones_from_memory(
     make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caching, "START_DELAY", 600.0)
-    tables = [{"view": "supplier", "path": f"{tpch}/sf=0.001/supplier.parquet", "cache": True}]
-    call = make_call({"datasets": [{"key": "y", "tables": tables}]}, "y")
-    query = SqlRequest(query="select count(*), sum(s_acctbal) from supplier")
+    path = f"{tpch}/sf=0.001/supplier.parquet"
+    call = make_call(one_table("y", view="supplier", path=path, cache=True), "y")
+    query = "select count(*), sum(s_acctbal) from supplier"
     assert not pipeline.cache_status(call)["views"][0]["cached"]
-    assert "Scan parquet" in plan_of(call, query.query)
-    first = pipeline.sql(call, query)
+    assert "Scan parquet" in plan_of(call, query)
+    first = rows(call, query)
     assert call.context.state.caching.wait(300), "the end of the first request starts it"
-    assert "In-memory table" in plan_of(call, query.query)
-    prepared = call.context.state.prepared(query.query)
+    assert "In-memory table" in plan_of(call, query)
+    prepared = call.context.state.prepared(query)
     assert "In-memory table" in prepared.frame._jdf.queryExecution().executedPlan().toString()
-    assert pipeline.sql(call, query).body == first.body
+    assert rows(call, query) == first
 
 
 def test_filtered_view_is_in_memory_before_the_first_request(
@@ -294,8 +257,8 @@ def test_filtered_view_is_in_memory_before_the_first_request(
 ) -> None:
     monkeypatch.setattr(caching, "START_DELAY", 600.0)
     path = f"{tpch}/sf=0.001/nation.parquet"
-    table = {"view": "nation", "path": path, "cache": True, "filters": {"n_regionkey": "{region}"}}
-    call = make_call({"datasets": [{"key": "{region}", "tables": [table]}]}, "1")
+    config = one_table("{region}", view="nation", path=path, cache=True, filters={"n_regionkey": "{region}"})
+    call = make_call(config, "1")
     assert pipeline.cache_status(call)["views"][0]["cached"]
     assert "In-memory table" in plan_of(call, "select * from nation")
 
@@ -307,21 +270,7 @@ def test_view_that_cannot_be_cached_stays_on_its_files(
         raise RuntimeError("no room")
 
     monkeypatch.setattr(caching, "cache_now", fail)
-    tables = [{"view": "region", "path": f"{tpch}/sf=0.001/region.parquet", "cache": True}]
-    call = make_call({"datasets": [{"key": "z", "tables": tables}]}, "z")
+    call = make_call(one_table("z", view="region", path=f"{tpch}/sf=0.001/region.parquet", cache=True), "z")
     assert call.context.state.caching.wait(300)
-    rows = json.loads(pipeline.sql(call, SqlRequest(query="select count(*) from region")).body)["rows"]
-    assert rows == [[5]]
+    assert rows(call, "select count(*) from region") == [[5]]
     assert not pipeline.cache_status(call)["views"][0]["cached"]
-
-
-def test_version_names_spark_and_the_key(call: Call) -> None:
-    found = pipeline.versions(call)
-    assert found["spark"].startswith("4.")
-    assert found["key"] == "tpch/sf=0.001"
-
-
-def test_answer_is_an_answer_with_finite_json(call: Call) -> None:
-    reply = pipeline.sql(call, SqlRequest(query="select double('NaN') as x"))
-    assert isinstance(reply, Answer)
-    assert not any(isinstance(v, float) and math.isnan(v) for row in json.loads(reply.body)["rows"] for v in row)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import rows
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne.telemetry.last_values.values import Changes, LastValue
 from osrdyne_sources.rabbit_stream.rows import to_batch
-from osrdyne_worker import Call, RequestError
+from osrdyne_worker import RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.queries.lookup import LookupRequest
-from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.pipelines.telemetry.data_files import WriteRange
 from osrdyne_worker.pipelines.telemetry.ranges import Range, store
 from osrdyne_worker.pipelines.telemetry.table import COMMITS, Commit, Table
@@ -71,11 +71,6 @@ def config(directory: Path) -> dict[str, Any]:
             }
         ],
     }
-
-
-def rows(call: Call, query: str) -> list[list[Any]]:
-    found: list[list[Any]] = json.loads(pipeline.sql(call, SqlRequest(query=query)).body)["rows"]
-    return found
 
 
 @pytest.mark.proves("telemetry-tables/commit-made-query-runs")
