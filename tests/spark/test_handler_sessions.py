@@ -176,7 +176,7 @@ ERRORS: list[tuple[Handler, int, dict[str, str]]] = [
             "message": "ValueError: no price for 0 see amqp://user:***@host/",
         },
     ),
-    (in_function_of_pandas, 500, {"code": "PYTHON_EXCEPTION", "exception": "LookupError"}),
+    (in_function_of_pandas, 500, {"exception": "LookupError", "message": "LookupError: no model"}),
     (in_rows, 500, {"code": "PYTHON_EXCEPTION", "exception": "ZeroDivisionError"}),
 ]
 
