@@ -24,6 +24,7 @@ from osrdyne.config.models import (
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.daemon.term import StopRequest
 from osrdyne.testing.fakes.verbs import LeaderVerbs
+from tests.integration.broker_api import http_client
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 150.0
@@ -47,6 +48,12 @@ def echo_settings(broker: BrokerSettings, pool: str, directory: Path) -> Setting
         lifecycle=LifecycleSettings(settle_delay=1.0, stop_delay=1.0),
         api=ApiSettings(port=0),
     )
+
+
+def managed_settings(broker: BrokerSettings, pool: str, directory: Path, **changes: Any) -> Settings:
+    """A managed pool that starts no process: the test plays the workers."""
+    managed = {"pool": PoolSettings(id=pool, kind="managed"), "driver": DriverSettings(name="noop")}
+    return echo_settings(broker, pool, directory).model_copy(update=managed | changes)
 
 
 class LeaderOf(LeaderVerbs):
@@ -75,11 +82,14 @@ async def running_daemon(
             stop.requested.set()
 
 
+def api_of(daemon: Daemon, **options: Any) -> httpx.AsyncClient:
+    """A client of the daemon's HTTP API."""
+    return http_client(f"http://127.0.0.1:{daemon.api.port}", **options)
+
+
 async def group_of(daemon: Daemon, key: str) -> dict[str, Any]:
     """A group in the daemon's HTTP API."""
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
-    ) as http:
+    async with api_of(daemon) as http:
         answer: dict[str, Any] = (await http.get("/v1/group", params={"key": key})).json()
         return answer
 

@@ -1,0 +1,41 @@
+"""RabbitMQ's HTTP API in tests: its client, closing connections as an operator does, and removing a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from tests.conftest import delete_all
+
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
+
+
+def http_client(url: str, **options: Any) -> httpx.AsyncClient:
+    """A client for a server on this machine."""
+    return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=PATIENCE, **options)
+
+
+async def close_connections(management_uri: str, *, name: str = "", user: str | None = None) -> None:
+    """Close the connections whose own names begin with `name`, of this user, once RabbitMQ lists one.
+
+    It lists them some seconds after they were opened, and perhaps when they are gone.
+    """
+    closed = False
+    async with http_client(management_uri) as api, asyncio.timeout(PATIENCE):
+        while not closed:
+            for item in (await api.get("/api/connections")).raise_for_status().json():
+                if item.get("user_provided_name", "").startswith(name) and user in {None, item.get("user")}:
+                    answer = await api.delete(f"/api/connections/{quote(item['name'], safe='')}")
+                    closed = closed or answer.is_success
+            await asyncio.sleep(0.1)
+
+
+def delete_pool(management_uri: str, pool: str) -> None:
+    """Remove what carries the id of a pool that several tests shared."""
+    with httpx.Client(base_url=management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
+        for kind in ("queues", "exchanges", "policies", "global-parameters"):
+            delete_all(client, kind, pool)
