@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
+from broker_api import close_connections
 from pamqp import commands as spec
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Delivery, Message
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -21,6 +21,7 @@ from osrdyne.errors import (
     PublishRefusedError,
 )
 from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
+from tests.conftest import Broker
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 PATIENCE = 120.0
@@ -42,13 +43,6 @@ async def published(channel: Channel, queue: str, *bodies: bytes) -> None:
 async def first(consumer: amqp.Consumer) -> Delivery:
     async with asyncio.timeout(PATIENCE):
         return await consumer.get()
-
-
-class TestPublish:
-    async def test_confirmed_message_is_in_its_queue(self, channel: Channel, pool_id: str) -> None:
-        queue = await declared(channel, pool_id)
-        await published(channel, queue, b"1")
-        assert (await channel.declare_queue(queue, passive=True)).ready == 1
 
     async def test_mandatory_message_without_a_queue_is_refused_and_the_channel_lives_on(
         self, channel: Channel, pool_id: str
@@ -168,45 +162,47 @@ class TestConsumer:
         await held[0].ack()
         assert (await first(consumer)).body == b"3"
 
-    @pytest.mark.parametrize("settle", ["nack", "reject"])
-    async def test_delivery_given_back_comes_again(self, channel: Channel, pool_id: str, settle: str) -> None:
+    async def test_delivery_given_back_comes_again(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1")
         consumer = await channel.consume(queue, prefetch=1)
+        await (await first(consumer)).nack(requeue=True)
         delivery = await first(consumer)
-        await getattr(delivery, settle)(requeue=True)
-        assert (await first(consumer)).redelivered
+        await delivery.reject(requeue=True)
+        assert delivery.redelivered and (await first(consumer)).redelivered
 
-    async def test_deleted_queue_ends_the_consumer_with_an_error(
+    async def test_deleted_queue_ends_its_consumer_and_not_the_other_one_of_the_channel(
         self, connection: Connection, channel: Channel, pool_id: str
     ) -> None:
-        queue = await declared(channel, pool_id)
-        consumer = await channel.consume(queue)
-        await (await connection.channel()).delete_queue(queue)
-        with pytest.raises(BrokerUnavailableError, match=queue):
-            await first(consumer)
-        assert consumer.ended
-        assert not channel.is_closed
+        going, staying = [
+            await channel.consume(await declared(channel, pool_id, name)) for name in ("going", "staying")
+        ]
+        await (await connection.channel()).delete_queue(going.queue)
+        with pytest.raises(BrokerUnavailableError, match=going.queue):
+            await first(going)
+        assert going.ended
+        await published(channel, staying.queue, b"1")
+        assert (await first(staying)).body == b"1"
 
     async def test_closed_channel_ends_the_consumer_with_an_error(self, channel: Channel, pool_id: str) -> None:
         consumer = await channel.consume(await declared(channel, pool_id))
         with pytest.raises(BrokerNotFoundError):
             await channel.declare_queue(f"{pool_id}-missing", passive=True)
-        with pytest.raises(BrokerUnavailableError, match="was closed"):
+        with pytest.raises(BrokerUnavailableError):
             await first(consumer)
         assert await channel.wait_closed() is not None
 
     async def test_killed_connection_ends_the_consumer_and_tells_the_owner(
-        self, broker_uri: str, channel: Channel, pool_id: str, management: ManagementClient
+        self, broker: Broker, channel: Channel, pool_id: str
     ) -> None:
-        doomed = await amqp.connect(ConnectionOptions(uri=broker_uri, name=f"{pool_id} doomed"))
+        doomed = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri, name=f"{pool_id} doomed"))
+        assert doomed.server_version[0].isdigit()
         consumer = await (await doomed.channel()).consume(await declared(channel, pool_id))
-        await kill_connection(management, f"{pool_id} doomed")
+        await close_connections(broker.management_uri, name=f"{pool_id} doomed")
         with pytest.raises(BrokerUnavailableError):
             await first(consumer)
         async with asyncio.timeout(PATIENCE):
             assert await doomed.wait_closed() is not None
-        assert doomed.is_closed
         with pytest.raises(BrokerUnavailableError):
             await doomed.channel()
 
@@ -218,21 +214,9 @@ class TestConsumer:
         consumer = await channel.consume(queue)
         while not consumer.waiting():
             await asyncio.sleep(0.01)
-        await channel.cancel(consumer)
-        await channel.cancel(consumer)
+        for _ in range(2):
+            await channel.cancel(consumer)
         assert [delivery.body async for delivery in consumer] == [b"1"]
-
-    async def test_two_consumers_of_one_channel_end_apart(
-        self, connection: Connection, channel: Channel, pool_id: str
-    ) -> None:
-        going, staying = [
-            await channel.consume(await declared(channel, pool_id, name)) for name in ("going", "staying")
-        ]
-        await (await connection.channel()).delete_queue(going.queue)
-        with pytest.raises(BrokerUnavailableError):
-            await first(going)
-        await published(channel, staying.queue, b"1")
-        assert (await first(staying)).body == b"1"
 
     async def test_consumer_may_take_more_than_it_holds_in_the_same_order(self, channel: Channel, pool_id: str) -> None:
         """As the orphan processor does with its queue, which has a single active consumer."""
@@ -253,13 +237,13 @@ class TestConsumer:
 
     @pytest.mark.parametrize("single", [True, False], ids=["single active", "plain"])
     async def test_messages_of_a_consumer_that_took_more_return_in_their_order(
-        self, broker_uri: str, channel: Channel, pool_id: str, single: bool
+        self, broker: Broker, channel: Channel, pool_id: str, single: bool
     ) -> None:
         """RabbitMQ returns them consumer by consumer, in the order of the tags (broker: returns-by-tag)."""
         queue = await declared(channel, pool_id, arguments={"x-single-active-consumer": True} if single else {})
         bodies = [b"%d" % number for number in range(26)]
         await published(channel, queue, *bodies)
-        connection = await amqp.connect(ConnectionOptions(uri=broker_uri))
+        connection = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri))
         taking = await connection.channel()
         consumer = await taking.consume(queue, prefetch=2)
         held = [await first(consumer) for _ in range(2)]
@@ -279,10 +263,6 @@ class TestConsumer:
         await channel.cancel(consumer)
         await channel.take_more(consumer, prefetch=1)
         assert (await channel.declare_queue(queue, passive=True)).consumers == 0
-
-    async def test_consume_of_a_missing_queue_is_distinguished(self, channel: Channel, pool_id: str) -> None:
-        with pytest.raises(BrokerNotFoundError, match="missing"):
-            await channel.consume(f"{pool_id}-missing")
 
 
 class TestQueues:
@@ -308,16 +288,18 @@ class TestQueues:
         assert delivery.body == b"1"
         assert await purge_queue(channel, queue) == 1
 
-    @pytest.mark.parametrize(
-        "name", ["é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"], ids=lambda name: ascii(name)
-    )
-    async def test_odd_name_is_a_queue_like_any_other(self, channel: Channel, pool_id: str, name: str) -> None:
-        queue = await declared(channel, pool_id, name)
-        await channel.declare_exchange(f"{pool_id}-x{name}", "direct")
-        await channel.bind_queue(queue, f"{pool_id}-x{name}", name)
-        await channel.publish(Message(b"1"), exchange=f"{pool_id}-x{name}", routing_key=name, mandatory=True)
-        delivery = await first(await channel.consume(queue))
-        assert (delivery.exchange, delivery.routing_key) == (f"{pool_id}-x{name}", name)
+    async def test_odd_name_is_a_queue_like_any_other(self, channel: Channel, pool_id: str) -> None:
+        for name in ("é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"):
+            queue = await declared(channel, pool_id, name)
+            await channel.declare_exchange(f"{pool_id}-x{name}", "direct")
+            await channel.bind_queue(queue, f"{pool_id}-x{name}", name)
+            await channel.publish(Message(b"1"), exchange=f"{pool_id}-x{name}", routing_key=name, mandatory=True)
+            delivery = await first(await channel.consume(queue))
+            assert (delivery.exchange, delivery.routing_key) == (f"{pool_id}-x{name}", name)
+
+    async def test_missing_queue_is_distinguished(self, channel: Channel, pool_id: str) -> None:
+        with pytest.raises(BrokerNotFoundError, match="missing"):
+            await channel.consume(f"{pool_id}-missing")
 
 
 class RawProperties(spec.Basic.Properties):
@@ -407,15 +389,15 @@ class TestHostileBytes:
 
 
 class TestConnection:
-    async def test_wrong_password_is_refused_without_showing_it(self, broker_uri: str) -> None:
-        uri = broker_uri.replace(broker_uri.split("@")[0], "amqp://stranger:s3cret")
-        with pytest.raises(BrokerAccessError) as caught:
-            await amqp.connect(ConnectionOptions(uri=uri))
-        assert "s3cret" not in str(caught.value)
-
-    async def test_missing_virtual_host_is_refused(self, broker_uri: str) -> None:
-        with pytest.raises(BrokerAccessError):
-            await amqp.connect(ConnectionOptions(uri=f"{broker_uri.rstrip('/')}/no-such-vhost"))
+    async def test_wrong_password_and_virtual_host_are_refused_without_showing_the_password(
+        self, broker: Broker
+    ) -> None:
+        uri = broker.amqp_uri
+        stranger = uri.replace(uri.split("@")[0], "amqp://stranger:s3cret")
+        for wrong in (stranger, f"{uri.rstrip('/')}/no-such-vhost"):
+            with pytest.raises(BrokerAccessError) as caught:
+                await amqp.connect(ConnectionOptions(uri=wrong))
+            assert "s3cret" not in str(caught.value)
 
     async def test_closed_port_is_unavailable(self) -> None:
         with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1"):
@@ -431,21 +413,13 @@ class TestConnection:
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(BrokerUnavailableError, match="in time"):
+            with pytest.raises(BrokerUnavailableError, match=str(port)):
                 await amqp.connect(ConnectionOptions(uri=f"amqp://127.0.0.1:{port}/", connect_timeout=0.2))
             async with asyncio.timeout(PATIENCE):
                 await gone.wait()
 
-    async def test_connection_tells_its_name_and_the_version(
-        self, broker_uri: str, pool_id: str, management: ManagementClient
-    ) -> None:
-        connection = await amqp.connect(ConnectionOptions(uri=broker_uri, name=f"{pool_id} named"))
-        assert connection.server_version[0].isdigit()
-        assert await connection_names(management, f"{pool_id} named")
-        await connection.close()
-
-    async def test_closing_twice_and_using_a_closed_connection_never_hang(self, broker_uri: str, pool_id: str) -> None:
-        connection = await amqp.connect(ConnectionOptions(uri=broker_uri))
+    async def test_closing_twice_and_using_a_closed_connection_never_hang(self, broker: Broker, pool_id: str) -> None:
+        connection = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri))
         channel = await connection.channel(confirms=True)
         await connection.close()
         await connection.close()
@@ -467,26 +441,3 @@ class TestConnection:
         with pytest.raises(BrokerUnavailableError):
             await delivery.ack()
         assert (await first(await other.consume(queue))).redelivered
-
-
-@pytest.fixture
-def broker_uri(broker: object) -> Iterator[str]:
-    yield broker.amqp_uri  # type: ignore[attr-defined]
-
-
-async def connection_names(management: ManagementClient, name: str) -> list[str]:
-    """RabbitMQ's own names of the connections called `name`; waits until it lists one (its statistics lag)."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            listed = (await management._client.get("connections")).json()
-            found = [
-                item["name"] for item in listed if item.get("client_properties", {}).get("connection_name") == name
-            ]
-            if found:
-                return found
-            await asyncio.sleep(0.2)
-
-
-async def kill_connection(management: ManagementClient, name: str) -> None:
-    for found in await connection_names(management, name):
-        await management._client.delete(f"connections/{found.replace('>', '%3E').replace(' ', '%20')}")

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-from worker_process import Stage, stage
+from worker_process import Stage
 
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.statuses import Status
 
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-@pytest.fixture
-async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
-    async with stage(broker.amqp_uri, pool_id) as result:
-        yield result
-
-
-@pytest.mark.proves("spark/one-request-batch-makes")
 async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage) -> None:
     bodies = [b"poison" if number == 17 else f"request {number}".encode() for number in range(200)]
     asking = [asyncio.create_task(pool.caller.call("/echo_batch", body)) for body in bodies]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pooled_stage import PooledStage, pooled_stage
+from pooled_stage import PooledStage
 from spark_fixtures import SHORT_LIVED
 from worker_process import PATIENCE
 
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import Response
 
 pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
@@ -74,12 +72,6 @@ class Key:
         response = await self.ask(query, **fields)
         assert response.status == "error", response.body
         return str(json.loads(response.body)["error"]["code"])
-
-
-@pytest.fixture
-async def pooled(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[PooledStage]:
-    async with pooled_stage(broker.amqp_uri, pool_id) as made:
-        yield made
 
 
 async def assign(pooled: PooledStage, tmp_path: Path, **datasets: dict[str, Any]) -> dict[str, Key]:

@@ -89,48 +89,35 @@ def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-@pytest.mark.parametrize(
-    "key", ["infra=42,timetable=24", "a/b", "%41", "A", ".", "..", "", "-x", "--help", "\n", "é漢🚄", "x" * 255]
-)
-def test_every_key_reaches_its_group(run: Run, pool: FakeInspector, key: str) -> None:
-    assert run("groups", "start", "--", key)[:2] == (0, "Start requested.\n")
-    assert list(pool.group_views) == [key]
-    code, out, _ = run("groups", "show", "-o", "json", "--", key)
-    assert (code, json.loads(out)["key"]) == (0, key)
+KEYS = ("infra=42,timetable=24", "a/b", "%41", "A", ".", "..", "", "-x", "--help", "\n", "é漢🚄", "x" * 255)
 
 
-def test_groups_are_listed_as_a_table_with_safe_keys(run: Run, pool: FakeInspector) -> None:
+def test_every_key_reaches_its_group(run: Run, pool: FakeInspector) -> None:
+    for number, key in enumerate(KEYS, 1):
+        assert run("groups", "start", "--", key)[0] == 0
+        assert (len(pool.group_views), key in pool.group_views) == (number, True)
+        code, out, _ = run("groups", "show", "-o", "json", "--", key)
+        assert (code, json.loads(out)["key"]) == (0, key)
+
+
+def test_groups_are_shown_with_safe_keys_their_queue_and_their_workers(run: Run, pool: FakeInspector) -> None:
     key = Key("a\x1b[31m")
-    pool.group_views[key] = group_view(key, worker_view(key))
+    shown = group_view(key, worker_view(key, "worker-one"))
+    pool.group_views[key] = replace(shown, waiting=(WaitingView(0, 3, 12.0), WaitingView(None, 0, None)))
     code, out, _ = run("groups", "list")
-    assert code == 0
-    assert "a\\x1b[31m" in out
-    assert "active: a request arrived" in out
-
-
-def test_no_groups_is_a_sentence_that_knows_a_standby(run: Run, pool: FakeInspector) -> None:
-    assert run("groups", "list")[1] == "There are no groups.\n"
-    pool.leading = False
-    assert "does not lead" in run("groups", "list")[1]
+    assert (code, "a\\x1b[31m" in out) == (0, True)
+    _, out, _ = run("groups", "show", key)
+    assert all(part in out for part in ("worker-one", "fake-req-", "3 with priority 0"))
 
 
 @pytest.mark.parametrize("listed", ["groups", "workers"])
-def test_json_of_a_standby_comes_with_a_sentence(run: Run, pool: FakeInspector, listed: str) -> None:
+def test_list_of_a_standby_is_empty_and_says_so(run: Run, pool: FakeInspector, listed: str) -> None:
     assert run(listed, "list", "-o", "json") == (0, "[]\n", "")
-    pool.leading = False
-    sentence = "This daemon does not lead its pool: `osrdyne status` names the leader.\n"
-    assert run(listed, "list", "-o", "json") == (0, "[]\n", sentence)
-
-
-@pytest.mark.parametrize("shown", ["groups", "workers"])
-def test_standby_does_not_say_that_there_is_no_such_group(run: Run, pool: FakeInspector, shown: str) -> None:
     pool.leading, pool.leader_address = False, None
-    code, out, err = run(shown, "show", "k")
-    assert (code, out) == (1, "")
-    assert err == (
-        "No daemon is known to lead the pool at the moment. `osrdyne status` shows the reason. "
-        "Try again when a daemon leads.\n"
-    )
+    code, out, err = run(listed, "list", "-o", "json")
+    assert (code, out, "osrdyne status" in err) == (0, "[]\n", True)
+    code, out, err = run(listed, "show", "k")
+    assert (code, out, "osrdyne status" in err) == (1, "", True)
 
 
 def test_standby_sends_the_question_for_a_group_on_to_the_leader(
@@ -147,22 +134,7 @@ def test_standby_sends_the_question_for_a_group_on_to_the_leader(
 
     monkeypatch.setattr(pool, "group", group)
     code, out, _ = run("groups", "show", "k")
-    assert (code, len(asked)) == (0, 2)
-    assert out.startswith("key            k\n")
-
-
-def test_change_of_a_group_that_is_due_comes_soon(run: Run, pool: FakeInspector) -> None:
-    pool.group_views[Key("k")] = replace(group_view(Key("k")), next_transition_at=1.0)
-    assert "next           unbound soon\n" in run("groups", "show", "k")[1]
-
-
-def test_group_is_shown_with_its_workers(run: Run, pool: FakeInspector) -> None:
-    shown = group_view(Key("k"), worker_view(Key("k"), "worker-one"))
-    pool.group_views[Key("k")] = replace(shown, waiting=(WaitingView(0, 3, 12.0), WaitingView(None, 0, None)))
-    _, out, _ = run("groups", "show", "k")
-    assert "queue          fake-req-k (bound)" in out
-    assert "waiting        3 with priority 0, the oldest for 12 s\nwaiting        0 with priority default\n" in out
-    assert "worker-one" in out
+    assert (code, len(asked), out.split()[:2]) == (0, 2, ["key", "k"])
 
 
 def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector) -> None:
@@ -170,29 +142,16 @@ def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector)
     code, _, err = run("groups", "stop", "k")
     assert (code, "pinned" in err) == (1, True)
     assert run("groups", "unpin", "k")[0] == 0
-    assert run("groups", "stop", "k") == (0, "The group will stop when its work is done.\n", "")
+    assert run("groups", "stop", "k")[0] == 0
 
 
-def test_stop_of_a_group_that_does_not_exist_says_so(run: Run) -> None:
-    sentence = "There is no group for this key, so there is nothing to stop. `osrdyne groups list` shows the groups.\n"
-    assert run("groups", "stop", "k") == (0, sentence, "")
+def test_what_does_not_exist_is_one_sentence(run: Run) -> None:
+    for arguments, code in ((("groups", "stop", "k"), 0), (("groups", "show", "k"), 1), (("workers", "show", "k"), 1)):
+        found, out, err = run(*arguments)
+        assert (found, len((out + err).splitlines()), f"osrdyne {arguments[0]} list" in out + err) == (code, 1, True)
 
 
-def test_unknown_group_is_one_sentence(run: Run) -> None:
-    code, out, err = run("groups", "show", "absent")
-    assert (code, out) == (1, "")
-    assert err == "There is no group for this key. `osrdyne groups list` shows the groups.\n"
-    assert run("workers", "show", "absent")[2] == (
-        "There is no such process. `osrdyne workers list` shows the processes.\n"
-    )
-
-
-def test_path_in_the_address_is_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["groups", "list", "--api", f"{url}/v1"], debug=False) == 1
-    assert capsys.readouterr().err == "There is no such path. /openapi.json lists the paths.\n"
-
-
-def test_another_server_that_answers_json_is_no_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_in_the_address_and_another_server_are_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(404)
@@ -203,10 +162,9 @@ def test_another_server_that_answers_json_is_no_daemon(capsys: pytest.CaptureFix
 
     with HTTPServer(("127.0.0.1", 0), Other) as server:
         threading.Thread(target=server.handle_request).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        assert execute(["groups", "list", "--api", url], debug=False) == 1
-    sentence = f"The server at {url} is not an osrdyne daemon: give its address with --api.\n"
-    assert capsys.readouterr().err == sentence
+        for address, marker in ((f"{url}/v1", "/openapi.json"), (f"http://127.0.0.1:{server.server_port}", "--api")):
+            assert execute(["groups", "list", "--api", address], debug=False) == 1
+            assert marker in capsys.readouterr().err
 
 
 def test_reload_without_a_reason_shows_none(run: Run, pool: FakeInspector) -> None:
@@ -216,7 +174,8 @@ def test_reload_without_a_reason_shows_none(run: Run, pool: FakeInspector) -> No
 
 
 def test_key_that_is_too_long_is_refused_before_it_is_sent(run: Run) -> None:
-    assert run("explain", "x" * 256, "/sql") == (2, "", "The key has 256 bytes; at most 255 are allowed.\n")
+    code, out, err = run("explain", "x" * 256, "/sql")
+    assert (code, out, "255" in err) == (2, "", True)
 
 
 def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
@@ -224,22 +183,15 @@ def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
     assert run("groups", "logs", "k", "-n", "1")[1] == "== w1\ntwo\tthree\n"
 
 
-def test_poison_is_listed_and_shown(run: Run, pool: FakeInspector) -> None:
-    pool.poison_views = [poison_view("e1")]
-    assert "2 of 6 deliveries ended with the death" in run("poison", "list")[1]
-    _, out, _ = run("poison", "show", "e1")
-    assert '{"a": 1}' in out
-    assert "worker w2 ended with signal SIGKILL: the JVM is gone, 1 other requests beside it" in out
-    assert "    out of memory\n" in out
-    code, _, err = run("poison", "show", "nothing")
-    assert (code, err.startswith("There is no entry nothing")) == (1, True)
-
-
-def test_poison_is_listed_over_all_pages(run: Run, pool: FakeInspector) -> None:
+def test_poison_is_listed_over_all_pages_and_shown_with_its_evidence(run: Run, pool: FakeInspector) -> None:
     pool.poison_views = [poison_view(f"e{number:03}", last_at=1000.0 + number) for number in range(250)]
     listed = json.loads(run("poison", "list", "--limit", "1000", "-o", "json")[1])
     assert [entry["id"] for entry in listed] == [f"e{number:03}" for number in range(250)]
     assert len(json.loads(run("poison", "list", "-o", "json")[1])) == 100
+    _, out, _ = run("poison", "show", "e001")
+    assert all(part in out for part in ('{"a": 1}', "worker w2", "SIGKILL", "out of memory"))
+    code, _, err = run("poison", "show", "nothing")
+    assert (code, "nothing" in err) == (1, True)
 
 
 def test_poison_is_chosen_by_key_path_and_age(run: Run, pool: FakeInspector) -> None:
@@ -252,11 +204,10 @@ def test_poison_is_chosen_by_key_path_and_age(run: Run, pool: FakeInspector) -> 
 
 def test_poison_is_replayed_by_id_and_by_filter(run: Run, pool: FakeInspector) -> None:
     pool.poison_views = [poison_view("e1"), poison_view("e2"), poison_view("e3", key="other")]
-    assert run("poison", "replay", "e1") == (0, "1 entry replayed.\n", "")
-    assert run("poison", "replay", "--key", "other")[1] == "1 entry replayed.\n"
+    assert run("poison", "replay", "e1")[0] == run("poison", "replay", "--key", "other")[0] == 0
     assert [view.id for view in pool.replayed] == ["e1", "e3"]
-    code, out, err = run("poison", "replay", "e9")
-    assert (code, out, err) == (1, "0 entries replayed.\n", "e9: no such entry, or more than one.\n")
+    code, _, err = run("poison", "replay", "e9")
+    assert (code, err.partition(":")[0]) == (1, "e9")
 
 
 @pytest.mark.parametrize("arguments", [(), ("e1", "--all"), ("e1", "--key", "k"), ("--key", "k", "--all")])
@@ -272,10 +223,9 @@ def test_poison_must_be_named_in_one_way(
 def test_drop_asks_first(run: Run, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch) -> None:
     pool.poison_views = [poison_view("e1"), poison_view("e2")]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    code, out, err = run("poison", "drop", "--all")
-    assert (code, out.strip(), "Drop 2 entries permanently?" in err) == (1, "", True)
+    assert run("poison", "drop", "--all")[0] == 1
     assert len(pool.poison_views) == 2
-    assert run("poison", "drop", "--all", "--yes")[1] == "2 entries dropped.\n"
+    assert run("poison", "drop", "--all", "--yes")[0] == 0
     assert pool.poison_views == []
 
 
@@ -283,8 +233,7 @@ def test_poison_is_exported_as_json_lines(run: Run, pool: FakeInspector, tmp_pat
     pool.poison_views = [poison_view("e1", body=b"\xff"), poison_view("e2", key="\n")]
     lines = [json.loads(line) for line in run("poison", "export")[1].splitlines()]
     assert [(line["id"], line["body"]) for line in lines] == [("e1", "/w=="), ("e2", '{"a": 1}')]
-    code, out, err = run("poison", "export", "--key", "\n", "--to", str(tmp_path / "x.jsonl"))
-    assert (code, out, err) == (0, "", "Wrote 1 entry.\n")
+    assert run("poison", "export", "--key", "\n", "--to", str(tmp_path / "x.jsonl"))[:2] == (0, "")
     assert json.loads((tmp_path / "x.jsonl").read_text())["id"] == "e2"
     assert run("poison", "export", "--to", str(tmp_path))[0] == 2
 
@@ -301,29 +250,17 @@ def test_standby_sends_a_command_on_to_the_leader(
         return PoisonPage((), 0, None)
 
     monkeypatch.setattr(pool, "poison", answer)
-    assert run("poison", "list") == (0, "The poison inventory is empty.\n", "")
+    assert run("poison", "list")[0] == 0
     assert len(asked) == 2
 
 
-def test_status_of_a_healthy_daemon(run: Run) -> None:
+def test_status_names_the_leader_and_fails_with_a_component(run: Run, pool: FakeInspector) -> None:
     code, out, _ = run("status")
-    assert code == 0
-    assert out.startswith("pool fake: leader (term 7, began ")
-
-
-@pytest.mark.parametrize(
-    ("leader", "said"),
-    [("http://leader:4242", "leader: http://leader:4242\n"), (None, "leader: none known\n")],
-)
-def test_status_of_a_standby_says_who_leads(run: Run, pool: FakeInspector, leader: str | None, said: str) -> None:
-    pool.leading, pool.leader_address = False, leader
-    code, out, _ = run("status")
-    assert code == 0
-    assert said in out
-
-
-def test_status_fails_when_a_component_fails(run: Run, pool: FakeInspector) -> None:
+    assert (code, "pool fake: leader" in out, "term 7" in out) == (0, True, True)
+    for leader, shown in (("http://leader:4242", "http://leader:4242"), (None, "none")):
+        pool.leading, pool.leader_address = False, leader
+        code, out, _ = run("status")
+        assert (code, f"leader: {shown}" in out) == (0, True)
     pool.component_views.append(ComponentView("driver", False, "no answer"))
     code, out, _ = run("status")
-    assert code == 1
-    assert "no answer" in out
+    assert (code, "no answer" in out) == (1, True)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from pooled_stage import pooled_stage
-from worker_process import PATIENCE, Stage, stage
+from pooled_stage import PooledStage
+from worker_process import PATIENCE, Stage
 
 from osrdyne.client import AsyncClient
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import reloads_of
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Response
@@ -19,12 +17,6 @@ from osrdyne.protocol.messages import Response
 pytestmark = pytest.mark.usefixtures("processes")
 
 APP = "tests.integration.changing_app:app"
-
-
-@pytest.fixture
-async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
-    async with stage(broker.amqp_uri, pool_id) as result:
-        yield result
 
 
 class Directory:
@@ -107,26 +99,23 @@ async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, direct
     assert [response.body for response in responses] == [b"1"] * 4
 
 
-async def test_each_key_of_a_pooled_process_has_its_own_version(
-    broker: EmbeddedBroker, pool_id: str, tmp_path: Path
-) -> None:
-    async with pooled_stage(broker.amqp_uri, pool_id) as pooled:
-        process = await pooled.start(APP)
-        directories = {key: Directory(tmp_path / key) for key in ("a", "b")}
-        for key, one in directories.items():
-            await pooled.assign(process, key, config={"directory": str(one.path)})
-            one.publish(f"1 of {key}")
-        assert (await pooled.call("a", "/data", **version(1))).body == b"1 of a"
-        other = await pooled.call("b", "/data")
-        assert (other.body, other.headers.get("x-data-version")) == (b"0", None)
-        assert directories["b"].reloads() == []
-        (directories["b"].path / "hold").touch()  # a reload of one key keeps no other from its own
-        held = await pooled.send("b", "/data", **version(1))
-        await directories["b"].until_reloading()
-        directories["a"].publish("2 of a")
-        assert (await pooled.call("a", "/data", **version(2))).body == b"2 of a"
-        (directories["b"].path / "hold").unlink()
-        assert (await pooled.stage.caller.answer(held)).body == b"1 of b"
+async def test_each_key_of_a_pooled_process_has_its_own_version(pooled: PooledStage, tmp_path: Path) -> None:
+    process = await pooled.start(APP)
+    directories = {key: Directory(tmp_path / key) for key in ("a", "b")}
+    for key, one in directories.items():
+        await pooled.assign(process, key, config={"directory": str(one.path)})
+        one.publish(f"1 of {key}")
+    assert (await pooled.call("a", "/data", **version(1))).body == b"1 of a"
+    other = await pooled.call("b", "/data")
+    assert (other.body, other.headers.get("x-data-version")) == (b"0", None)
+    assert directories["b"].reloads() == []
+    (directories["b"].path / "hold").touch()  # a reload of one key keeps no other from its own
+    held = await pooled.send("b", "/data", **version(1))
+    await directories["b"].until_reloading()
+    directories["a"].publish("2 of a")
+    assert (await pooled.call("a", "/data", **version(2))).body == b"2 of a"
+    (directories["b"].path / "hold").unlink()
+    assert (await pooled.stage.caller.answer(held)).body == b"1 of b"
 
 
 @pytest.mark.nightly

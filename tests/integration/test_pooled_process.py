@@ -7,12 +7,11 @@ import json
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pooled_stage import PooledStage, pooled_stage
+from pooled_stage import PooledStage
 from worker_process import PATIENCE
 
 from osrdyne.drivers.pooled.log_lines import lines_of_worker
@@ -29,12 +28,6 @@ pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 KEYS = 50
 REQUESTS = 3000
 SEED = 20261122
-
-
-@pytest.fixture
-async def pooled(broker: Any, pool_id: str) -> AsyncIterator[PooledStage]:
-    async with pooled_stage(broker.amqp_uri, pool_id) as made:
-        yield made
 
 
 def document(response: Response) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pooled_stage import PooledStage, pooled_stage
+from pooled_stage import PooledStage
 from spark_fixtures import SHORT_LIVED
 from worker_process import PATIENCE
 
@@ -47,12 +47,6 @@ def config(tmp_path: Path) -> dict[str, Any]:
     return {
         "datasets": [{"key": "{k}", "tables": [{"view": "t", "path": f"{tmp_path}/{{k}}/t.parquet", "cache": True}]}]
     }
-
-
-@pytest.fixture
-async def pooled(broker: Any, pool_id: str) -> AsyncIterator[PooledStage]:
-    async with pooled_stage(broker.amqp_uri, pool_id) as made:
-        yield made
 
 
 def rows(response: Response) -> Any:

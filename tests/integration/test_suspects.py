@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from worker_process import Stage, WorkerProcess, stage
+from worker_process import Stage, WorkerProcess
 
-from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 
@@ -23,12 +21,6 @@ GATED = "tests.integration.gated_app:app"
 def gate(tmp_path: Path) -> Path:
     """A request for `/hold` with this path runs until the file exists."""
     return tmp_path / "gate"
-
-
-@pytest.fixture
-async def pool(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Stage]:
-    async with stage(broker_settings.uri.get_secret_value(), pool_id) as ready:
-        yield ready
 
 
 async def suspect(pool: Stage, gate: Path, *, concurrency: int = 1) -> str:

@@ -5,42 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import quote
 
-import httpx
-import pytest
-from worker_process import PATIENCE, Stage, WorkerProcess, stage
+from broker_api import close_connections
+from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
-from osrdyne.protocol.names import Key, QueueName
+from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.statuses import Status
 
-pytestmark = pytest.mark.usefixtures("processes")
-
-ODD_KEYS = ("x" * 255, "/ % # * . : + _Pri0 %41 é漢🚄", "a\r\n\"'`\0b")
-"""The fakes and `test_scoped_credentials` try more; each of these is a worker process."""
+ODD_KEY = "/ % # * . : + _Pri0 %41 é漢🚄 a\r\n\"'`\0b".encode().ljust(255, b"x").decode()
+"""The fakes and `test_scoped_credentials` try more, one by one."""
 
 
-@pytest.fixture
-async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
-    async with stage(broker.amqp_uri, pool_id) as result:
-        yield result
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("key", ODD_KEYS, ids=["longest", "syntax", "control characters"])
-async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str) -> None:
-    async with stage(broker.amqp_uri, pool_id, key) as pool:
+async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with stage(broker.amqp_uri, pool_id, ODD_KEY) as pool:
         worker = await pool.start()
         response = await pool.caller.call("/info")
         await pool.send_control(Command.PAUSE)
         await pool.until_control_answered(worker, paused=True)
-    assert json.loads(response.body)["key"] == key
+    assert json.loads(response.body)["key"] == ODD_KEY
 
 
 GATED = "tests.integration.gated_app:app"
@@ -48,23 +35,15 @@ GATED = "tests.integration.gated_app:app"
 
 @pytest.mark.proves("reference-defects/17-restart-loading-workers")
 async def test_worker_says_ready_only_after_loading(pool: Stage, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
-    await pool.until_reported(worker, Event.STARTED)
-    assert Event.READY not in pool.events(worker)
-    gate.touch()
-    await pool.until_reported(worker, Event.READY)
-
-
-@pytest.mark.nightly
-async def test_ready_file_is_there_while_the_worker_takes_requests(pool: Stage, tmp_path: Path) -> None:
+    """In a report and by its file, which is there while the worker takes requests."""
     file, gate = tmp_path / "ready", tmp_path / "gate"
     file.touch()  # left behind by a former run
     variables = {"WORKER_READY_FILE": str(file)}
     worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False, variables=variables)
     await pool.until_reported(worker, Event.STARTED)
-    assert not file.exists()
+    assert (Event.READY in pool.events(worker), file.exists()) == (False, False)
     gate.touch()
+    await pool.until_reported(worker, Event.READY)
     await pool.caller.call("/echo")
     assert file.exists()
     worker.signal(signal.SIGTERM)
@@ -76,26 +55,22 @@ async def test_failing_start_reports_why_in_its_last_line(pool: Stage) -> None:
     worker = await pool.start(config={"load_error": "no such table"}, ready=False)
     assert await worker.wait() == 1
     assert "RuntimeError: no such table (echo.py, line " in worker.lines[-1]
-    assert not any("no connection" in line for line in worker.lines)
-    assert not any("Traceback" in line for line in worker.lines)
+    assert not any("no connection" in line or "Traceback" in line for line in worker.lines)
     report = next(report for report in pool.reports if report.event is Event.FAILED)
     assert str(report.details["reason"]).startswith("RuntimeError: no such table")
 
 
-async def test_unusable_application_is_one_sentence(pool: Stage) -> None:
-    worker = await pool.start(app="nowhere:app", ready=False)
-    assert await worker.wait() == 2
-    assert len(worker.lines) == 1
-    assert "nowhere" in worker.lines[0]
-
-
-@pytest.mark.nightly
-async def test_wrong_setting_is_one_sentence(pool: Stage) -> None:
-    worker = await pool.start(runtime={"concurrency": "many"}, ready=False)
-    assert await worker.wait() == 2
-    assert worker.lines == [
-        "osrdyne-worker: WORKER_CONFIG.runtime.concurrency must be a whole number from 1 to 64, not 'many'."
+async def test_unusable_application_or_setting_is_one_sentence(pool: Stage) -> None:
+    """`tests/component/worker/test_worker_check.py` has further applications."""
+    wrong = [
+        ("nowhere:app", {}, "'nowhere'"),
+        ("json:dumps", {}, "json:dumps"),
+        ("workers.examples.echo:app", {"concurrency": "many"}, "WORKER_CONFIG.runtime.concurrency"),
     ]
+    for app, runtime, named in wrong:
+        worker = await pool.start(app=app, runtime=runtime, ready=False)
+        assert await worker.wait() == 2
+        assert (len(worker.lines), named in worker.lines[0]) == (1, True)
 
 
 @pytest.mark.nightly
@@ -150,15 +125,6 @@ async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage, tmp_pat
     assert (response.status, response.worker_id) == (Status.OK, second.environment.worker_id)
 
 
-@pytest.mark.nightly
-async def test_crashing_handler_leaves_its_request_to_the_next(pool: Stage) -> None:
-    worker = await pool.start()
-    await pool.caller.send("/crash")
-    assert await worker.wait() == 9
-    assert await until_ready_requests(pool, 1)
-
-
-@pytest.mark.proves("races/worker-alive-but-disconnected", "workers/worker-loses-connection")
 async def test_closed_connection_changes_nothing_but_the_connection(
     pool: Stage, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -166,7 +132,7 @@ async def test_closed_connection_changes_nothing_but_the_connection(
     worker = await pool.start(app=GATED, runtime={"concurrency": 2})
     asked = await pool.caller.send("/hold", bytes(gate))
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
-    await close_connection(broker, worker)
+    await close_connections(broker.management_uri, name=f"osrdyne-worker {worker.environment.worker_id}")
     gate.touch()
     assert (await pool.caller.answer(asked)).status == Status.OK
     assert (await pool.caller.call("/echo", b"x")).worker_id == worker.environment.worker_id
@@ -184,14 +150,14 @@ async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
     assert Event.STOPPING in pool.events(worker)
 
 
-@pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
-async def test_sigterm_requeues_what_would_take_longer(pool: Stage, path: str) -> None:
-    worker = await pool.start(runtime={"stop_grace": 1})
-    await pool.caller.send(path, {"seconds": 60})
-    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+async def test_sigterm_requeues_what_would_take_longer(pool: Stage) -> None:
+    worker = await pool.start(runtime={"stop_grace": 1, "concurrency": 2})
+    for path in ("/sleep", "/sleep_thread"):
+        await pool.caller.send(path, {"seconds": 60})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED, times=2)
     worker.signal(signal.SIGTERM)
     assert await worker.wait() == 0
-    assert await until_ready_requests(pool, 1)
+    assert await until_ready_requests(pool, 2)
 
 
 @pytest.mark.nightly
@@ -238,27 +204,19 @@ async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool:
     assert "block (" in worker.lines[-1]
 
 
-async def test_pause_stops_taking_and_resume_goes_on(pool: Stage) -> None:
+async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool: Stage) -> None:
     worker = await pool.start()
-    await pool.send_control(Command.PAUSE)
+    await pool.send_control(Command.PAUSE, generation=7)
     await pool.until_control_answered(worker, paused=True)
     assert await until_consumers(pool, 0)
     asked = await pool.caller.send("/echo", b"x")
+    await pool.send_control(Command.RESUME, generation=6)
+    await pool.until(worker, lambda report: report.details.get("paused") is True, times=2)
     assert await until_ready_requests(pool, 1)
-    await pool.send_control(Command.RESUME)
+    await pool.send_control(Command.RESUME, generation=8)
     assert (await pool.caller.answer(asked)).body == b"x"
 
 
-@pytest.mark.nightly
-async def test_older_generation_is_ignored(pool: Stage) -> None:
-    worker = await pool.start()
-    await pool.send_control(Command.RESUME, generation=7)
-    await pool.send_control(Command.PAUSE, generation=6)
-    report = await pool.until_reported(worker, Event.READY, times=3)
-    assert report.details["paused"] is False
-
-
-@pytest.mark.nightly
 async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
@@ -269,25 +227,6 @@ async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_p
     await pool.until_reported(worker, Event.READY)
     await pool.caller.send("/echo")
     assert await until_ready_requests(pool, 1)
-
-
-@pytest.mark.nightly
-async def test_highest_priority_runs_next(pool: Stage, tmp_path: Path) -> None:
-    """Both reach the worker while the first one runs."""
-    gate = tmp_path / "gate"
-    queues = tuple(pool.names.request_queue(Key("k"), priority) for priority in (0, 5))
-    for queue in queues:
-        await pool.declare_request_queue(queue)
-    worker = await pool.start(app=GATED, queues=queues)
-    first = await pool.caller.send("/hold", bytes(gate), queue=queues[1])
-    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
-    low = await pool.caller.send("/echo", queue=queues[1])
-    high = await pool.caller.send("/echo", queue=queues[0])
-    assert await until_ready_requests(pool, 0, queues[0])
-    gate.touch()
-    for asked in (low, high, first):
-        await pool.caller.answer(asked)
-    assert pool.caller.order == [first, high, low]
 
 
 async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
@@ -330,20 +269,3 @@ async def until_consumers(pool: Stage, number: int) -> bool:
             if info.consumers == number:
                 return True
             await asyncio.sleep(0.05)
-
-
-async def close_connection(broker: EmbeddedBroker, worker: WorkerProcess) -> None:
-    """Close it through the management API, once that has heard of it."""
-    wanted = f"osrdyne-worker {worker.environment.worker_id}"
-    async with httpx.AsyncClient(
-        base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE
-    ) as client:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                connections = (await client.get("/api/connections")).json()
-                for connection in connections:
-                    if connection.get("client_properties", {}).get("connection_name") == wanted:
-                        path = f"/api/connections/{quote(connection['name'], safe='')}"
-                        (await client.delete(path)).raise_for_status()
-                        return
-                await asyncio.sleep(0.1)
