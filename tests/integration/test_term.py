@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
-import httpx
 import pytest
+import pytest_asyncio
+from broker_api import close_connections, delete_pool
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
@@ -36,6 +39,7 @@ from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.fakes.verbs import LeaderVerbs
+from tests.conftest import Broker
 
 SOON = 120.0
 FULL_FRAME = 130_960
@@ -114,12 +118,6 @@ def names(pool_id: str) -> PoolNames:
     return PoolNames(pool_id)
 
 
-@pytest.fixture
-async def api(broker) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=SOON) as client:
-        yield client
-
-
 async def publish(channel: Channel, names: PoolNames, key: str, body: bytes = b"1", **properties: object) -> None:
     message = Message(body=body, **properties)  # type: ignore[arg-type]
     await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
@@ -186,7 +184,7 @@ async def test_two_hundred_new_keys_at_once_are_all_bound(
 
 @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
 async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
-    settings: Settings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
+    settings: Settings, names: PoolNames, channel: Channel, broker: Broker
 ) -> None:
     sent: list[bytes] = []
 
@@ -201,9 +199,7 @@ async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
         publishing = asyncio.create_task(keep_publishing())
         term = await running.leads()
         for purpose in ("leader", "publisher"):
-            async with asyncio.timeout(SOON):
-                while not await closed_by_an_operator(api, f"osrdyne {names.pool} {purpose}"):
-                    await asyncio.sleep(0.1)
+            await close_connections(broker.management_uri, name=f"osrdyne {names.pool} {purpose}")
             term = await running.leads(after=term)
         publishing.cancel()
         await asyncio.wait({publishing})
@@ -227,17 +223,6 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
                     await delivery.ack()
             await asyncio.sleep(0.05)
     return found
-
-
-async def closed_by_an_operator(client: httpx.AsyncClient, name: str) -> bool:
-    """Close the connections of that name. They are listed some seconds after they were opened, and perhaps
-    when they are gone: False if none was there."""
-    closed = False
-    for item in (await client.get("/api/connections")).raise_for_status().json():
-        if item.get("user_provided_name", "").startswith(name):
-            answer = await client.delete(f"/api/connections/{quote(item['name'], safe='')}")
-            closed = closed or answer.is_success
-    return closed
 
 
 async def come_and_go(channel: Channel, names: PoolNames) -> None:
@@ -349,7 +334,8 @@ async def test_foreign_queue_of_the_name_costs_only_its_own_key(
 ) -> None:
     """defects: one-failure-for-all: one failed queue job crashed the controller for all keys, again and again."""
     await channel.declare_queue(names.request_queue(Key("a")), arguments={"x-queue-type": "classic"})
-    replies = await reply_queue(channel, names)
+    replies = f"{names.pool}-replies"
+    await channel.declare_queue(replies)
     async with daemon_of(settings) as running:
         await publish(channel, names, "a", reply_to=replies)
         await publish(channel, names, "b", b"2")
@@ -358,6 +344,47 @@ async def test_foreign_queue_of_the_name_costs_only_its_own_key(
         assert await running.leads() == 1
 
 
+@dataclass
+class Victim:
+    """A daemon that hostile messages are sent to; `channel` is that of a client."""
+
+    running: Running
+    names: PoolNames
+    channel: Channel
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def key(self) -> Key:
+        """One that no other test uses."""
+        return Key(f"key {next(self.numbers)}")
+
+    async def replies(self) -> str:
+        queue = f"{self.names.pool}-replies-{next(self.numbers)}"
+        await self.channel.declare_queue(queue)
+        return queue
+
+    async def taken(self, key: Key, count: int = 1) -> list[bytes]:
+        return await take(self.channel, self.names.request_queue(key), count)
+
+    async def is_unharmed(self) -> None:
+        """Another key is served, and the term goes on."""
+        key = self.key()
+        await publish(self.channel, self.names, key, b"2")
+        assert await self.taken(key) == [b"2"]
+        assert await self.running.leads() == 1
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def victim(broker: Broker, broker_settings: BrokerSettings) -> AsyncIterator[Victim]:
+    pool = f"t{secrets.token_hex(6)}"
+    options = amqp.ConnectionOptions(broker.amqp_uri, name="osrdyne test", connect_timeout=SOON, rpc_timeout=SOON)
+    connection = await amqp.connect(options)
+    async with daemon_of(settings_of(broker_settings, pool)) as running:
+        yield Victim(running, PoolNames(pool), await connection.channel(confirms=True))
+    await connection.close()
+    await asyncio.to_thread(delete_pool, broker.management_uri, pool)
+
+
+@pytest.mark.asyncio(loop_scope="module")
 class TestHostileRequests:
     """Whatever a client sends, the term goes on and other keys are served."""
 
@@ -373,49 +400,35 @@ class TestHostileRequests:
         ],
         ids=["headers that fill a frame", "deadline in 9999", "odd headers", "hops", "no time at all", "odd id"],
     )
-    @pytest.mark.proves("hostile/hostile-messages-any-queue")
-    async def test_hostile_properties(
-        self, settings: Settings, names: PoolNames, channel: Channel, properties: dict[str, object], status: str | None
-    ) -> None:
-        await declare_topology(channel, pool_topology(names.pool))
-        replies = await reply_queue(channel, names)
-        await publish(channel, names, "a", b"hostile", reply_to=replies, **properties)
-        async with daemon_of(settings) as running:
-            await publish(channel, names, "b", b"2")
-            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
-            if status is None:
-                assert await take(channel, names.request_queue(Key("a")), 1) == [b"hostile"]
-            else:
-                assert await answers(channel, replies, 1) == [status]
-            assert await running.leads() == 1
+    async def test_hostile_properties(self, victim: Victim, properties: dict[str, object], status: str | None) -> None:
+        replies, key = await victim.replies(), victim.key()
+        await publish(victim.channel, victim.names, key, b"hostile", reply_to=replies, **properties)
+        if status is None:
+            assert await victim.taken(key) == [b"hostile"]
+        else:
+            assert await answers(victim.channel, replies, 1) == [status]
+        await victim.is_unharmed()
 
-    async def test_key_that_is_not_utf8(self, settings: Settings, names: PoolNames, channel: Channel) -> None:
-        replies = await reply_queue(channel, names)
-        async with daemon_of(settings) as running:
-            await publish(channel, names, "\udcff\udc80", reply_to=replies)
-            assert await answers(channel, replies, 1) == ["invalid"]
-            assert await running.leads() == 1
+    async def test_key_and_reply_address_that_are_not_utf8(self, victim: Victim) -> None:
+        replies = await victim.replies()
+        await publish(victim.channel, victim.names, "\udcff", reply_to="\udcfe")
+        await publish(victim.channel, victim.names, "\udcff\udc80", reply_to=replies)
+        assert await answers(victim.channel, replies, 1) == ["invalid"]
+        await victim.is_unharmed()
 
-    async def test_reply_address_that_is_not_utf8(self, settings: Settings, names: PoolNames, channel: Channel) -> None:
-        async with daemon_of(settings) as running:
-            await publish(channel, names, "\udcff", reply_to="\udcfe")
-            await publish(channel, names, "b", b"2")
-            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
-            assert await running.leads() == 1
-
-    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(
-        self, settings: Settings, names: PoolNames, channel: Channel
-    ) -> None:
+    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(self, victim: Victim) -> None:
         """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
-        async with daemon_of(settings) as running:
-            await publish(channel, names, "b")
-            await eventually(lambda: running.queue_of(Key("b")).is_bound)
-            await take(channel, names.request_queue(Key("b")), 1)
-            running.retire(Key("b"))
-            await eventually(lambda: not running.queue_of(Key("b")).is_bound)
-            await publish(channel, names, "a", b"1", headers={"CC": [names.poison_queue]})
-            assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
-            assert (await channel.declare_queue(names.poison_queue, passive=True)).ready == 0
+        key, running, names = victim.key(), victim.running, victim.names
+        await publish(victim.channel, names, key)
+        await eventually(lambda: running.queue_of(key).is_bound)
+        await victim.taken(key)
+        running.retire(key)
+        await eventually(lambda: not running.queue_of(key).is_bound)
+        before = (await victim.channel.declare_queue(names.poison_queue, passive=True)).ready
+        other = victim.key()
+        await publish(victim.channel, names, other, b"1", headers={"CC": [names.poison_queue]})
+        assert await victim.taken(other) == [b"1"]
+        assert (await victim.channel.declare_queue(names.poison_queue, passive=True)).ready == before
 
     @pytest.mark.parametrize(
         "headers",
@@ -429,25 +442,13 @@ class TestHostileRequests:
         ],
         ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
     )
-    @pytest.mark.proves("hostile/hostile-messages-any-queue")
-    async def test_hostile_dead_letter(
-        self, settings: Settings, names: PoolNames, channel: Channel, headers: dict[str, object]
-    ) -> None:
+    async def test_hostile_dead_letter(self, victim: Victim, headers: dict[str, object]) -> None:
         """Anybody who may publish to the dead letter exchange may send what never died."""
-        replies = await reply_queue(channel, names)
-        async with daemon_of(settings) as running:
-            message = Message(body=b"1", headers=headers, reply_to=replies)
-            await channel.publish(message, exchange=names.dead_letter_exchange, routing_key="a")
-            assert len(await answers(channel, replies, 1)) == 1
-            await publish(channel, names, "b", b"2")
-            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
-            assert await running.leads() == 1
-
-
-async def reply_queue(channel: Channel, names: PoolNames) -> str:
-    queue = f"{names.pool}-replies"
-    await channel.declare_queue(queue)
-    return queue
+        replies = await victim.replies()
+        message = Message(body=b"1", headers=headers, reply_to=replies)
+        await victim.channel.publish(message, exchange=victim.names.dead_letter_exchange, routing_key="a")
+        assert len(await answers(victim.channel, replies, 1)) == 1
+        await victim.is_unharmed()
 
 
 async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
