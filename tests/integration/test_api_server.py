@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -40,20 +39,18 @@ async def serving(pool: FakeInspector) -> AsyncIterator[str]:
         server.close()
 
 
-@pytest.mark.parametrize("key", ["infra=42,timetable=24", "a/b", "%41", "A", "é漢🚄", "\n", "a b+c", "#?&", "x" * 255])
-async def test_odd_key_goes_through_the_path(key: str) -> None:
-    pool = FakeInspector()
-    async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        answer = await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON)
-    assert (answer.status_code, list(pool.group_views)) == (202, [key])
+PATH_KEYS = ("infra=42,timetable=24", "a/b", "%41", "A", "é漢🚄", "\n", "a b+c", "#?&", "x" * 255)
+QUERY_KEYS = (".", "..", "", "../..", "/", "\0")
+"""Clients change them in a path."""
 
 
-@pytest.mark.parametrize("key", [".", "..", "", "../..", "/", "\0"])
-async def test_key_that_clients_change_in_a_path_goes_through_the_query(key: str) -> None:
+async def test_odd_key_goes_through_the_path_or_the_query() -> None:
     pool = FakeInspector()
     async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        answer = await client.post("/v1/group/start", params={"key": key}, headers=JSON)
-    assert (answer.status_code, list(pool.group_views)) == (202, [key])
+        answers = [await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON) for key in PATH_KEYS]
+        answers += [await client.post("/v1/group/start", params={"key": key}, headers=JSON) for key in QUERY_KEYS]
+    assert {answer.status_code for answer in answers} == {202}
+    assert list(pool.group_views) == [*PATH_KEYS, *QUERY_KEYS]
 
 
 async def test_request_under_way_is_answered_before_the_server_stops() -> None:
@@ -73,20 +70,15 @@ async def test_request_under_way_is_answered_before_the_server_stops() -> None:
     assert request.result().json()["workers"] == {"w": ["late"]}
 
 
-async def test_port_is_free_again_after_the_stop() -> None:
+async def test_port_that_is_taken_is_reported_and_free_after_the_stop() -> None:
     async with serving(FakeInspector()) as url:
         port = httpx.URL(url).port
-    assert port is not None
+        assert port is not None
+        with pytest.raises(PortTakenError, match=str(port)):
+            bind_socket("127.0.0.1", port)
     bind_socket("127.0.0.1", port).close()
 
 
-def test_port_that_is_taken_is_reported() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(PortTakenError, match=f"Port {port} on 127.0.0.1 is in use by another process"):
-            bind_socket("127.0.0.1", port)
-
-
 def test_address_of_another_host_is_reported() -> None:
-    with pytest.raises(ConfigurationError, match=r"api\.host: cannot listen on '192\.0\.2\.1'"):
+    with pytest.raises(ConfigurationError, match=r"api\.host"):
         bind_socket("192.0.2.1", 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from daemon_in_process import PATIENCE, echo_settings, running_daemon
+from daemon_in_process import api_of, managed_settings, running_daemon
 from typer.testing import CliRunner
 
 from osrdyne.aio.tasks import off_loop
@@ -21,7 +21,7 @@ from osrdyne.auth.grants import Role, grants_of
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.cli.main import command_line
-from osrdyne.config.models import ApiSettings, AuditSettings, BrokerSettings, DriverSettings, Settings
+from osrdyne.config.models import ApiSettings, AuditSettings, BrokerSettings, PoolSettings, Settings
 from osrdyne.protocol.names import PoolNames
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -39,24 +39,18 @@ def settings(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, secr
     file = tmp_path / "tokens.json"
     token = Token("alice", grants_of(Role.ADMIN), digest_of(secret), datetime.now(UTC), None)
     file.write_text(render_tokens([token]))
-    return echo_settings(broker_settings, pool_id, tmp_path).model_copy(
-        update={
-            "driver": DriverSettings(name="noop"),
-            "audit": AuditSettings(max_changes=KEPT, required=True),
-            "api": ApiSettings(port=0, tokens_file=str(file)),
-        }
-    )
+    changes = {
+        "pool": PoolSettings(id=pool_id),
+        "audit": AuditSettings(max_changes=KEPT, required=True),
+        "api": ApiSettings(port=0, tokens_file=str(file)),
+    }
+    return managed_settings(broker_settings, pool_id, tmp_path, **changes)
 
 
 @asynccontextmanager
-async def api_of(settings: Settings, secret: str) -> AsyncIterator[httpx.AsyncClient]:
+async def daemon_api(settings: Settings, secret: str) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
-    async with (
-        running_daemon(settings) as daemon,
-        httpx.AsyncClient(
-            base_url=daemon.api.url, headers=headers, trust_env=False, verify=False, timeout=PATIENCE
-        ) as api,
-    ):
+    async with running_daemon(settings) as daemon, api_of(daemon, headers=headers) as api:
         yield api
 
 
@@ -70,7 +64,7 @@ async def test_records_outlive_daemons_within_their_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = PoolNames(pool_id)
-    async with api_of(settings, secret) as api:
+    async with daemon_api(settings, secret) as api:
         answer = await api.put("/v1/profiles?author=x", json={"profiles": [{"match": "a", "concurrency": 2}]})
         assert answer.status_code == 200
         assert (await api.post("/v1/groups/a/pin")).status_code == 202
@@ -82,7 +76,7 @@ async def test_records_outlive_daemons_within_their_bounds(
         assert policy is not None
         assert policy.definition == {"max-length": 2 * KEPT, "message-ttl": 30 * 86_400_000}
 
-    async with api_of(settings, secret) as api:
+    async with daemon_api(settings, secret) as api:
         audit = (await api.get("/v1/audit")).json()
         shown = [(one["principal"], one["action"], one["target"], one["outcome"]) for one in audit["entries"]]
         assert shown == [
@@ -103,7 +97,7 @@ async def test_records_outlive_daemons_within_their_bounds(
         for number in range(KEPT + 10):
             assert (await api.post(f"/v1/groups/{number}/reload")).status_code == 404
 
-    async with api_of(settings, secret) as api:
+    async with daemon_api(settings, secret) as api:
         audit = (await api.get(f"/v1/audit?limit={2 * KEPT}")).json()
         targets = [one["target"] for one in audit["entries"]]
         assert targets[:10] == [str(number) for number in range(KEPT + 9, KEPT - 1, -1)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from daemon_in_process import PATIENCE, ROOT, echo_settings, running_daemon, until
+from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_settings, running_daemon, until
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
@@ -24,7 +24,7 @@ from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, ForbiddenError, RequestError, UnauthorizedError
-from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings, PoolSettings
+from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -58,26 +58,18 @@ async def guarding(
     admin = Token("admin", dict.fromkeys(Grant, ALL_KEYS), digest_of(ADMIN), datetime.now(UTC))
     tokens.write_text(render_tokens([admin]))
     issuer = JwtSettings(algorithm="RS256", key_file=str(public), issuer=ISSUER, audience=AUDIENCE)
-    base = echo_settings(broker, pool_id, directory)
-    settings = base.model_copy(
-        update={
-            "pool": PoolSettings(id=pool_id, kind="managed"),
-            "driver": driver,
-            "worker": base.worker.model_copy(update={"app": APP, "principal": "workers"}),
-            "api": ApiSettings(port=0, tokens_file=str(tokens), jwt=issuer),
-        }
-    )
+    worker = echo_settings(broker, pool_id, directory).worker.model_copy(update={"app": APP, "principal": "workers"})
+    api = ApiSettings(port=0, tokens_file=str(tokens), jwt=issuer)
+    settings = managed_settings(broker, pool_id, directory, driver=driver, worker=worker, api=api)
     async with running_daemon(settings) as daemon:
-        async with api_of(daemon) as api:
+        async with admin_of(daemon) as api:
             policies = {"policies": [{"match": "tpch/{table}", "Authorization": authorization}]}
             (await api.put("/v1/policies", json=policies, params={"author": "test"})).raise_for_status()
         yield daemon
 
 
-def api_of(daemon: Daemon) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {ADMIN}", "content-type": "application/json"}
-    url = f"http://127.0.0.1:{daemon.api.port}"
-    return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=PATIENCE, headers=headers)
+def admin_of(daemon: Daemon) -> httpx.AsyncClient:
+    return api_of(daemon, headers={"authorization": f"Bearer {ADMIN}", "content-type": "application/json"})
 
 
 def worker_driver(broker: BrokerSettings, pool_id: str, directory: Path) -> DriverSettings:
@@ -109,7 +101,7 @@ async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(
                 with pytest.raises(kind) as error:
                     await client.call(TABLE, "/whoami")
                 assert token is None or token not in f"{error.value} {error.value.reply}", name
-        async with api_of(daemon) as api:
+        async with admin_of(daemon) as api:
             assert (await api.get("/v1/groups")).json()["groups"] == []
         tokens = iter([right, ADMIN])
         async with AsyncClient(uri, pool_id, token=lambda: next(tokens), default_timeout=PATIENCE) as client:
@@ -149,7 +141,7 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(
             delivery = await consumer.get()
             assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
             assert right not in str(dict(delivery.headers))
-            async with api_of(daemon) as api:
+            async with admin_of(daemon) as api:
 
                 async def poison() -> Any:
                     return (await api.get("/v1/poison")).json()["entries"]

@@ -37,7 +37,7 @@ async def streams(proxy: Proxy) -> AsyncIterator[Streams]:
     writer.close()
 
 
-async def said(streams: Streams, word: bytes) -> bytes:
+async def exchanged(streams: Streams, word: bytes) -> bytes:
     reader, writer = streams
     writer.write(word)
     async with asyncio.timeout(PATIENCE):
@@ -52,46 +52,27 @@ async def ends(reader: asyncio.StreamReader) -> bool:
             return True
 
 
-async def test_bytes_pass_both_ways(streams: Streams) -> None:
-    assert await said(streams, b"hello") == b"hello"
-
-
-async def test_end_of_one_side_reaches_the_other(streams: Streams) -> None:
-    await said(streams, b"hello")
-    streams[1].write_eof()
-    assert await ends(streams[0])
-
-
-async def test_held_bytes_pass_once_it_goes_on(proxy: Proxy, streams: Streams) -> None:
+async def test_held_bytes_pass_later_and_cut_connections_end(proxy: Proxy, streams: Streams) -> None:
+    assert await exchanged(streams, b"hello") == b"hello"
     proxy.hold()
-    saying = asyncio.create_task(said(streams, b"later"))
-    await asyncio.wait({saying}, timeout=0.1)
-    assert not saying.done()
+    later = asyncio.create_task(exchanged(streams, b"later"))
+    await asyncio.wait({later}, timeout=0.1)
+    assert not later.done()
     proxy.resume()
-    assert await saying == b"later"
-
-
-async def test_cut_ends_connections_and_new_ones_work(proxy: Proxy, streams: Streams) -> None:
-    await said(streams, b"hello")
-    proxy.cut()
-    assert await ends(streams[0])
-    again = await asyncio.open_connection("127.0.0.1", proxy.port)
-    assert await said(again, b"again") == b"again"
-    again[1].close()
-
-
-async def test_swallowed_bytes_are_gone(proxy: Proxy, streams: Streams) -> None:
-    await said(streams, b"hello")
+    assert await later == b"later"
     proxy.hold()
     streams[1].write(b"swallowed")
     await asyncio.sleep(0.05)
     proxy.cut()
     proxy.resume()
     assert await ends(streams[0])
-
-
-async def test_refused_connection_ends_at_once(proxy: Proxy) -> None:
     proxy.refusing = True
+    refused = await asyncio.open_connection("127.0.0.1", proxy.port)
+    assert await ends(refused[0])
+    refused[1].close()
+    proxy.refusing = False
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    assert await exchanged((reader, writer), b"again") == b"again"
+    writer.write_eof()
     assert await ends(reader)
     writer.close()

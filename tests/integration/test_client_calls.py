@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import aio_pika
 import pytest
-from client_responder import Responder, echo, silence
+from client_responder import Answer, Responder, echo, silence
 
 from osrdyne.client import (
     AsyncClient,
@@ -24,7 +26,6 @@ from osrdyne.client import (
     RequestTimeoutError,
     StartFailedError,
 )
-from osrdyne.client.session import Session
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
@@ -48,16 +49,24 @@ ODD_KEYS = {
 }
 
 
-async def test_call_returns_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
-        reply = await client.call("k", "/echo", {"a": ["é", 1]})
-    assert (reply.json(), reply.worker_id, reply.ok) == ({"a": ["é", 1]}, "echo", True)
+Served = tuple[Responder, AsyncClient]
+
+
+@asynccontextmanager
+async def serving(broker: EmbeddedBroker, pool: str, answer: Answer = echo, **options: Any) -> AsyncIterator[Served]:
+    """A pool whose requests are answered so, and its client."""
+    async with (
+        Responder(broker.amqp_uri, pool, answer=answer) as responder,
+        AsyncClient(broker.amqp_uri, pool, default_timeout=PATIENCE, **options) as client,
+    ):
+        yield responder, client
 
 
 async def test_two_hundred_calls_in_flight_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
-        replies = await asyncio.gather(*(client.call("k", "/echo", number) for number in range(200)))
-    assert [reply.json() for reply in replies] == list(range(200))
+    async with serving(broker, pool_id) as (_, client):
+        replies = await asyncio.gather(*(client.call("k", "/echo", {"é": number}) for number in range(200)))
+    assert [reply.json() for reply in replies] == [{"é": number} for number in range(200)]
+    assert {(reply.worker_id, reply.ok) for reply in replies} == {("echo", True)}
 
 
 async def test_odd_keys_are_routing_keys_as_they_are(broker: EmbeddedBroker, pool_id: str) -> None:
@@ -70,29 +79,20 @@ async def test_odd_keys_are_routing_keys_as_they_are(broker: EmbeddedBroker, poo
     assert [reply.text for reply in replies] == list(ODD_KEYS.values())
 
 
-async def test_timeout_becomes_one_deadline_in_three_fields(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id) as responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+async def test_request_carries_what_the_caller_says_and_one_deadline(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with serving(broker, pool_id, name="me") as (responder, client):
         before = time.time()
-        await client.call("k", "/echo", timeout=30)
-        properties = (await responder.requests.get()).properties
+        options = {"headers": {"traceparent": "00-1"}, "accept": "text/plain", "no_activate": True}
+        await client.call("k", "/p", timeout=30, **options)
+        delivery = await responder.requests.get()
+    request, properties = delivery.to_request(now_ms=0), delivery.properties
+    assert (request.path, request.accept, request.no_activate) == ("/p", "text/plain", True)
+    assert (request.headers["traceparent"], properties.app_id) == ("00-1", "me")
     deadline_ms = properties.headers["x-deadline"]
     assert before + 30 <= deadline_ms / 1000 <= time.time() + 30.001
     assert properties.timestamp.timestamp() * 1000 + int(properties.expiration) == deadline_ms
 
 
-async def test_request_carries_what_the_caller_says(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with (
-        Responder(broker.amqp_uri, pool_id) as responder,
-        AsyncClient(broker.amqp_uri, pool_id, name="me") as client,
-    ):
-        await client.call("k", "/p", headers={"traceparent": "00-1"}, accept="text/plain", no_activate=True)
-        delivery = await responder.requests.get()
-    request = delivery.to_request(now_ms=0)
-    assert (request.path, request.accept, request.no_activate) == ("/p", "text/plain", True)
-    assert (request.headers["traceparent"], delivery.properties.app_id) == ("00-1", "me")
-
-
-@pytest.mark.proves("requests/daemon-ever-run-pool")
 async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(PoolNotFoundError, match=pool_id):
@@ -102,25 +102,25 @@ async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBrok
             assert (await client.call("k", timeout=PATIENCE)).ok
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (Status.ERROR, RequestFailedError),
-        (Status.EXPIRED, RequestExpiredError),
-        (Status.CANCELLED, RequestCancelledError),
-        (Status.START_FAILED, StartFailedError),
-        (Status.INVALID, InvalidRequestError),
-    ],
-)
-async def test_status_of_the_answer_is_raised(
-    broker: EmbeddedBroker, pool_id: str, status: Status, kind: type[Exception]
-) -> None:
-    responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: [Response(status, detail="because")])
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
-        with pytest.raises(kind, match="because"):
-            await client.call("k", timeout=PATIENCE)
-        reply = await client.call("k", timeout=PATIENCE, raise_on_error=False)
-    assert (reply.status, reply.detail) == (status, "because")
+KINDS = {
+    Status.ERROR: RequestFailedError,
+    Status.EXPIRED: RequestExpiredError,
+    Status.CANCELLED: RequestCancelledError,
+    Status.START_FAILED: StartFailedError,
+    Status.INVALID: InvalidRequestError,
+}
+
+
+async def test_status_of_the_answer_is_raised(broker: EmbeddedBroker, pool_id: str) -> None:
+    def answer(request: Request) -> list[Response]:
+        return [Response(Status(request.path), detail="because")]
+
+    async with serving(broker, pool_id, answer) as (_, client):
+        for status, kind in KINDS.items():
+            with pytest.raises(kind, match="because"):
+                await client.call("k", status)
+            reply = await client.call("k", status, raise_on_error=False)
+            assert (reply.status, reply.detail) == (status, "because")
 
 
 def _progress(request: Request) -> list[Response]:
@@ -128,49 +128,44 @@ def _progress(request: Request) -> list[Response]:
     return [*steps, Response(body=b"last")]
 
 
-async def test_progress_reaches_the_callback_before_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_progress_reaches_callback_and_stream_before_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
+    """A callback that fails fails its call only."""
     seen: list[Reply] = []
-    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
-        last = await client.call("k", on_progress=seen.append, timeout=PATIENCE)
-    assert ([reply.text for reply in seen], last.text) == (["0", "1", "2"], "last")
 
-
-async def test_stream_yields_partial_answers_and_the_last(broker: EmbeddedBroker, pool_id: str) -> None:
-    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
-        replies = [(reply.text, reply.progress) async for reply in client.stream("k", timeout=PATIENCE)]
-    assert replies == [("0", True), ("1", True), ("2", True), ("last", False)]
-
-
-async def test_stream_left_early_cancels_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
-    def start(request: Request) -> list[Response]:
-        return [Response(body=b"first", progress=True)]
-
-    async with Responder(broker.amqp_uri, pool_id, answer=start) as responder:
-        async with AsyncClient(broker.amqp_uri, pool_id) as client:
-            async with aclosing(client.stream("k", timeout=PATIENCE)) as replies:
-                assert (await anext(replies)).text == "first"
-            cancel = await responder.next_cancel()
-        request = await responder.requests.get()
-    assert cancel.properties.correlation_id == request.properties.correlation_id
-
-
-async def test_failing_progress_callback_fails_its_call_only(broker: EmbeddedBroker, pool_id: str) -> None:
     def fail(reply: Reply) -> None:
         raise LookupError("of the caller")
 
-    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+    async with serving(broker, pool_id, _progress) as (responder, client):
+        last = await client.call("k", on_progress=seen.append)
+        assert ([reply.text for reply in seen], last.text) == (["0", "1", "2"], "last")
+        replies = [(reply.text, reply.progress) async for reply in client.stream("k")]
+        assert replies == [("0", True), ("1", True), ("2", True), ("last", False)]
         with pytest.raises(LookupError, match="of the caller"):
-            await client.call("k", on_progress=fail, timeout=PATIENCE)
+            await client.call("k", on_progress=fail)
         assert (await responder.next_cancel()).routing_key == "k"
-        assert (await client.call("k", timeout=PATIENCE)).text == "last"
+        assert (await client.call("k")).text == "last"
+
+
+async def test_stream_left_early_and_cancelled_task_cancel_their_requests(broker: EmbeddedBroker, pool_id: str) -> None:
+    def start(request: Request) -> list[Response]:
+        return [Response(body=b"first", progress=True)]
+
+    async with serving(broker, pool_id, start) as (responder, client):
+        async with aclosing(client.stream("k")) as replies:
+            assert (await anext(replies)).text == "first"
+        cancels = [await responder.next_cancel()]
+        requests = [await responder.requests.get()]
+        call = asyncio.create_task(client.call("k"))
+        requests.append(await responder.requests.get())
+        call.cancel()
+        cancels.append(await responder.next_cancel())
+        assert not await client.cancel("nothing")
+    assert [one.properties.correlation_id for one in cancels] == [one.properties.correlation_id for one in requests]
+    assert call.cancelled()
 
 
 async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBroker, pool_id: str) -> None:
-    responder = Responder(broker.amqp_uri, pool_id, answer=silence)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id, answer_slack=3600) as client:
+    async with serving(broker, pool_id, silence, answer_slack=3600) as (_, client):
         with pytest.raises(RequestTimeoutError, match="no answer") as raised:
             await client.call("k", timeout=2.0, answer_slack=0.05)
         assert (raised.value.sent, client.in_flight) == (True, 0)
@@ -178,59 +173,37 @@ async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBr
 
 @pytest.mark.proves("races/request-delivered-twice-answered", "requests/same-answer-arrives-twice")
 async def test_repeated_answer_is_ignored_and_counted(broker: EmbeddedBroker, pool_id: str) -> None:
-    responder = Responder(broker.amqp_uri, pool_id, answer=lambda request: [*echo(request), *echo(request)])
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+    async with serving(broker, pool_id, lambda request: [*echo(request), *echo(request)]) as (_, client):
         for number in range(3):
             assert (await client.call("k", "", number, timeout=PATIENCE)).json() == number
     assert client.ignored_replies >= 2  # the last one may still be on its way
 
 
 async def test_cast_wants_no_answer_and_has_no_deadline_of_its_own(broker: EmbeddedBroker, pool_id: str) -> None:
-    responder = Responder(broker.amqp_uri, pool_id, answer=silence)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+    async with serving(broker, pool_id, silence) as (responder, client):
         await client.cast("k", "/fire", b"and forget")
         request = (await responder.requests.get()).to_request(now_ms=0)
     assert (request.path, request.body, request.reply_to, request.deadline_ms) == ("/fire", b"and forget", None, None)
 
 
 async def test_cancel_carries_the_same_address_as_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with (
-        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
-        AsyncClient(broker.amqp_uri, pool_id) as client,
-        asyncio.TaskGroup() as group,
-    ):
+    async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", correlation_id="mine", raise_on_error=False))
         request = (await responder.requests.get()).properties
         assert await client.cancel("mine")
         cancel = await responder.next_cancel()
         assert (cancel.properties.correlation_id, cancel.routing_key) == ("mine", "k")
         assert cancel.properties.reply_to == request.reply_to != "amq.rabbitmq.reply-to"
+        with pytest.raises(InvalidRequestError, match="mine"):
+            await client.call("k", correlation_id="mine")
+        assert client.in_flight == 1
         call.cancel()
-
-
-async def test_cancelling_the_task_cancels_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder:
-        async with AsyncClient(broker.amqp_uri, pool_id) as client:
-            call = asyncio.create_task(client.call("k"))
-            request = (await responder.requests.get()).properties
-            call.cancel()
-        cancel = await responder.next_cancel()
-    assert (cancel.properties.correlation_id, call.cancelled()) == (request.correlation_id, True)
-
-
-async def test_cancel_of_an_unknown_call_reports_it(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with AsyncClient(broker.amqp_uri, pool_id) as client:
-        assert not await client.cancel("nothing")
 
 
 async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
     broker: EmbeddedBroker, pool_id: str
 ) -> None:
-    async with (
-        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
-        AsyncClient(broker.amqp_uri, pool_id) as client,
-        asyncio.TaskGroup() as group,
-    ):
+    async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", correlation_id="mine"))
         await responder.requests.get()
         await delete_exchange(responder.channel, responder.names.cancel_exchange)
@@ -240,37 +213,19 @@ async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
         call.cancel()
 
 
-async def test_same_correlation_id_twice_is_refused(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with (
-        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
-        AsyncClient(broker.amqp_uri, pool_id) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        call = group.create_task(client.call("k", correlation_id="mine"))
-        await responder.requests.get()
-        with pytest.raises(InvalidRequestError, match="mine"):
-            await client.call("k", correlation_id="mine")
-        assert client.in_flight == 1
-        call.cancel()
-
-
-async def test_full_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_full_queue_and_pool_without_any_refuse_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
     full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
     responder = Responder(broker.amqp_uri, pool_id, queue_arguments=full, consume=False)
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
         await client.cast("k")
         with pytest.raises(RequestQueueFullError):
             await client.call("k", timeout=PATIENCE)
-
-
-async def test_pool_without_any_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id, keys=[]), AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(RequestRefusedError):
-            await client.call("k", timeout=PATIENCE)
+            await client.call("of no queue", timeout=PATIENCE)
 
 
 async def test_header_that_amqp_cannot_express_affects_no_other_call(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
+    async with serving(broker, pool_id) as (_, client):
         with pytest.raises(TypeError):
             await client.call("k", headers={"bad": object()}, timeout=PATIENCE)
         assert (await client.call("k", timeout=PATIENCE)).ok
@@ -287,10 +242,3 @@ async def test_plain_client_reads_the_status_as_a_byte_array(broker: EmbeddedBro
         await exchange.publish(request, "k")
         reply = await asyncio.wait_for(answer, PATIENCE)
     assert (reply.body, reply.correlation_id, reply.headers[STATUS_HEADER]) == (b"plain", "1", bytearray(b"ok"))
-
-
-async def test_client_closed_at_once_leaves_no_connection(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with AsyncClient(broker.amqp_uri, pool_id) as client:
-        session = client._state.value
-    assert isinstance(session, Session)
-    assert session.is_over

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
-import httpx
 import pytest
+from broker_api import close_connections
 from client_responder import Responder, silence
+from rabbitmqctl import rabbitmqctl
 from yarl import URL
 
 from osrdyne.aio.clock import Backoff
 from osrdyne.client import AsyncClient, ConnectionLostError, ConnectionStatus, PoolNotFoundError, RequestTimeoutError
-from osrdyne.dev.rabbitmq import node_files
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.dev.rabbitmq.node_files import NodeIdentity
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
 from tests.conftest import run_apart
@@ -26,20 +23,6 @@ pytestmark = pytest.mark.usefixtures("processes")
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 FAST = Backoff(initial=0.05, maximum=0.2)
-
-
-async def kill_connection(broker: EmbeddedBroker, name: str) -> None:
-    """Close the connection that calls itself `name` through the management API, once that lists it."""
-    async with (
-        httpx.AsyncClient(base_url=broker.management_uri, timeout=PATIENCE, trust_env=False, verify=False) as api,
-        asyncio.timeout(PATIENCE),
-    ):
-        while True:
-            for connection in (await api.get("/api/connections")).json():
-                if connection.get("client_properties", {}).get("connection_name") == name:
-                    (await api.delete(f"/api/connections/{quote(connection['name'], safe='')}")).raise_for_status()
-                    return
-            await asyncio.sleep(0.1)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -56,7 +39,7 @@ async def test_call_under_way_fails_with_unknown_outcome(broker: EmbeddedBroker,
     async with responder, client, asyncio.TaskGroup() as group:
         call = group.create_task(_outcome(client))
         await responder.requests.get()
-        await kill_connection(broker, f"{pool_id} client")
+        await close_connections(broker.management_uri, name=f"{pool_id} client")
         error = await call
         assert isinstance(error, ConnectionLostError)
         assert error.retryable
@@ -79,7 +62,7 @@ async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: st
     async with responder, client, asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", timeout=PATIENCE, idempotent=True))
         first = (await responder.requests.get()).properties
-        await kill_connection(broker, f"{pool_id} client")
+        await close_connections(broker.management_uri, name=f"{pool_id} client")
         second = (await responder.requests.get()).properties
         assert (await call).text == "second time"
     assert second.correlation_id == first.correlation_id
@@ -91,7 +74,7 @@ async def test_without_reconnect_the_loss_is_final(broker: EmbeddedBroker, pool_
         Responder(broker.amqp_uri, pool_id),
         AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=None) as client,
     ):
-        await kill_connection(broker, f"{pool_id} client")
+        await close_connections(broker.management_uri, name=f"{pool_id} client")
         await until(lambda: client.status is ConnectionStatus.CLOSED)
         with pytest.raises(BrokerUnavailableError):
             await client.call("k", timeout=PATIENCE)
@@ -156,15 +139,6 @@ async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBrok
         assert (await responder.next_cancel()).routing_key == "k"
 
 
-async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
-    """Of the machine's memory; 0 raises RabbitMQ's memory alarm."""
-    environment = node_files.environment(broker.directory, NodeIdentity.load_or_create(broker.directory), os.environ)
-    command = ("/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", "set_vm_memory_high_watermark", str(share))
-    process = await asyncio.create_subprocess_exec(*command, env=environment)
-    assert await process.wait() == 0
-
-
-@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.proves("broker/memory-disk-alarm")
 async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
@@ -174,13 +148,13 @@ async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: E
         client,
         asyncio.TaskGroup() as group,
     ):
-        await set_memory_limit(own_broker, 0)
+        await rabbitmqctl(own_broker, "set_vm_memory_high_watermark", "0")
         waiting = group.create_task(client.cast("k", "", b"waited", timeout=240))
         await until(lambda: client.status is ConnectionStatus.BLOCKED)
         with pytest.raises(RequestTimeoutError, match="alarm") as raised:
             await client.call("k", timeout=0.2)
         assert not raised.value.sent
-        await set_memory_limit(own_broker, 0.4)
+        await rabbitmqctl(own_broker, "set_vm_memory_high_watermark", "0.4")
         await waiting
         delivery = await responder.channel.get(responder.queue)
     assert delivery is not None

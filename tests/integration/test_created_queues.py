@@ -8,11 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
+from daemon_in_process import api_of, group_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Message
-from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings
+from osrdyne.config.models import BrokerSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.ingress.policies import policy
 from osrdyne.protocol.names import Key, PoolNames
@@ -29,17 +29,13 @@ async def daemon(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Daemon]:
     monkeypatch.setattr(policy, "SHORTEST_LIFETIME", timedelta(seconds=5))
-    settings = echo_settings(broker_settings, pool_id, tmp_path).model_copy(
-        update={"pool": PoolSettings(id=pool_id, kind="managed"), "driver": DriverSettings(name="noop")}
-    )
-    async with running_daemon(settings) as daemon:
+    async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path)) as daemon:
         yield daemon
 
 
 @pytest.fixture
 async def api(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
-    address = f"http://127.0.0.1:{daemon.api.port}"
-    async with httpx.AsyncClient(base_url=address, trust_env=False, verify=False, timeout=PATIENCE) as client:
+    async with api_of(daemon) as client:
         yield client
 
 

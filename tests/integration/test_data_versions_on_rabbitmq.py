@@ -51,38 +51,6 @@ def version(number: int) -> dict[str, object]:
     return {"headers": {"x-data-version": number}}
 
 
-async def test_requests_are_served_with_the_former_data_until_the_version_is_loaded(
-    pool: Stage, directory: Directory
-) -> None:
-    await pool.start(app=APP, config={"directory": str(directory.path)})
-    (directory.path / "hold").touch()
-    directory.publish("1")
-    waiting = [await pool.caller.send("/data", **version(1)) for _ in range(5)]
-    await directory.until_reloading()
-    for _ in range(3):
-        assert (await pool.caller.call("/data")).body == b"0"
-    (directory.path / "hold").unlink()
-    for response in [await pool.caller.answer(one) for one in waiting]:
-        assert (response.body, response.headers["x-data-version"]) == (b"1", 1)
-    assert (await pool.caller.call("/data")).body == b"1"
-    assert directory.reloads() == ["1"]
-
-
-@pytest.mark.proves("workers/worker-cannot-load-version")
-async def test_failed_reload_is_answered_and_the_former_data_stays(pool: Stage, directory: Directory) -> None:
-    await pool.start(app=APP, config={"directory": str(directory.path)})
-    (directory.path / "fail").touch()
-    directory.publish("1")
-    response = await pool.caller.call("/data", **version(1))
-    assert response.status == "error"
-    assert b"reload_failed" in response.body
-    assert b"ValueError: the data is broken" in response.body
-    assert (await pool.caller.call("/data")).body == b"0"
-    (directory.path / "fail").unlink()
-    assert (await pool.caller.call("/data", **version(1))).body == b"1"
-
-
-@pytest.mark.proves("workers/worker-dies-reloads-data")
 async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
@@ -90,6 +58,7 @@ async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, direct
     directory.publish("1")
     asked = [await pool.caller.send("/data", **version(1)) for _ in range(3)]
     await directory.until_reloading()
+    assert (await pool.caller.call("/data")).body == b"0", "the former data, as long as it is loaded"
     (directory.path / "hold").unlink()
     assert await first.wait() == 9
     (directory.path / "die").unlink()
@@ -129,20 +98,6 @@ async def test_client_names_the_version(pool: Stage, directory: Directory) -> No
             await client.call(pool.key, "/data", data_version=-1)
 
 
-async def test_identical_requests_of_the_queue_share_a_run(pool: Stage, directory: Directory) -> None:
-    await pool.start(app=APP, config={"directory": str(directory.path)})
-    (directory.path / "hold").touch()
-    asked = [await pool.caller.send("/shared", b"same") for _ in range(20)]
-    async with asyncio.timeout(PATIENCE):
-        while await pool.ready_requests():
-            await asyncio.sleep(0.05)
-    (directory.path / "hold").unlink()
-    assert [(await pool.caller.answer(one)).body for one in asked] == [b"1"] * 20
-    assert (await pool.caller.call("/shared", b"same")).body == b"2"
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("workers/worker-dies-shared-run")
 async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
-from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.broker.topology.declarations import request_queue_arguments
-from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings
+from osrdyne.config.models import BrokerSettings, RequestSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.processors.expiry.sweeper import CONSUME_FIRST, PREFETCH
 from osrdyne.protocol.messages import DUPLICATE_HEADER
@@ -80,14 +79,8 @@ async def test_what_was_taken_goes_back_to_the_head_in_its_order(
 
 @pytest.fixture
 async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
-    settings = echo_settings(broker_settings, pool_id, tmp_path).model_copy(
-        update={
-            "pool": PoolSettings(id=pool_id, kind="managed"),
-            "driver": DriverSettings(name="noop"),
-            "requests": RequestSettings(check_entire_queue_on_cleanup=True, cleanup_interval=1, max_clock_skew=0.5),
-        }
-    )
-    async with running_daemon(settings) as daemon:
+    requests = RequestSettings(check_entire_queue_on_cleanup=True, cleanup_interval=1, max_clock_skew=0.5)
+    async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path, requests=requests)) as daemon:
         yield daemon
 
 
@@ -139,6 +132,6 @@ async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(
             await asyncio.sleep(0.01)
             await delivery.ack()
     assert [number for number in served if number % 3 != 2] == [number for number in range(total) if number % 3 != 2]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False) as http:
+    async with api_of(daemon) as http:
         metrics = (await http.get("/metrics")).text
     assert [line for line in metrics.splitlines() if line.startswith('osrdyne_cleaned_total{outcome="kept"}')]

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from broker_api import close_connections
 from filled_streams import SMALL_SEGMENTS, fill
 from postgresql_server import running_postgresql
 from pydantic import SecretStr
@@ -248,33 +249,17 @@ async def test_stream_that_is_declared_again_is_read_from_its_first_message(
     assert (await counted(values)).lost == 0
 
 
-@pytest.mark.proves("last-values/rabbitmq-closes-connection-last")
-async def test_lost_connection_is_opened_again(
-    broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, tmp_path: Path
-) -> None:
+async def test_lost_connection_is_opened_again(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> None:
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
     uri = broker_settings.uri.get_secret_value()
     await fill(uri, stream, [])
-    async with (
-        reading(settings),
-        httpx.AsyncClient(
-            base_url=broker_settings.effective_management_uri(), trust_env=False, verify=False, timeout=SOON
-        ) as http,
-    ):
+    async with reading(settings):
         await fill(uri, stream, events(range(10)))
         await until_shown(values, newest(9))
 
-        async def own() -> list[str]:
-            listed = (await http.get("/api/connections")).json()
-            prefix = f"osrdyne {pool_id} last-value"
-            return [one["name"] for one in listed if prefix in str(one.get("client_properties", {}))]
-
-        async with asyncio.timeout(SOON):
-            while not (found := await own()):  # RabbitMQ lists connections a few seconds late
-                await asyncio.sleep(0.1)
-        for name in found:
-            (await http.delete(f"/api/connections/{name}")).raise_for_status()
+        management_uri = broker_settings.effective_management_uri()
+        await close_connections(management_uri, name=f"osrdyne {pool_id} last-value")
         await fill(uri, stream, events(range(10, 20)))
         await until_shown(values, newest(19))
 

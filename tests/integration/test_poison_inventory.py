@@ -113,17 +113,16 @@ async def test_fifty_listings_disturb_nothing(pool: Pool) -> None:
     await channel.close()
 
 
-async def test_five_hundred_entries_come_in_pages(pool: Pool) -> None:
-    await pool.many(500)
+async def test_two_hundred_entries_come_in_pages(pool: Pool) -> None:
+    await pool.many(200)
     seen: list[bytes | None] = []
     after = None
     for _ in range(3):
-        page = await pool.inventory.page(PoisonQuery(after=after, limit=170, bodies=True))
-        assert page.total == 500
+        page = await pool.inventory.page(PoisonQuery(after=after, limit=70, bodies=True))
+        assert page.total == 200
         seen += [view.body for view in page.entries]
         after = page.next
-    assert after is None
-    assert seen == [b"%d" % number for number in range(500)]
+    assert (after, seen) == (None, [b"%d" % number for number in range(200)])
 
 
 async def test_entry_tells_everything_about_the_request(pool: Pool) -> None:
@@ -156,17 +155,12 @@ async def test_replay_sends_the_request_as_it_was(pool: Pool) -> None:
     assert (request.properties.reply_to, request.properties.priority, request.properties.app_id) == ("r", 3, "a")
     assert request.headers == {"x-rpc-path": "/sql", "odd": [{"a": 1.5}], "x-osrdyne-replay": 1}
     assert await pool.views() == []
-
-
-async def test_second_replay_is_the_second(pool: Pool) -> None:
-    await pool.poison(Message(headers={"x-osrdyne-replay": 1}))
+    await pool.poison(Message(headers=request.headers), "a b")
     [view] = await pool.views()
     assert view.replays == 1
-    await pool.serve("k")
     await pool.inventory.replay([view.id])
-    request = await pool.served()
-    assert request is not None
-    assert request.headers == {"x-osrdyne-replay": 2}
+    again = await pool.served()
+    assert again is not None and again.headers["x-osrdyne-replay"] == 2
 
 
 class CrashingPublisher(LeaderPublisher):
@@ -280,16 +274,16 @@ async def test_hostile_messages_are_shown_and_can_be_dropped(pool: Pool) -> None
     assert await pool.views() == []
 
 
-@pytest.mark.parametrize("size", [100_000, 119_000, 125_000, 130_000])
-async def test_huge_headers_make_room_for_ours(pool: Pool, size: int) -> None:
-    delivery = await pool.caught(Message(b"body", {"huge": "x" * size, "small": 1}), "k")
+async def test_huge_headers_make_room_for_ours(pool: Pool) -> None:
     deaths = [replace(DEATH, log_lines=("y" * 10_000,) * 20)] * 30
-    entry = poison_entry(delivery, deliveries=6, now_ms=NOW_MS, deaths=deaths)
-    await pool.put(entry)
-    [view] = await pool.views(bodies=True)
-    assert (view.key, view.body, view.headers["small"]) == ("k", b"body", 1)
-    assert ("huge" in view.headers) == (size < 120_000)
-    assert view.headers.get("x-osrdyne-poison-left-out") == (None if size < 120_000 else "huge")
+    for size in (100_000, 119_000, 125_000, 130_000):
+        delivery = await pool.caught(Message(b"body", {"huge": "x" * size, "small": 1}), "k")
+        await pool.put(poison_entry(delivery, deliveries=6, now_ms=NOW_MS, deaths=deaths))
+        [view] = await pool.views(bodies=True)
+        assert (view.key, view.body, view.headers["small"]) == ("k", b"body", 1)
+        assert ("huge" in view.headers) == (size < 120_000)
+        assert view.headers.get("x-osrdyne-poison-left-out") == (None if size < 120_000 else "huge")
+        await pool.inventory.drop([view.id])
 
 
 async def test_forged_marks_in_a_request_are_not_believed(pool: Pool) -> None:

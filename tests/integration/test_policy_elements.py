@@ -11,18 +11,19 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
-from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from broker_api import delete_pool
+from daemon_in_process import PATIENCE, api_of, echo_settings, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
-from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings, ScalingSettings
+from osrdyne.config.models import BrokerSettings, RequestSettings, ScalingSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -33,27 +34,17 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
 KIB = 2**10
 CAPACITY = 256 * KIB
 RETRIES = 2
-OUTSIDE = {
-    "MaxMessageSize": 1,
-    "EnqueueTimeout": "5m",
-    "MaxConcurrentReaders": 0,
-    "MaxDequeueRetries": 0,
-    "MaxMessageAge": "8d",
-    "MaxQueueLength": 0,
-}
 
 
 @dataclass
 class Pool:
-    """A daemon that leads, its clients, and an endpoint that refuses every copy."""
+    """A daemon that leads, and its clients."""
 
     daemon: Daemon
     names: PoolNames
     connection: amqp.Connection
     api: httpx.AsyncClient
-    management: httpx.AsyncClient
     drops: str
-    posted: list[bytes] = field(default_factory=list)
 
     async def ask(self, key: str, body: bytes = b"x", **properties: Any) -> Asked:
         channel = await self.connection.channel(confirms=True)
@@ -122,88 +113,35 @@ class Asked:
         return decode_text(answer.headers["x-status"])
 
 
-@asynccontextmanager
-async def refusing_endpoint(posted: list[bytes]) -> AsyncIterator[int]:
-    """An HTTP endpoint that keeps the bodies that it gets, and answers 503."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = next(int(line.partition(":")[2]) for line in head.splitlines() if line.startswith("content-length:"))
-        posted.append(await reader.readexactly(length))
-        writer.write(b"HTTP/1.1 503 Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(
     broker: Any, broker_settings: BrokerSettings, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Pool]:
-    id, posted = f"t{secrets.token_hex(6)}", list[bytes]()
-    settings = echo_settings(broker_settings, id, tmp_path_factory.mktemp("elements"))
-    settings = settings.model_copy(
-        update={
-            "pool": PoolSettings(id=id, kind="managed"),
-            "driver": DriverSettings(name="noop"),
-            "requests": RequestSettings(max_length_bytes=CAPACITY, poison_drop_networks=("127.0.0.0/8",)),
-        }
-    )
+    id = f"t{secrets.token_hex(6)}"
+    requests = RequestSettings(max_length_bytes=CAPACITY)
+    directory = tmp_path_factory.mktemp("elements")
+    settings = managed_settings(broker_settings, id, directory, requests=requests)
     options = amqp.ConnectionOptions(
         uri=broker.amqp_uri, name="osrdyne test", connect_timeout=PATIENCE, rpc_timeout=PATIENCE
     )
     connection = await amqp.connect(options)
-    http: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": PATIENCE}
     async with (
-        refusing_endpoint(posted) as port,
-        httpx.AsyncClient(base_url=broker.management_uri, **http) as management,
         running_daemon(settings) as daemon,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", **http) as api,
+        api_of(daemon) as api,
     ):
-        made = Pool(daemon, PoolNames(id), connection, api, management, f"drops-{id}", posted)
+        made = Pool(daemon, PoolNames(id), connection, api, f"drops-{id}")
         await (await connection.channel()).declare_queue(made.drops, exclusive=True)
         policies = [
             {"match": "size", "MaxMessageSize": "8KiB"},
             {"match": "never", "MaxMessageAge": 0},
             {"match": "short", "MaxMessageAge": "1s"},
             {"match": "retries", "MaxDequeueRetries": RETRIES, "PoisonMessageDrop": f"amqp:/queues/{made.drops}"},
-            {
-                "match": "endpoint",
-                "MaxDequeueRetries": RETRIES,
-                "PoisonMessageDrop": f"http://127.0.0.1:{port}/poison",
-            },
-            {"match": "outside", **OUTSIDE},
         ]
         answer = await api.put("/v1/policies", json={"policies": policies}, params={"author": "test"})
         assert answer.status_code == 200, answer.text
         yield made
     await connection.close()
-
-
-async def test_values_beyond_the_bounds_are_moved_to_the_nearest_one(pool: Pool) -> None:
-    found = await pool.effective("outside")
-    assert {name: found[name] for name in OUTSIDE} == {
-        "MaxMessageSize": (8 * KIB, "clamped"),
-        "EnqueueTimeout": (60, "clamped"),
-        "MaxConcurrentReaders": (1, "clamped"),
-        "MaxDequeueRetries": (1, "clamped"),
-        "MaxMessageAge": (7 * 86400, "clamped"),
-        "MaxQueueLength": (1, "clamped"),
-    }
-    # One request of 8 KiB; and the limit of the pool, where length and size allow more.
-    assert found["MaxQueueCapacity"] == (8 * KIB, "computed")
-    assert (await pool.effective("size"))["MaxQueueCapacity"] == (CAPACITY, "computed")
-
-
-async def test_wrong_values_are_refused_with_their_places(pool: Pool) -> None:
-    before = (await pool.api.get("/v1/policies")).json()
-    wrong = {"match": "size", "MaxMessageSize": "many", "MaxReaders": 3}
-    answer = await pool.api.put("/v1/policies", json={"policies": [wrong]}, params={"author": "test"})
-    assert answer.status_code == 422
-    assert {"policies.0.MaxMessageSize", "policies.0.MaxReaders"} <= {one["path"] for one in answer.json()["problems"]}
-    assert (await pool.api.get("/v1/policies")).json() == before
+    await asyncio.to_thread(delete_pool, broker.management_uri, id)
 
 
 async def test_request_beyond_max_message_size_reaches_no_queue(pool: Pool) -> None:
@@ -253,28 +191,13 @@ async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(
     assert copies.waiting() == 0
 
 
-async def test_copy_that_an_endpoint_refuses_is_not_sent_again(pool: Pool) -> None:
-    await pool.poison("endpoint", b"poison")
-    await pool.poison("endpoint", b"after it")
-
-    async def both() -> bool:
-        return len(pool.posted) >= 2
-
-    await until(both, "both copies are posted")
-    assert pool.posted == [b"poison", b"after it"]
-
-
 async def test_group_has_no_more_workers_than_max_concurrent_readers(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, pool: Pool
 ) -> None:
     base = echo_settings(broker_settings, pool_id, tmp_path)
     scaling = ScalingSettings.model_validate({"min": 3, "max": 3})
-    settings = base.model_copy(
-        update={
-            "pool": PoolSettings(id=pool_id, kind="managed"),
-            "worker": base.worker.model_copy(update={"scaling": scaling}),
-        }
-    )
+    worker = base.worker.model_copy(update={"scaling": scaling})
+    settings = managed_settings(broker_settings, pool_id, tmp_path, worker=worker, driver=base.driver)
     names, most = PoolNames(pool_id), 0
 
     async def consumers(key: str) -> int:
@@ -287,9 +210,7 @@ async def test_group_has_no_more_workers_than_max_concurrent_readers(
             await channel.close()
 
     async with running_daemon(settings) as daemon:
-        async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False
-        ) as api:
+        async with api_of(daemon) as api:
             document = {"policies": [{"match": "narrow", "MaxConcurrentReaders": 2}]}
             (await api.put("/v1/policies", json=document, params={"author": "test"})).raise_for_status()
         publishing = await pool.connection.channel(confirms=True)

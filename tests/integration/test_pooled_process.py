@@ -7,6 +7,7 @@ import json
 import random
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     assert sum(answers.values()) == REQUESTS
 
     assert (await pooled.stage.caller.answer(stuck)).status == Status.EXPIRED
-    exits = {
-        one: (await pooled.until_exited(process, one)).exit
-        for one in (failed, blocked)
-    }  # fmt: skip
+    exits = {one: (await pooled.until_exited(process, one)).exit for one in (failed, blocked)}
     assert all(exits.values())
     assert [exit_.code for exit_ in exits.values() if exit_] == [ExitCode.START_FAILED, ExitCode.UNRECOVERABLE]
     assert "no data here" in str(exits[failed])
@@ -104,6 +102,7 @@ async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: Pooled
     in_log = lines_of_worker(process.lines, failed)
     assert any("no data here" in line for line in in_log)
     assert not any("sound" in line for line in in_log)
+    assert not any(pooled.stage.uri in line for line in process.lines)
     state = await pooled.ask(process, Forget("forget", failed))
     assert failed not in [one.worker_id for one in state.assignments]
 
@@ -175,10 +174,8 @@ async def test_drained_process_ends_after_its_last_worker(pooled: PooledStage) -
     worker = await pooled.assign(process, "k")
     assert (await pooled.ask(process, Drain("drain"))).draining
     assert document(await pooled.call("k", "/get"))["key"] == ["k"] * 3
-    with pytest.raises((AssertionError, TimeoutError)):  # it may end before it answers
+    with suppress(AssertionError):  # it may end before it answers
         await pooled.release(process, worker)
-        await asyncio.wait_for(process.wait(), PATIENCE)
-        raise TimeoutError
     assert await process.wait() == ExitCode.STOPPED
 
 
@@ -202,12 +199,4 @@ async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage,
 async def test_application_that_is_not_poolable_is_refused(pooled: PooledStage) -> None:
     process = await pooled.start(app="tests.integration.stray_app:app", ready=False)
     assert await process.wait() == ExitCode.INVALID_CONFIGURATION
-    assert "The application is not poolable" in process.lines[-1]
-
-
-async def test_uri_is_in_no_line_of_the_log(pooled: PooledStage, broker: Any) -> None:
-    process = await pooled.start()
-    worker = await pooled.assign(process, "k")
-    await pooled.release(process, worker)
-    await process.until_line("")
-    assert not any(pooled.stage.uri in line for line in process.lines)
+    assert "not poolable" in process.lines[-1]

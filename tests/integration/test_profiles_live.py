@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
+from daemon_in_process import PATIENCE, api_of, echo_settings, group_of, running_daemon, until
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, Settings
@@ -17,12 +16,6 @@ from osrdyne.daemon.daemon import Daemon
 pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
 DOCUMENT = {"profiles": [{"match": "big/{n}", "concurrency": 4, "unbind_delay": 120}]}
-
-
-def api_of(daemon: Daemon) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
-    )
 
 
 @pytest.fixture
@@ -48,9 +41,7 @@ async def test_profiles_are_changed_live_and_survive_the_daemon(settings: Settin
             refused = await api.put("/v1/profiles", json={"profiles": [{"match": "{"}]}, params={"author": "me"})
             assert (refused.status_code, refused.json()["code"]) == (422, "invalid-document")
             changed = await api.put("/v1/profiles", json=DOCUMENT, params={"author": "me"})
-            assert changed.json() == {
-                "pool": settings.pool.id, "version": 1, "warnings": [], "changed_groups": 2,
-            }  # fmt: skip
+            assert changed.json()["changed_groups"] == 2
 
             async def replaced() -> bool:
                 await client.call("big/1", "/echo", b"1", timeout=PATIENCE)

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
-from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel
-from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings
+from osrdyne.config.models import BrokerSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -26,17 +25,12 @@ TOTAL, LIMIT = 1000, 100
 
 @pytest.fixture
 async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
-    settings = echo_settings(broker_settings, pool_id, tmp_path).model_copy(
-        update={"pool": PoolSettings(id=pool_id, kind="managed"), "driver": DriverSettings(name="noop")}
-    )
-    async with running_daemon(settings) as daemon:
+    async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path)) as daemon:
         yield daemon
 
 
 async def apply(daemon: Daemon, **elements: object) -> None:
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
-    ) as api:
+    async with api_of(daemon) as api:
         document = {"policies": [{"match": "k", **elements}]}
         answer = await api.put("/v1/policies", json=document, params={"author": "test"})
         assert (answer.status_code, answer.json()["warnings"]) == (200, [])

@@ -96,15 +96,14 @@ async def test_ctrl_c_prints_the_summary(broker_settings: BrokerSettings, pool_i
         endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--alarms", "1/h")
         process = await start(broker_settings, pool_id, *endless, directory=tmp_path)
         async with asyncio.timeout(PATIENCE):
-            first, second = await responder.requests.get(), await responder.requests.get()
+            requests = [(await responder.requests.get()).to_request(now_ms=0) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         code, summary = await finish(process)
     assert (code, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 2, 2)
-    requests = [one.to_request(now_ms=0) for one in (first, second)]
     assert [(one.path, one.headers.get("level")) for one in requests] == [("/telemetry", None), ("/alarm", "alarm")]
 
 
-async def test_ctrl_c_says_what_it_waits_for_and_a_second_one_does_not_wait(
+async def test_second_ctrl_c_does_not_wait_for_answers(
     broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
 ) -> None:
     async with Responder(broker_settings.uri.get_secret_value(), pool_id, ["plant"], silence) as responder:
@@ -114,31 +113,18 @@ async def test_ctrl_c_says_what_it_waits_for_and_a_second_one_does_not_wait(
         async with asyncio.timeout(PATIENCE):
             await responder.requests.get()
             process.send_signal(signal.SIGINT)
-            said = await process.stderr.readline()
+            assert b"Ctrl-C" in await process.stderr.readline()
             process.send_signal(signal.SIGINT)
         code, summary = await finish(process)
-    assert said == b"Waiting for the answers to 1 message; a second Ctrl-C does not wait for them.\n"
     assert (code, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--rate", "7/week"], "--rate"),
-        (["--size", "100"], "--size"),
-        (["--late", "2"], "--late"),
-        (["--out-of-order", "-1"], "--out-of-order"),
-        (["--start", "soon"], "--start"),
-        (["--speed", "-1"], "--speed"),
-        (["--events", "inf"], "--events"),
-        (["--key", "x" * 300], "--key"),
-        (["--timeout", "0s"], "--timeout"),
-    ],
-    ids=lambda one: one[0].strip("-") if isinstance(one, list) else "",
-)
-def test_wrong_options_are_named(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["telemetry", "simulate", *options], debug=False) == 2
-    assert words in capsys.readouterr().err
+def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"--rate": "7/week", "--size": "100", "--late": "2", "--out-of-order": "-1", "--start": "soon"}
+    wrong |= {"--speed": "-1", "--events": "inf", "--key": "x" * 300, "--timeout": "0s"}
+    for option, value in wrong.items():
+        assert execute(["telemetry", "simulate", option, value], debug=False) == 2
+        assert option in capsys.readouterr().err
 
 
 def test_messages_are_printed_as_they_would_be_sent(capsys: pytest.CaptureFixture[str]) -> None:

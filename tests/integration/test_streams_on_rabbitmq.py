@@ -26,11 +26,9 @@ from osrdyne.client import (
     StreamInterruptedError,
 )
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
 from osrdyne.protocol.uri import with_user
-from osrdyne.testing.fakes.amqp import delete_exchange
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -88,21 +86,10 @@ async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, clie
     assert await numbers(client.call_batches("k", path, body)) == list(range(8 * ROWS_OF_A_PART))
     plain = await client.call("k", path, body, accept=ARROW_TYPE)
     assert plain.arrow().num_rows == 10_000, "the default limit of an answer in one message"
+    assert await numbers(client.call_batches("k", path, {"batches": 1, "rows": 3})) == [0, 1, 2]
     await until_queue_is_empty(pool)
 
 
-@pytest.mark.nightly
-async def test_small_and_empty_and_limited_results(pool: Stage, client: AsyncClient) -> None:
-    await start(pool)
-    assert await numbers(client.call_batches("k", "/rows", {"batches": 1, "rows": 3})) == [0, 1, 2]
-    empty = [batch async for batch in client.call_batches("k", "/table", {"batches": 0})]
-    assert [(batch.num_rows, batch.schema.names) for batch in empty] == [(0, ["number", "worker"])]
-    assert len(await numbers(client.call_batches("k", "/limited", {"batches": 5}))) == 1500
-    with pytest.raises(InvalidMessageError, match="does not return a table"):
-        await numbers(client.call_batches("k", "/json"))
-
-
-@pytest.mark.proves("requests/client-reads-streamed-answer")
 async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Stage, client: AsyncClient) -> None:
     """One slot: the stream that waits for credit gives it back, and needs it again later."""
     await start(pool, concurrency=1)
@@ -204,15 +191,6 @@ async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient
     await until_state(client, open=0)
 
 
-@pytest.mark.nightly
-async def test_pool_without_a_credit_exchange_answers_in_one_message(pool: Stage, client: AsyncClient) -> None:
-    await delete_exchange(pool.channel, pool.names.credit_exchange)
-    await start(pool)
-    assert await numbers(client.call_batches("k", "/table", {"batches": 3})) == list(range(3000))
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("requests/client-user-write-p")
 async def test_user_who_may_not_grant_credit_gets_the_remedy(
     pool: Stage, client: AsyncClient, management: ManagementClient
 ) -> None:
@@ -252,32 +230,14 @@ async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncCl
         assert await numbers(batches) == list(range(1000, 40_000))
 
 
-@pytest.mark.nightly
-def test_blocking_client_reads_a_stream(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_blocking_client_reads_a_stream(pool: Stage) -> None:
+    await start(pool)
     body = {"batches": 12}
 
-    async def serve(ready: asyncio.Event, done: asyncio.Event) -> None:
-        async with stage(broker.amqp_uri, pool_id) as pool:
-            await pool.channel.declare_exchange(pool.names.credit_exchange, "direct")
-            await start(pool)
-            ready.set()
-            await done.wait()
-
-    async def main() -> None:
-        ready, done = asyncio.Event(), asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(serve(ready, done))
-            await ready.wait()
-            try:
-                await asyncio.to_thread(read)
-            finally:
-                done.set()
-
-    def read() -> None:
-        with Client(broker.amqp_uri, pool_id, default_timeout=PATIENCE) as client:
+    def read() -> tuple[list[int], int]:
+        with Client(pool.uri, pool.names.pool, default_timeout=PATIENCE) as client:
             found = [number for batch in client.call_batches("k", "/rows", body) for number in batch["number"]]
-            assert [number.as_py() for number in found] == list(range(12_000))
             whole = pa.ipc.open_stream(b"".join(client.call_parts("k", "/rows", body))).read_all()
-            assert whole.num_rows == 12_000
+            return [number.as_py() for number in found], whole.num_rows
 
-    asyncio.run(main())
+    assert await asyncio.to_thread(read) == (list(range(12_000)), 12_000)

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 
-import httpx
+from broker_api import http_client
 from structlog.testing import capture_logs
 from test_term import SOON, Running, daemon_of, eventually, publish, settings_of
 
@@ -56,9 +56,7 @@ async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(
             await publish(channel, names, key)
         await eventually(lambda: all(metric(running, WRITTEN, partition=str(one)) == expected[one] for one in (0, 1)))
         await positions.save(ReaderPosition("warm", {0: 1, 1: expected[1]}, 1.7e9))
-        async with httpx.AsyncClient(
-            base_url=running.daemon.api.announced_url, trust_env=False, verify=False, timeout=SOON
-        ) as http:
+        async with http_client(running.daemon.api.announced_url) as http:
             answer = (await http.get("/v1/telemetry")).json()
     assert [(one["stream"], one["first"], one["next"], one["messages"]) for one in answer["partitions"]] == [
         (names.log_stream(one), 0, expected[one], expected[one]) for one in (0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -93,36 +94,41 @@ async def connect(uri: str) -> str:
 
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
-def test_right_files_connect(tls_broker: EmbeddedBroker, files: TlsFiles, run: Any) -> None:
-    uri = with_tls(tls_broker.amqps_uri, files)
-    assert apart(lambda: connect(uri), run)[0].isdigit()
+def test_right_files_connect_and_without_verification_any(
+    tls_broker: EmbeddedBroker, files: TlsFiles, run: Any
+) -> None:
+    unverified = with_tls(
+        tls_broker.amqps_uri.replace("127.0.0.1", "localhost"), replace(files, ca_file=None, verify=False)
+    )
+    for uri in (with_tls(tls_broker.amqps_uri, files), unverified):
+        assert apart(lambda: connect(uri), run)[0].isdigit()  # noqa: B023
 
 
 Wrong = Callable[[EmbeddedBroker, TlsFiles, TlsFiles], str]
 WRONG: dict[str, tuple[Wrong, str]] = {
     "other authority": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(files, ca_file=foreign.ca_file)),
-        r"its certificate was refused \(self-signed .*set ca_file, or cacertfile in the URI",
+        r"certificate .*self-signed .*ca_file.*cacertfile",
     ),
     "no authority": (
         lambda broker, files, _: with_tls(broker.amqps_uri, replace(files, ca_file=None)),
-        r"its certificate was refused \(.*set ca_file",
+        r"certificate .*ca_file",
     ),
     "other host": (
         lambda broker, files, _: with_tls(broker.amqps_uri.replace("127.0.0.1", "localhost"), files),
-        r"its certificate was refused \(Hostname mismatch.*use a host name",
+        r"certificate .*Hostname mismatch",
     ),
     "no client certificate": (
         lambda broker, files, _: with_tls(broker.amqps_uri, TlsFiles(files.ca_file)),
-        r"demands? a client certificate",
+        r"client certificate",
     ),
     "foreign client certificate": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(foreign, ca_file=files.ca_file)),
-        r"refused the connection \(unknown ca\)|whether it demands a client certificate",
+        r"unknown ca|client certificate",
     ),
     "plain to the port for TLS": (
         lambda broker, *_: broker.amqps_uri.replace("amqps:", "amqp:"),
-        r"whether this is a port for TLS",
+        r"port for TLS",
     ),
     "TLS to the plain port": (
         lambda broker, files, _: with_tls(broker.amqp_uri.replace("amqp:", "amqps:"), files),
@@ -132,14 +138,13 @@ WRONG: dict[str, tuple[Wrong, str]] = {
 
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
-@pytest.mark.parametrize(("uri_of", "sentence"), WRONG.values(), ids=WRONG.keys())
 def test_wrong_files_say_what_is_wrong(
-    tls_broker: EmbeddedBroker, files: TlsFiles, foreign: TlsFiles, run: Any, uri_of: Wrong, sentence: str
+    tls_broker: EmbeddedBroker, files: TlsFiles, foreign: TlsFiles, run: Any
 ) -> None:
-    said = apart(lambda: connect(uri_of(tls_broker, files, foreign)), run)
-    with pytest.raises(AssertionError, match=sentence):
-        raise AssertionError(said)
-    assert tls_broker.amqps_uri.split(":")[2].split("@")[0] not in said
+    for name, (uri_of, marker) in WRONG.items():
+        found = apart(lambda: connect(uri_of(tls_broker, files, foreign)), run)  # noqa: B023
+        assert re.search(marker, found), f"{name}: {found}"
+        assert tls_broker.amqps_uri.split(":")[2].split("@")[0] not in found
 
 
 @asynccontextmanager
@@ -155,13 +160,7 @@ async def expired_listener(authority: Authority) -> AsyncIterator[int]:
 
 async def test_expired_certificate_is_reported(authority: Authority, files: TlsFiles) -> None:
     async with expired_listener(authority) as port:
-        said = await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
-    assert "its certificate was refused (certificate has expired); the broker needs a new one" in said
-
-
-async def test_verification_turned_off_takes_any_certificate(tls_broker: EmbeddedBroker, files: TlsFiles) -> None:
-    uri = tls_broker.amqps_uri.replace("127.0.0.1", "localhost")
-    assert (await connect(with_tls(uri, replace(files, ca_file=None, verify=False))))[0].isdigit()
+        assert "certificate has expired" in await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
 
 
 async def test_client_takes_a_context_of_the_programs_own(tls_broker: EmbeddedBroker, files: TlsFiles) -> None:
@@ -169,18 +168,16 @@ async def test_client_takes_a_context_of_the_programs_own(tls_broker: EmbeddedBr
         assert client.status == "connected"
 
 
-async def test_http_api_answers_over_https(settings: Settings) -> None:
+async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings: Settings, foreign: TlsFiles) -> None:
     async with ManagementClient(settings.broker) as management:
         assert (await management.whoami()).may_make_users
-
-
-async def test_http_api_shows_what_is_wrong_with_tls(settings: Settings, foreign: TlsFiles) -> None:
-    for tls, sentence in (
-        (settings.broker.tls.model_copy(update={"ca_file": foreign.ca_file}), "its certificate was refused"),
-        (TlsSettings(ca_file=settings.broker.tls.ca_file), "it demands a client certificate"),
+    right = settings.broker.tls
+    for tls, marker in (
+        (right.model_copy(update={"ca_file": foreign.ca_file}), "certificate was refused"),
+        (TlsSettings(ca_file=right.ca_file), "client certificate"),
     ):
         async with ManagementClient(settings.broker.model_copy(update={"tls": tls})) as management:
-            with pytest.raises(BrokerUnavailableError, match=rf"TLS failed at RabbitMQ's HTTP API .*{sentence}"):
+            with pytest.raises(BrokerUnavailableError, match=rf"TLS .*{marker}"):
                 await management.whoami()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
+from broker_api import http_client
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
 from osrdyne.amqp import Channel, Message
@@ -63,7 +63,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
     assert await findings_of(settings, "topology") == [True]  # nothing is declared yet
     async with (
         daemon_of(settings) as running,
-        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
+        http_client(broker.management_uri) as api,
     ):
         await publish(channel, names, A, b"before")
         assert await take(channel, names.request_queue(A), 1) == [b"before"]
@@ -104,7 +104,7 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
     settings = settings_of(broker_settings, pool_id, OFTEN)
     async with (
         daemon_of(settings) as running,
-        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
+        http_client(broker.management_uri) as api,
     ):
         above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
         await api.put(f"/api/policies/{management.vhost}/{pool_id}-other", json=above)

