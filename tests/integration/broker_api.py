@@ -1,4 +1,4 @@
-"""RabbitMQ's HTTP API in tests: its client, closing connections as an operator does, and removing a pool."""
+"""RabbitMQ's HTTP API in tests: its client, and closing connections as an operator does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-
-from tests.conftest import delete_all
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -32,10 +30,3 @@ async def close_connections(management_uri: str, *, name: str = "", user: str | 
                     answer = await api.delete(f"/api/connections/{quote(item['name'], safe='')}")
                     closed = closed or answer.is_success
             await asyncio.sleep(0.1)
-
-
-def delete_pool(management_uri: str, pool: str) -> None:
-    """Remove what carries the id of a pool that several tests shared."""
-    with httpx.Client(base_url=management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
-        for kind in ("queues", "exchanges", "policies", "global-parameters"):
-            delete_all(client, kind, pool)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from worker_process import Stage
 
 from osrdyne.protocol.statuses import Status
@@ -13,6 +14,7 @@ from osrdyne.protocol.statuses import Status
 pytestmark = pytest.mark.usefixtures("processes")
 
 
+@pytest.mark.proves("spark/one-request-batch-makes")
 async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage) -> None:
     bodies = [b"poison" if number == 17 else f"request {number}".encode() for number in range(200)]
     asking = [asyncio.create_task(pool.caller.call("/echo_batch", body)) for body in bodies]

@@ -93,6 +93,7 @@ async def test_request_carries_what_the_caller_says_and_one_deadline(broker: Emb
     assert properties.timestamp.timestamp() * 1000 + int(properties.expiration) == deadline_ms
 
 
+@pytest.mark.proves("requests/daemon-ever-run-pool")
 async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(PoolNotFoundError, match=pool_id):

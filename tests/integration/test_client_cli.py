@@ -134,6 +134,7 @@ def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
     assert cancel.routing_key == "k"
 
 
+@pytest.mark.nightly
 def test_header_and_no_activate_reach_the_request(cli: Cli) -> None:
     seen: list[Request] = []
 
@@ -171,12 +172,14 @@ def test_replay_requests_each_partition_until_its_end(cli: Cli) -> None:
     assert "partition 1: 50 of 70" in errors
 
 
+@pytest.mark.nightly
 def test_replay_names_the_pool_whose_workers_are_not_those_of_the_ingest(cli: Cli) -> None:
     with cli.answered(lambda request: [Response(body=b"[1]")], keys=["again/0"]):
         code, out, errors = cli.run("telemetry", "replay", "again", "--partition", "0")
     assert (code != 0, out, "Traceback" in errors, cli.pool in errors) == (True, "", False, True)
 
 
+@pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")
 def test_resend_sends_a_range_of_the_log_to_another_pool(cli: Cli) -> None:
     received: queue.SimpleQueue[tuple[object, ...]] = queue.SimpleQueue()
 

@@ -139,6 +139,7 @@ async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBrok
         assert (await responder.next_cancel()).routing_key == "k"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.proves("broker/memory-disk-alarm")
 async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:

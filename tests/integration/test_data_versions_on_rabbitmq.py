@@ -51,6 +51,7 @@ def version(number: int) -> dict[str, object]:
     return {"headers": {"x-data-version": number}}
 
 
+@pytest.mark.proves("workers/worker-dies-reloads-data")
 async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
@@ -98,6 +99,8 @@ async def test_client_names_the_version(pool: Stage, directory: Directory) -> No
             await client.call(pool.key, "/data", data_version=-1)
 
 
+@pytest.mark.nightly
+@pytest.mark.proves("workers/worker-dies-shared-run")
 async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):

@@ -249,6 +249,7 @@ async def test_stream_that_is_declared_again_is_read_from_its_first_message(
     assert (await counted(values)).lost == 0
 
 
+@pytest.mark.proves("last-values/rabbitmq-closes-connection-last")
 async def test_lost_connection_is_opened_again(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> None:
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)

@@ -310,6 +310,7 @@ class TestKeep:
                     await asyncio.wait_for(attempt, SOON)
         await channel.declare_queue(queue, passive=True)
 
+    @pytest.mark.proves("controller/leader-queue-deleted")
     async def test_deleted_leader_queue_ends_the_connection_of_the_leader_at_once(self, settings: Settings) -> None:
         """The channel stays open, and would still carry out commands beside those of the next leader."""
         async with session_of(settings) as leader:
@@ -438,6 +439,7 @@ class TestKeep:
         assert taken < 32
         assert bodies == 32 * [2**20]
 
+    @pytest.mark.proves("controller/leader-disconnected-hangs")
     async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
         """lifecycle: lease, pooled-late-process: and once after a given moment."""
         clock = StandingClock()

@@ -53,6 +53,7 @@ async def test_connection_with_several_consumers_is_counted_once(
         await other.close()
 
 
+@pytest.mark.proves("broker/pool-more-500-queues")
 async def test_listing_is_complete_while_queues_come_and_go(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from broker_api import delete_pool
 from daemon_in_process import PATIENCE, api_of, echo_settings, managed_settings, running_daemon, until
 
 from osrdyne import amqp
@@ -141,7 +140,6 @@ async def pool(
         assert answer.status_code == 200, answer.text
         yield made
     await connection.close()
-    await asyncio.to_thread(delete_pool, broker.management_uri, id)
 
 
 async def test_request_beyond_max_message_size_reaches_no_queue(pool: Pool) -> None:

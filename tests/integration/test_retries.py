@@ -103,6 +103,7 @@ async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) ->
     assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
 
 
+@pytest.mark.proves("managed/worker-dies-acknowledges-request")
 async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_marked(
     pool: Stage, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool
     assert {orphan.properties.reply_to for orphan in orphans} == {"a-caller"}
 
 
+@pytest.mark.proves("managed/request-kills-worker-later")
 async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: str) -> None:
     names = PoolNames(pool_id)
     dying = f"{pool_id}-dying"

@@ -90,6 +90,7 @@ async def cancelled_call(client: AsyncClient) -> None:
     await call
 
 
+@pytest.mark.nightly
 async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, management: ManagementClient) -> None:
     worker = settings.worker.model_copy(update={"queue_missing_timeout": 1.0})
     async with running_daemon(settings.model_copy(update={"worker": worker})), client_of(settings) as client:

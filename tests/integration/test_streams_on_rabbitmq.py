@@ -90,6 +90,7 @@ async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, clie
     await until_queue_is_empty(pool)
 
 
+@pytest.mark.proves("requests/client-reads-streamed-answer")
 async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Stage, client: AsyncClient) -> None:
     """One slot: the stream that waits for credit gives it back, and needs it again later."""
     await start(pool, concurrency=1)
@@ -191,6 +192,8 @@ async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient
     await until_state(client, open=0)
 
 
+@pytest.mark.nightly
+@pytest.mark.proves("requests/client-user-write-p")
 async def test_user_who_may_not_grant_credit_gets_the_remedy(
     pool: Stage, client: AsyncClient, management: ManagementClient
 ) -> None:
@@ -230,6 +233,7 @@ async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncCl
         assert await numbers(batches) == list(range(1000, 40_000))
 
 
+@pytest.mark.nightly
 async def test_blocking_client_reads_a_stream(pool: Stage) -> None:
     await start(pool)
     body = {"batches": 12}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from broker_api import close_connections, delete_pool
+from broker_api import close_connections
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -381,13 +381,13 @@ async def victim(broker: Broker, broker_settings: BrokerSettings) -> AsyncIterat
     async with daemon_of(settings_of(broker_settings, pool)) as running:
         yield Victim(running, PoolNames(pool), await connection.channel(confirms=True))
     await connection.close()
-    await asyncio.to_thread(delete_pool, broker.management_uri, pool)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestHostileRequests:
     """Whatever a client sends, the term goes on and other keys are served."""
 
+    @pytest.mark.proves("hostile/hostile-messages-any-queue")
     @pytest.mark.parametrize(
         ("properties", "status"),
         [
@@ -430,6 +430,7 @@ class TestHostileRequests:
         assert await victim.taken(other) == [b"1"]
         assert (await victim.channel.declare_queue(names.poison_queue, passive=True)).ready == before
 
+    @pytest.mark.proves("hostile/hostile-messages-any-queue")
     @pytest.mark.parametrize(
         "headers",
         [

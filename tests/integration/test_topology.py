@@ -75,6 +75,7 @@ async def pool(pool_id: str, channel: Channel, management: ManagementClient) -> 
     return pool
 
 
+@pytest.mark.proves("reference-defects/4-broker-restart-lost")
 async def test_every_queue_is_a_running_quorum_queue(pool: Pool) -> None:
     """Declared a second time, nothing changes; and the policy is that of the request queues alone."""
     before = await pool.management.list_queues(f"{pool.names.pool}-")
@@ -94,6 +95,7 @@ async def test_a_request_for_an_unknown_key_becomes_an_orphan(pool: Pool) -> Non
     assert (orphan.properties.reply_to, orphan.properties.correlation_id) == ("somewhere", "c1")
 
 
+@pytest.mark.proves("reference-defects/1-nothing-ever-dead")
 async def test_an_expired_request_is_dead_lettered(pool: Pool) -> None:
     await pool.apply(ttl=0.05)
     await pool.publish(b"late")

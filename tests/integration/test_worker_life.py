@@ -7,6 +7,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from broker_api import close_connections
 from worker_process import PATIENCE, Stage, stage
 
@@ -17,10 +18,13 @@ from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.statuses import Status
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 ODD_KEY = "/ % # * . : + _Pri0 %41 é漢🚄 a\r\n\"'`\0b".encode().ljust(255, b"x").decode()
 """The fakes and `test_scoped_credentials` try more, one by one."""
 
 
+@pytest.mark.nightly
 async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str) -> None:
     async with stage(broker.amqp_uri, pool_id, ODD_KEY) as pool:
         worker = await pool.start()
@@ -125,6 +129,7 @@ async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage, tmp_pat
     assert (response.status, response.worker_id) == (Status.OK, second.environment.worker_id)
 
 
+@pytest.mark.proves("races/worker-alive-but-disconnected", "workers/worker-loses-connection")
 async def test_closed_connection_changes_nothing_but_the_connection(
     pool: Stage, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -217,6 +222,7 @@ async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool:
     assert (await pool.caller.answer(asked)).body == b"x"
 
 
+@pytest.mark.nightly
 async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from broker_api import delete_pool
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne import amqp
@@ -17,6 +16,8 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.statuses import Status
+
+pytestmark = pytest.mark.usefixtures("processes")
 
 
 @pytest.fixture
@@ -30,7 +31,6 @@ async def shared(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
     async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}") as result:
         await result.start(runtime={"concurrency": 4})
         yield result
-    await asyncio.to_thread(delete_pool, broker.management_uri, result.names.pool)
 
 
 one_loop = pytest.mark.asyncio(loop_scope="module")
@@ -64,6 +64,7 @@ async def test_many_requests_at_once_get_their_own_answers(shared: Stage) -> Non
     ],
     ids=["body that does not fit", "unknown path", "longest path", "failing handler", "refusing handler"],
 )
+@pytest.mark.proves("requests/request-body-handler-cannot", "requests/handler-fails")
 async def test_error_is_answered_with_its_code_and_details(
     shared: Stage, path: str, body: object, code: int, details: dict[str, str]
 ) -> None:
