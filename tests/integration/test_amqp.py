@@ -44,6 +44,8 @@ async def first(consumer: amqp.Consumer) -> Delivery:
     async with asyncio.timeout(PATIENCE):
         return await consumer.get()
 
+
+class TestPublish:
     async def test_mandatory_message_without_a_queue_is_refused_and_the_channel_lives_on(
         self, channel: Channel, pool_id: str
     ) -> None:
