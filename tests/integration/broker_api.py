@@ -17,16 +17,25 @@ def http_client(url: str, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, trust_env=False, verify=False, timeout=PATIENCE, **options)
 
 
-async def close_connections(management_uri: str, *, name: str = "", user: str | None = None) -> None:
-    """Close the connections whose own names begin with `name`, of this user, once RabbitMQ lists one.
+async def listed_connections(api: httpx.AsyncClient, *, name: str = "", user: str | None = None) -> list[str]:
+    """What RabbitMQ calls the connections whose own names begin with `name`, of this user."""
+    return [
+        str(item["name"])
+        for item in (await api.get("/api/connections")).raise_for_status().json()
+        if item.get("user_provided_name", "").startswith(name) and user in {None, item.get("user")}
+    ]
 
-    It lists them some seconds after they were opened, and perhaps when they are gone.
-    """
+
+async def close_connection(api: httpx.AsyncClient, listed: str) -> bool:
+    """Whether it was still there."""
+    return (await api.delete(f"/api/connections/{quote(listed, safe='')}")).is_success
+
+
+async def close_connections(management_uri: str, *, name: str = "", user: str | None = None) -> None:
+    """Close them once RabbitMQ lists one: some seconds after they were opened, and perhaps when they are gone."""
     closed = False
     async with http_client(management_uri) as api, asyncio.timeout(PATIENCE):
         while not closed:
-            for item in (await api.get("/api/connections")).raise_for_status().json():
-                if item.get("user_provided_name", "").startswith(name) and user in {None, item.get("user")}:
-                    answer = await api.delete(f"/api/connections/{quote(item['name'], safe='')}")
-                    closed = closed or answer.is_success
+            for listed in await listed_connections(api, name=name, user=user):
+                closed = await close_connection(api, listed) or closed
             await asyncio.sleep(0.1)

@@ -50,7 +50,7 @@ def echo_settings(broker: BrokerSettings, pool: str, directory: Path) -> Setting
     )
 
 
-def managed_settings(broker: BrokerSettings, pool: str, directory: Path, **changes: Any) -> Settings:
+def managed_settings(broker: BrokerSettings, pool: str, directory: Path, /, **changes: Any) -> Settings:
     """A managed pool that starts no process: the test plays the workers."""
     managed = {"pool": PoolSettings(id=pool, kind="managed"), "driver": DriverSettings(name="noop")}
     return echo_settings(broker, pool, directory).model_copy(update=managed | changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 from worker_process import Stage
@@ -25,17 +24,3 @@ async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage)
     assert [answer["body"].encode() for answer in answers] == [body for body in bodies if body != b"poison"]
     assert max(answer["batch"] for answer in answers) > 1
     assert await pool.ready_requests() == 0
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("spark/worker-dies-batch-runs")
-async def test_worker_that_dies_in_a_batch_loses_none_of_its_requests(pool: Stage, tmp_path: Path) -> None:
-    mark = tmp_path / "survive"
-    body = {"unless": str(mark)}
-    asking = [asyncio.create_task(pool.caller.call("/crash_batch", body)) for _ in range(6)]
-    first = await pool.start(ready=False)
-    assert await first.wait() == 9
-    mark.touch()
-    await pool.start(ready=False)
-    responses = await asyncio.gather(*asking)
-    assert [response.body for response in responses] == [b"survived"] * 6

@@ -134,20 +134,6 @@ def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
     assert cancel.routing_key == "k"
 
 
-@pytest.mark.nightly
-def test_header_and_no_activate_reach_the_request(cli: Cli) -> None:
-    seen: list[Request] = []
-
-    def note(request: Request) -> list[Response]:
-        seen.append(request)
-        return echo(request)
-
-    with cli.answered(note):
-        cli.run("k", "/p", "-H", "mine=1", "--no-activate", "--data-version", "7")
-    assert (seen[0].path, seen[0].headers["mine"], seen[0].no_activate, seen[0].body) == ("/p", "1", True, b"")
-    assert seen[0].headers["x-data-version"] == 7
-
-
 def test_replay_requests_each_partition_until_its_end(cli: Cli) -> None:
     requests = []
 
@@ -170,13 +156,6 @@ def test_replay_requests_each_partition_until_its_end(cli: Cli) -> None:
     body = {"from": 10, "to": "2026-11-22T10:00:00Z"}
     assert requests == [(f"again/{partition}", "/replay", body) for partition in (0, 0, 0, 1, 1, 1)]
     assert "partition 1: 50 of 70" in errors
-
-
-@pytest.mark.nightly
-def test_replay_names_the_pool_whose_workers_are_not_those_of_the_ingest(cli: Cli) -> None:
-    with cli.answered(lambda request: [Response(body=b"[1]")], keys=["again/0"]):
-        code, out, errors = cli.run("telemetry", "replay", "again", "--partition", "0")
-    assert (code != 0, out, "Traceback" in errors, cli.pool in errors) == (True, "", False, True)
 
 
 @pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")

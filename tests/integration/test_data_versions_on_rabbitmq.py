@@ -9,9 +9,6 @@ import pytest
 from pooled_stage import PooledStage
 from worker_process import PATIENCE, Stage
 
-from osrdyne.client import AsyncClient
-from osrdyne.protocol.activity import reloads_of
-from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Response
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -86,53 +83,3 @@ async def test_each_key_of_a_pooled_process_has_its_own_version(pooled: PooledSt
     assert (await pooled.call("a", "/data", **version(2))).body == b"2 of a"
     (directories["b"].path / "hold").unlink()
     assert (await pooled.stage.caller.answer(held)).body == b"1 of b"
-
-
-@pytest.mark.nightly
-async def test_client_names_the_version(pool: Stage, directory: Directory) -> None:
-    await pool.start(app=APP, config={"directory": str(directory.path)})
-    directory.publish("1")
-    async with AsyncClient(pool.uri, pool.names.pool) as client:
-        reply = await client.call(pool.key, "/data", data_version=4)
-        assert (reply.body, reply.headers["x-data-version"]) == (b"1", 4)
-        with pytest.raises(ValueError, match="whole number"):
-            await client.call(pool.key, "/data", data_version=-1)
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("workers/worker-dies-shared-run")
-async def test_worker_that_dies_in_a_shared_run_loses_none_of_its_requests(pool: Stage, directory: Directory) -> None:
-    first = await pool.start(app=APP, config={"directory": str(directory.path)})
-    for name in ("hold", "die"):
-        (directory.path / name).touch()
-    asked = [await pool.caller.send("/shared", b"same") for _ in range(5)]
-    async with asyncio.timeout(PATIENCE):
-        while await pool.ready_requests():
-            await asyncio.sleep(0.05)
-    (directory.path / "hold").unlink()
-    assert await first.wait() == 9
-    (directory.path / "die").unlink()
-    await pool.start(app=APP, config={"directory": str(directory.path)}, ready=False)
-    responses = [await pool.caller.answer(one) for one in asked]
-    assert [response.status for response in responses] == ["ok"] * 5
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("workers/worker-report-outcome-reload")
-async def test_repeated_command_reloads_once_and_reports_again(pool: Stage, directory: Directory) -> None:
-    worker = await pool.start(app=APP, config={"directory": str(directory.path)})
-
-    async def reload(reload_id: str, *, reports: int) -> object:
-        await pool.send_control(Command.RELOAD, id=reload_id)
-        report = await pool.until(worker, lambda one: reload_id in reloads_of(one), times=reports)
-        return reloads_of(report)[reload_id]
-
-    directory.publish("1")
-    assert await reload("first", reports=1) is None
-    assert await reload("first", reports=2) is None
-    assert (await pool.caller.call("/data")).body == b"1"
-    assert directory.reloads() == ["None"]
-    (directory.path / "fail").touch()
-    assert str(await reload("second", reports=1)).startswith("ValueError: the data is broken (changing_app.py, ")
-    await pool.send_control(Command.RELOAD, id=7)  # malformed
-    assert (await pool.caller.call("/data")).body == b"1"

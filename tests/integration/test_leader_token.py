@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from broker_api import close_connections
+from broker_api import close_connection, http_client, listed_connections
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
@@ -267,11 +267,15 @@ class TestKeep:
         self, settings: Settings, broker: Broker
     ) -> None:
         """broker: single-active-consumer: milliseconds after a closed connection."""
-        async with session_of(settings) as leader:
+        name = f"osrdyne {settings.pool.id} leader"
+        async with session_of(settings) as leader, http_client(broker.management_uri) as api:
             await leader.token.acquire()
+            async with asyncio.timeout(SOON):
+                while not (listed := await listed_connections(api, name=name)):
+                    await asyncio.sleep(0.1)
             async with session_of(settings) as standby:
                 waiting = asyncio.create_task(standby.token.acquire())
-                await close_connections(broker.management_uri, name=f"osrdyne {settings.pool.id} leader")
+                await close_connection(api, listed[0])
                 _, own = await asyncio.wait_for(waiting, SOON)
             assert own.term == 2
 

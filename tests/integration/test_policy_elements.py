@@ -1,6 +1,6 @@
 """Elements of queue policies on a real broker: what each does, and its bounds. One daemon; the test plays the worker.
 
-MaxQueueLength, EnqueueTimeout and Overflow are in test_queue_policies.py, ExpirationInstant in test_created_queues.py,
+MaxQueueLength, EnqueueTimeout and Overflow are in test_queue_policies.py, ExpirationInstant in test_queue_lifetimes.py,
 Authorization in test_authorization_of_requests.py; Discoverability and TransportProtection
 concern the HTTP API alone.
 """

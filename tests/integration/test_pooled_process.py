@@ -7,7 +7,6 @@ import json
 import random
 import signal
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import pytest
 from pooled_stage import PooledStage
 from worker_process import PATIENCE
 
-from osrdyne.drivers.pooled.log_lines import lines_of_worker
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
-from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, Drain, Forget, ReportState
+from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
@@ -86,25 +84,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     assert state.memory.pss is not None
     assert state.memory.limit is not None
     assert 0 < state.memory.limit.share <= 1
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("api/viewer-one-key-asks")
-async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: PooledStage) -> None:
-    process = await pooled.start()
-    await pooled.assign(process, "sound")
-    failed = await pooled.assign(process, "failing", config={"load_error": "no data here"}, running=False)
-    exited = await pooled.until_exited(process, failed)
-    assert any("no data here" in line for line in exited.log_lines)
-    assert not any("sound" in line for line in exited.log_lines)
-    # The log of the process has the lines of all keys, each with its worker.
-    await process.until_line("no data here")
-    in_log = lines_of_worker(process.lines, failed)
-    assert any("no data here" in line for line in in_log)
-    assert not any("sound" in line for line in in_log)
     assert not any(pooled.stage.uri in line for line in process.lines)
-    state = await pooled.ask(process, Forget("forget", failed))
-    assert failed not in [one.worker_id for one in state.assignments]
 
 
 async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_rest(
@@ -168,17 +148,6 @@ async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledS
         assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
-@pytest.mark.nightly
-async def test_drained_process_ends_after_its_last_worker(pooled: PooledStage) -> None:
-    process = await pooled.start()
-    worker = await pooled.assign(process, "k")
-    assert (await pooled.ask(process, Drain("drain"))).draining
-    assert document(await pooled.call("k", "/get"))["key"] == ["k"] * 3
-    with suppress(AssertionError):  # it may end before it answers
-        await pooled.release(process, worker)
-    assert await process.wait() == ExitCode.STOPPED
-
-
 async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage, broker: Any) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
@@ -193,10 +162,3 @@ async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage,
     assert len(pooled.states(process)) > before
     assert [one.worker_id for one in state.assignments] == [worker]
     assert document(await pooled.call("k", "/get"))["values"] == {"name": 1}
-
-
-@pytest.mark.nightly
-async def test_application_that_is_not_poolable_is_refused(pooled: PooledStage) -> None:
-    process = await pooled.start(app="tests.integration.stray_app:app", ready=False)
-    assert await process.wait() == ExitCode.INVALID_CONFIGURATION
-    assert "not poolable" in process.lines[-1]

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
@@ -19,7 +18,6 @@ from osrdyne.broker.management.models import Permissions
 from osrdyne.client import (
     ARROW_TYPE,
     AsyncClient,
-    Client,
     RequestExpiredError,
     RequestFailedError,
     RequestRefusedError,
@@ -112,27 +110,6 @@ async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: 
     with pytest.raises(RequestFailedError, match="failed after 6 batches") as caught:
         await anext(batches)
     assert (caught.value.code, found) == (503, [1000] * 6)
-
-
-@pytest.mark.nightly
-async def test_killed_worker_before_the_first_row_is_not_noticed(
-    pool: Stage, client: AsyncClient, tmp_path: Path
-) -> None:
-    """Not acknowledged: RabbitMQ delivers the request to the next worker, whose stream is the answer."""
-    first = await start(pool, concurrency=2)
-    gate = tmp_path / "gate"
-    batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate)})
-    asking = asyncio.create_task(anext(batches))
-    await until_state(client, open=1)
-    first.signal(signal.SIGKILL)
-    await first.wait()
-    gate.touch()
-    second = await start(pool)
-    async with asyncio.timeout(PATIENCE):
-        one = await asking
-    assert set(one["worker"].to_pylist()) == {second.pid}
-    assert await numbers(batches) == list(range(1000, 20_000))
-    await until_queue_is_empty(pool)
 
 
 async def test_killed_worker_after_the_first_row_ends_the_call(
@@ -231,17 +208,3 @@ async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncCl
         )
         assert (await state(client))["yielded"] == DEFAULT_CREDIT
         assert await numbers(batches) == list(range(1000, 40_000))
-
-
-@pytest.mark.nightly
-async def test_blocking_client_reads_a_stream(pool: Stage) -> None:
-    await start(pool)
-    body = {"batches": 12}
-
-    def read() -> tuple[list[int], int]:
-        with Client(pool.uri, pool.names.pool, default_timeout=PATIENCE) as client:
-            found = [number for batch in client.call_batches("k", "/rows", body) for number in batch["number"]]
-            whole = pa.ipc.open_stream(b"".join(client.call_parts("k", "/rows", body))).read_all()
-            return [number.as_py() for number in found], whole.num_rows
-
-    assert await asyncio.to_thread(read) == (list(range(12_000)), 12_000)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 
 from broker_api import http_client
-from structlog.testing import capture_logs
 from test_term import SOON, Running, daemon_of, eventually, publish, settings_of
 
-from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import Channel, ConnectionOptions
+from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings, TelemetrySettings
 from osrdyne.findings import Finding
 from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.metrics import Metrics
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.telemetry import partition_of
 from osrdyne.telemetry.positions import PositionStore, ReaderPosition
-from osrdyne.telemetry.status import LogInspector
 
 ROUTES = {"log": 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'}
 WRITTEN = "osrdyne_telemetry_messages_total"
@@ -66,56 +61,6 @@ async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(
     behind, at_the_end = reader["partitions"]
     assert (behind["messages"], at_the_end["messages"], at_the_end["seconds"]) == (expected[0] - 1, 0, 0.0)
     assert 0 < behind["seconds"] < 2 * SOON
-
-
-class LaterClock(SystemClock):
-    """A clock of which a test says how much later it is."""
-
-    later = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.later
-
-
-async def test_lag_that_only_grows_is_a_warning_with_its_forecast(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
-    names, clock = PoolNames(pool_id), LaterClock()
-    positions = PositionStore(management, pool=pool_id)
-    settings = telemetry_settings(broker_settings, pool_id, partitions=1)
-    inspector = LogInspector(
-        names,
-        options=ConnectionOptions(broker_settings.uri.get_secret_value()),
-        positions=positions,
-        clock=clock,
-        metrics=Metrics(),
-    )
-    async with daemon_of(settings) as running:
-        await running.term.routing.routes.change(load_manifest(json.dumps({"routes": ROUTES})), author="me")
-        with capture_logs() as logs:
-            for minute in range(12):
-                # Two messages a minute come in, and one is read.
-                for key in KEYS[:2]:
-                    await publish(channel, names, key)
-                await eventually(lambda: metric(running, WRITTEN, partition="0") == 2 * minute + 2)  # noqa: B023
-                await positions.save(ReaderPosition("warm", {0: minute + 1}, 1.7e9))
-                status = await inspector.status("plant", 1)
-                clock.later += 60.0
-            warnings = [one for one in logs if one["event"] == "lag of a reader only grows"]
-        assert [(one["log_level"], one["reader"], one["drained"]) for one in warnings] == [("warning", "warm", "never")]
-        forecast = status.forecasts["warm"]
-        assert forecast.grows
-        assert (forecast.drained, forecast.rate_in > forecast.rate_out > 0) == (math.inf, True)
-        assert inspector.finding() is not None
-
-        # The reader catches up by eleven messages, and one comes in.
-        await publish(channel, names, KEYS[0])
-        await eventually(lambda: metric(running, WRITTEN, partition="0") == 25)
-        await positions.save(ReaderPosition("warm", {0: 23}, 1.7e9))
-        forecast = (await inspector.status("plant", 1)).forecasts["warm"]
-        assert forecast.rate_out > forecast.rate_in
-        assert 0 < forecast.drained < math.inf
-        assert inspector.finding() is None
 
 
 async def test_changed_settings_leave_the_log_as_it_is_and_are_named(

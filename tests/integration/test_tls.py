@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import uvloop
 from certificates import Authority
-from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from daemon_in_process import PATIENCE, echo_settings, running_daemon
 from pydantic import SecretStr
 
 from osrdyne import amqp
@@ -215,28 +214,3 @@ def call_by_command(settings: Settings) -> tuple[int, str, str]:
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.nightly
-async def test_daemon_goes_on_trying_until_the_files_are_right(
-    settings: Settings, tls_broker: EmbeddedBroker, foreign: TlsFiles, tmp_path: Path
-) -> None:
-    """Files are read for each AMQP connection; no traceback is shown."""
-    ca_file, right = tmp_path / "ca.pem", Path(settings.broker.tls.ca_file or "")
-    ca_file.write_bytes(Path(foreign.ca_file or "").read_bytes())
-    tls = settings.broker.tls.model_copy(update={"ca_file": str(ca_file)})
-    plain_http = SecretStr(tls_broker.management_uri)
-    broker = settings.broker.model_copy(update={"tls": tls, "management_uri": plain_http})
-    with structlog.testing.capture_logs() as logs:
-        async with running_daemon(settings.model_copy(update={"broker": broker}), leading=False) as daemon:
-
-            async def tried_thrice() -> bool:
-                return len([entry for entry in logs if entry["event"] == "term ended"]) >= 3
-
-            await until(tried_thrice, "the daemon has tried again")
-            ca_file.write_bytes(right.read_bytes())
-            async with asyncio.timeout(PATIENCE):
-                await daemon.wait_leading()
-    assert {entry["log_level"] for entry in logs} <= {"debug", "info", "warning"}
-    ended = [entry["error"] for entry in logs if entry["event"] == "term ended"]
-    assert "its certificate was refused" in ended[0]

@@ -16,12 +16,11 @@ from osrdyne.broker.topology.declarations import pool_topology, request_queue_ar
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerConflictError, PublishRefusedError
-from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
+from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 KEY = Key("infra=42,timetable=24")
-ODD_KEYS = ("A", "%41", "/%#*.:é漢🚄", " a b\n\t\r", "'\"\\", "x" * 255, "é" * 127, "\0")
 
 
 class Pool:
@@ -86,13 +85,6 @@ async def test_every_queue_is_a_running_quorum_queue(pool: Pool) -> None:
     policies = {queue.name: queue.policy for queue in after}
     assert policies.pop(pool.queue) == pool.names.policy
     assert policies == dict.fromkeys((queue.name for queue in pool_topology(pool.names.pool).queues), None)
-
-
-async def test_a_request_for_an_unknown_key_becomes_an_orphan(pool: Pool) -> None:
-    await pool.publish(b"hello", "é/#", reply_to="somewhere", correlation_id="c1")
-    orphan = await pool.next_from(pool.names.orphan_queue)
-    assert (orphan.exchange, orphan.routing_key, orphan.body) == (pool.names.requests_exchange, "é/#", b"hello")
-    assert (orphan.properties.reply_to, orphan.properties.correlation_id) == ("somewhere", "c1")
 
 
 @pytest.mark.proves("reference-defects/1-nothing-ever-dead")
@@ -166,15 +158,3 @@ async def test_other_arguments_are_a_conflict_that_names_the_object(pool_id: str
     await channel.declare_exchange(names.requests_exchange, "direct")
     with pytest.raises(BrokerConflictError, match=rf"{names.requests_exchange} .*alternate-exchange"):
         await declare_topology(channel, pool_topology(pool_id))
-
-
-async def test_an_odd_key_gets_a_queue_with_the_policy_and_is_recovered(pool: Pool) -> None:
-    for key in ODD_KEYS:
-        queue = await pool.declare(Key(key))
-        await pool.publish(key.encode(), key)
-        assert (await pool.next_from(queue)).body == key.encode()
-    listed = await pool.management.list_queues(pool.names.request_queue_prefix)
-    assert {queue.policy for queue in listed} == {pool.names.policy}
-    assert {queue.arguments[KEY_ARGUMENT] for queue in listed} == {KEY, *ODD_KEYS}
-    bindings = await pool.management.list_bindings(pool.names.requests_exchange)
-    assert {binding.routing_key for binding in bindings} == {KEY, *ODD_KEYS}

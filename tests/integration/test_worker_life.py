@@ -20,20 +20,6 @@ from osrdyne.protocol.statuses import Status
 
 pytestmark = pytest.mark.usefixtures("processes")
 
-ODD_KEY = "/ % # * . : + _Pri0 %41 é漢🚄 a\r\n\"'`\0b".encode().ljust(255, b"x").decode()
-"""The fakes and `test_scoped_credentials` try more, one by one."""
-
-
-@pytest.mark.nightly
-async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with stage(broker.amqp_uri, pool_id, ODD_KEY) as pool:
-        worker = await pool.start()
-        response = await pool.caller.call("/info")
-        await pool.send_control(Command.PAUSE)
-        await pool.until_control_answered(worker, paused=True)
-    assert json.loads(response.body)["key"] == ODD_KEY
-
-
 GATED = "tests.integration.gated_app:app"
 
 
@@ -75,29 +61,6 @@ async def test_unusable_application_or_setting_is_one_sentence(pool: Stage) -> N
         worker = await pool.start(app=app, runtime=runtime, ready=False)
         assert await worker.wait() == 2
         assert (len(worker.lines), named in worker.lines[0]) == (1, True)
-
-
-@pytest.mark.nightly
-async def test_application_logs_with_python_go_to_the_log_of_the_worker(pool: Stage) -> None:
-    worker = await pool.start(
-        app="tests.integration.logging_app:app", runtime={"log_level": {"root": "info", "chatty": "error"}}
-    )
-    await pool.caller.call("/log")
-    await worker.until_line("no luck")
-    events = [json.loads(line) for line in worker.lines if line.startswith("{")]
-    stale = next(event for event in events if event["event"] == "table lineitem is stale")
-    assert (stale["component"], stale["level"]) == ("my_app.handlers", "warning")
-    failed = next(event for event in events if event["event"] == "no luck")
-    assert "ValueError: amqp://user:***@host/" in failed["exception"]
-    assert not any("too small" in line or "of no interest" in line for line in worker.lines)
-
-
-@pytest.mark.nightly
-async def test_queue_that_comes_later_is_waited_for(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
-        await pool.start()
-        await pool.declare()
-        assert (await pool.caller.call("/echo", b"x")).body == b"x"
 
 
 async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, pool_id: str) -> None:
@@ -189,15 +152,6 @@ async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Sta
     assert response.status == Status.EXPIRED
     assert await worker.wait() == 4
     assert "'/hang' did not end" in worker.lines[-1]
-
-
-@pytest.mark.nightly
-@pytest.mark.proves("spark/spark-s-tasks-continue")
-async def test_session_with_stray_tasks_ends_the_worker(pool: Stage) -> None:
-    """Spark's tasks that do not react to being cancelled keep their cores: only a new worker has them all."""
-    worker = await pool.start(app="tests.integration.stray_app:app", runtime={"stray_timeout": 0.1})
-    assert await worker.wait() == 4
-    assert "still runs 2 tasks" in worker.lines[-1]
 
 
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
