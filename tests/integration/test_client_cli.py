@@ -1,4 +1,4 @@
-"""`osrdyne call` as a process of its own, against real RabbitMQ."""
+"""`osrdyne call`, `telemetry replay` and `telemetry resend` against real RabbitMQ."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from client_responder import Answer, echo, responder_in_a_thread, silence
 from filled_streams import fill
 
 from osrdyne.amqp import Message
+from osrdyne.cli.main import execute
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, PATH_HEADER, Request, Response
 from osrdyne.protocol.names import PoolNames
 
-pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
+pytestmark = pytest.mark.one_rabbitmq
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -34,31 +36,34 @@ ROWS = {"columns": [{"name": "n", "type": "bigint"}], "rows": [[42]], "truncated
 
 @dataclass
 class Cli:
-    """`osrdyne call` and `osrdyne telemetry` in a folder of their own, for one pool."""
+    """`osrdyne call` and `osrdyne telemetry` in this process, for one pool."""
 
     uri: str
     pool: str
-    directory: Path
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "OSRDYNE__BROKER__URI": self.uri, "OSRDYNE__POOL__ID": self.pool}
-        arguments = arguments if arguments[0] == "telemetry" else ("call", *arguments)
-        command = [sys.executable, "-m", "osrdyne.cli.main", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=environment, cwd=self.directory, text=True, **pipes)
+    environment: pytest.MonkeyPatch
+    captured: pytest.CaptureFixture[str]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        with self.start(*arguments) as process:
-            out, errors = process.communicate(timeout=PATIENCE)
-            return process.returncode, out, errors
+        self.environment.setenv("OSRDYNE__BROKER__URI", self.uri)
+        self.environment.setenv("OSRDYNE__POOL__ID", self.pool)
+        code = execute([*([] if arguments[0] == "telemetry" else ["call"]), *arguments], debug=False)
+        return code, *self.captured.readouterr()
 
     def answered(self, answer: Answer = echo, keys: Iterable[str] = ("k",)) -> AbstractContextManager[Any]:
         return responder_in_a_thread(self.uri, self.pool, answer, keys=keys)
 
 
 @pytest.fixture
-def cli(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> Cli:
-    return Cli(broker.amqp_uri, pool_id, tmp_path)
+def cli(
+    broker: EmbeddedBroker,
+    pool_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Iterator[Cli]:
+    monkeypatch.chdir(tmp_path)
+    yield Cli(broker.amqp_uri, pool_id, monkeypatch, capfd)
+    structlog.reset_defaults()
 
 
 def test_rows_are_a_table_and_json_is_the_body_alone(cli: Cli) -> None:
@@ -118,6 +123,7 @@ def test_wrong_use_is_exit_code_2_without_a_traceback(cli: Cli, arguments: tuple
     assert (code, out, "Traceback" in errors, bool(errors)) == (2, "", False, True)
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
     arrived = threading.Event()
 
@@ -125,7 +131,13 @@ def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
         arrived.set()
         return []
 
-    with cli.answered(keep_waiting) as cancels, cli.start("k", "/sql") as process:
+    command = [sys.executable, "-m", "osrdyne.cli.main", "call", "k", "/sql"]
+    environment = {**os.environ, "OSRDYNE__BROKER__URI": cli.uri, "OSRDYNE__POOL__ID": cli.pool}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        cli.answered(keep_waiting) as cancels,
+        subprocess.Popen(command, env=environment, text=True, **pipes) as process,
+    ):
         assert arrived.wait(PATIENCE)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
@@ -179,9 +191,9 @@ def test_resend_sends_a_range_of_the_log_to_another_pool(cli: Cli) -> None:
     streams = [PoolNames(cli.pool).log_stream(partition) for partition in (0, 1)]
     for partition, stream in enumerate(streams):
         asyncio.run(fill(cli.uri, stream, messages(partition)))
-    other, state = f"{cli.pool}x"[:32], cli.directory / "state"
+    other, state = f"{cli.pool}x"[:32], "state"
     command = ["telemetry", "resend", "--to-pool", other, "--from", "1970-01-01T00:00:02.5Z", "--to", "7"]
-    command += ["--rate", "0", "--state", str(state), "--set", "telemetry.partitions=2"]
+    command += ["--rate", "0", "--state", state, "--set", "telemetry.partitions=2"]
     code, _, errors = cli.run(*command)
     assert (code, other in errors) == (2, True)
     with responder_in_a_thread(cli.uri, other, answer, keys=["k0", "k1"]):

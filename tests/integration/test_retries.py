@@ -95,7 +95,7 @@ async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priori
         async with asyncio.timeout(PATIENCE):
             while "error" not in (found := {decode_text(one.headers["x-status"]): one for one in attempts_of(pool)}):
                 await asyncio.sleep(0.05)
-        assert outcomes_of(found["retried"]) == outcomes_of(found["error"]), "one name for both attempts"
+        assert set(outcomes_of(found["error"])) <= set(outcomes_of(found["retried"])), "one name for both attempts"
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")

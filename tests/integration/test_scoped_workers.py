@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker_api import close_connections
-from daemon_in_process import PATIENCE, api_of, echo_settings, group_of, running_daemon, until
+from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
 from pydantic import SecretStr
 
 from osrdyne.broker.doctor.run import run_broker_checks
@@ -70,15 +70,6 @@ async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with
         second = (await client.call(KEY, "/info", idempotent=True)).json()
         assert second["worker_id"] != first["worker_id"]
         await until(lambda: only(second), "the user of the dead worker is gone")
-
-        async with api_of(daemon, headers={"content-type": "application/json"}) as http:
-            (await http.post("/v1/group/stop", params={"key": KEY})).raise_for_status()
-
-        async def gone() -> bool:
-            return not await worker_ids(management, settings.pool.id) and "workers" not in await group_of(daemon, KEY)
-
-        await until(gone, "group, queue and user of the idle group are gone")
-        await client.call(KEY, "/info")
     assert await worker_ids(management, settings.pool.id) == []  # the daemon has stopped its workers
 
 
