@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_process import PATIENCE, Stage, WorkerProcess, stage
+import pytest_asyncio
+from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
@@ -28,16 +30,16 @@ from osrdyne.protocol.control import Command
 from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
 from osrdyne.protocol.uri import with_user
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.asyncio(loop_scope="module")]
 
 APP = "tests.integration.streaming_app:app"
 ROWS_OF_A_PART = PART_BYTES // 16 - 1000
 """Two columns of 8 bytes: a batch of these rows is a part of nearly the largest size."""
 
 
-@pytest.fixture
-async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
-    async with stage(broker.amqp_uri, pool_id) as result:
+@asynccontextmanager
+async def streaming(uri: str, pool: str) -> AsyncIterator[Stage]:
+    async with stage(uri, pool) as result:
         await result.channel.declare_exchange(result.names.credit_exchange, "direct")
         await result.channel.declare_exchange(result.names.cancel_exchange, "fanout")
         await result.channel.declare_queue(result.names.cancel_queue)
@@ -45,14 +47,22 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         yield result
 
 
-@pytest.fixture
-async def client(pool: Stage) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE) as result:
+def client_of(pool: Stage) -> AsyncClient:
+    return AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
+    """One worker with one slot: a stream that waits for credit gives it back, and needs it again later."""
+    async with streaming(broker.amqp_uri, f"t{secrets.token_hex(6)}") as result:
+        await result.start(app=APP, runtime={"concurrency": 1})
         yield result
 
 
-async def start(pool: Stage, **runtime: object) -> WorkerProcess:
-    return await pool.start(app=APP, runtime=runtime)
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(pool: Stage) -> AsyncIterator[AsyncClient]:
+    async with client_of(pool) as result:
+        yield result
 
 
 async def numbers(batches: Any) -> list[int]:
@@ -62,6 +72,11 @@ async def numbers(batches: Any) -> list[int]:
 async def state(client: AsyncClient) -> dict[str, int]:
     found: dict[str, int] = (await client.call("k", "/state")).json()
     return found
+
+
+async def yielded(client: AsyncClient) -> int:
+    """How many batches the worker has yielded so far."""
+    return (await state(client))["yielded"]
 
 
 async def until_state(client: AsyncClient, **wanted: int) -> None:
@@ -79,7 +94,6 @@ async def until_queue_is_empty(pool: Stage) -> None:
 
 @pytest.mark.parametrize("path", ["/rows", "/table"])
 async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, client: AsyncClient, path: str) -> None:
-    await start(pool)
     body = {"batches": 8, "rows": ROWS_OF_A_PART}
     assert await numbers(client.call_batches("k", path, body)) == list(range(8 * ROWS_OF_A_PART))
     plain = await client.call("k", path, body, accept=ARROW_TYPE)
@@ -89,22 +103,20 @@ async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, clie
 
 
 @pytest.mark.proves("requests/client-reads-streamed-answer")
-async def test_client_without_credit_stops_the_worker_and_nothing_else(pool: Stage, client: AsyncClient) -> None:
-    """One slot: the stream that waits for credit gives it back, and needs it again later."""
-    await start(pool, concurrency=1)
+async def test_client_without_credit_stops_the_worker_and_nothing_else(client: AsyncClient) -> None:
+    before = await yielded(client)
     batches = client.call_batches("k", "/rows", {"batches": 40})
     async with aclosing(batches):
         await anext(batches)
-        await until_state(client, yielded=DEFAULT_CREDIT)  # answered beside the open stream
+        await until_state(client, yielded=before + DEFAULT_CREDIT)  # answered beside the open stream
         assert await numbers(client.call_batches("k", "/rows", {"batches": 10})) == list(range(10_000))
-        assert (await state(client))["yielded"] == DEFAULT_CREDIT + 10
+        assert await yielded(client) == before + DEFAULT_CREDIT + 10
         assert await numbers(batches) == list(range(1000, 40_000))
     await until_state(client, open=0)
 
 
 @pytest.mark.proves("requests/handler-fails-some-parts")
-async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: AsyncClient) -> None:
-    await start(pool)
+async def test_error_after_some_batches_reaches_the_caller(client: AsyncClient) -> None:
     batches = client.call_batches("k", "/rows", {"batches": 10, "fail_after": 6})
     found = [(await anext(batches)).num_rows for _ in range(6)]
     with pytest.raises(RequestFailedError, match="failed after 6 batches") as caught:
@@ -113,18 +125,23 @@ async def test_error_after_some_batches_reaches_the_caller(pool: Stage, client: 
 
 
 async def test_killed_worker_after_the_first_row_ends_the_call(
-    pool: Stage, client: AsyncClient, tmp_path: Path
+    broker: EmbeddedBroker, pool_id: str, tmp_path: Path
 ) -> None:
     """The rows of a second run may come in another order: the caller has to start over."""
-    first = await start(pool)
     gate = tmp_path / "gate"
+    async with streaming(broker.amqp_uri, pool_id) as pool, client_of(pool) as client:
+        await caller_starts_over(pool, client, gate)
+
+
+async def caller_starts_over(pool: Stage, client: AsyncClient, gate: Path) -> None:
+    first = await pool.start(app=APP)
     batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate), "gate_at": 2})
     for _ in range(2):
         await anext(batches)
     first.signal(signal.SIGKILL)
     await first.wait()
     gate.touch()
-    await start(pool)
+    await pool.start(app=APP)
     with pytest.raises(StreamInterruptedError, match="started again"):
         await anext(batches)
     async with asyncio.timeout(PATIENCE):  # and it is cancelled, so that the second worker need not finish it
@@ -139,25 +156,24 @@ async def test_killed_worker_after_the_first_row_ends_the_call(
 
 @pytest.mark.proves("requests/client-streamed-answer-goes")
 async def test_client_that_goes_away_frees_the_worker(pool: Stage, client: AsyncClient) -> None:
-    await start(pool, concurrency=1)
-    other = AsyncClient(pool.uri, pool.names.pool, default_timeout=PATIENCE)
+    before = await yielded(client)
+    other = client_of(pool)
     await other.__aenter__()
     batches = other.call_batches("k", "/rows", {"batches": 1000})
     await anext(batches)
-    await until_state(client, open=1, yielded=DEFAULT_CREDIT)
+    await until_state(client, open=1, yielded=before + DEFAULT_CREDIT)
     await other.close()  # the cancel is not passed on: there is no controller
-    await until_state(client, open=0, yielded=DEFAULT_CREDIT)
+    await until_state(client, open=0, yielded=before + DEFAULT_CREDIT)
     await until_queue_is_empty(pool)
     await batches.aclose()
 
 
 async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient) -> None:
-    await start(pool, concurrency=2)
     batches = client.call_batches("k", "/rows", {"batches": 1000}, correlation_id="c")
     await anext(batches)
     await client.cancel("c")
     cancel = None
-    while cancel is None:
+    while cancel is None or cancel.properties.correlation_id != "c":  # earlier tests have left some
         cancel = await pool.channel.get(pool.names.cancel_queue)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=cancel.properties.reply_to)
     await until_state(client, open=0)
@@ -174,7 +190,6 @@ async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient
 async def test_user_who_may_not_grant_credit_gets_the_remedy(
     pool: Stage, client: AsyncClient, management: ManagementClient
 ) -> None:
-    await start(pool)
     user = f"client-of-{pool.names.pool}"
     await management.put_user(user, password="secret")
     names = Permissions(configure="^$", write=f"^{pool.names.pool}-(req|cancel)-xchg$", read="^$")
@@ -190,11 +205,12 @@ async def test_user_who_may_not_grant_credit_gets_the_remedy(
 
 
 async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncClient) -> None:
-    worker = await start(pool)
+    [worker] = pool.workers
+    before = await yielded(client)
     batches = client.call_batches("k", "/rows", {"batches": 40})
     async with aclosing(batches):
         await anext(batches)
-        await until_state(client, yielded=DEFAULT_CREDIT)
+        await until_state(client, yielded=before + DEFAULT_CREDIT)
         for headers in ({"x-stream-id": "0" * 32, "x-stream-credit": 40}, {"x-stream-credit": 40}, {}):
             await pool.channel.publish(
                 amqp.Message(headers=headers),
@@ -206,5 +222,5 @@ async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncCl
             exchange=pool.names.credit_exchange,
             routing_key=worker.environment.worker_id,
         )
-        assert (await state(client))["yielded"] == DEFAULT_CREDIT
+        assert await yielded(client) == before + DEFAULT_CREDIT
         assert await numbers(batches) == list(range(1000, 40_000))

@@ -124,16 +124,15 @@ async def test_hostile_headers_are_answered_and_harmless(shared: Stage, headers:
     assert (await shared.caller.call("/echo", b"alive")).body == b"alive"
 
 
-async def test_request_without_reply_to_is_worked_on(pool: Stage, worker: WorkerProcess) -> None:
-    message = amqp.Message(b"x", headers={"x-rpc-path": "/echo"})
-    await pool.channel.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
-    report = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
-    assert (report.headers["x-path"], report.details["count"]) == ("/echo", 1)
-
-
 async def test_reports_name_received_completed_and_idle(pool: Stage, worker: WorkerProcess) -> None:
-    await pool.caller.call("/fail")
+    without_reply = amqp.Message(b"x", headers={"x-rpc-path": "/echo"})
+    await pool.channel.publish(without_reply, exchange=pool.names.requests_exchange, routing_key=pool.key)
+    completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
+    assert (completed.headers["x-path"], completed.details["count"]) == ("/echo", 1)
     await pool.until_reported(worker, Event.IDLE)
+    await pool.caller.call("/fail")
+    completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED, times=2)
+    assert bytes(completed.headers["x-status"]) == b"error"  # type: ignore[call-overload]
     # It answers the control message with its state, which may be "busy" by then.
     events = dict.fromkeys(event for event in pool.events(worker) if event != Event.BUSY)
     assert list(events) == [
@@ -143,24 +142,20 @@ async def test_reports_name_received_completed_and_idle(pool: Stage, worker: Wor
         Event.REQUEST_COMPLETED,
         Event.IDLE,
     ]
-    completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
-    assert bytes(completed.headers["x-status"]) == b"error"  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("path", SLEEPS)
-async def test_cancel_ends_a_running_request(pool: Stage, worker: WorkerProcess, path: str) -> None:
+async def test_cancel_ends_a_running_request_and_is_remembered_for_one_that_comes(
+    pool: Stage, worker: WorkerProcess
+) -> None:
     reply_queue = await own_reply_queue(pool)
-    await send_with_reply_to(pool, path, reply_queue)
-    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
-    await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
-    assert await status_in(pool, reply_queue) == b"cancelled"
-
-
-async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: WorkerProcess) -> None:
-    reply_queue = await own_reply_queue(pool)
+    for number, path in enumerate(SLEEPS, 1):
+        await send_with_reply_to(pool, path, reply_queue, path)
+        await pool.until_reported(worker, Event.REQUEST_RECEIVED, times=number)
+        await pool.send_control(Command.CANCEL, correlation_id=path, reply_to=reply_queue)
+        assert await status_in(pool, reply_queue) == b"cancelled"
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
     await pool.resume(worker)
-    await send_with_reply_to(pool, "/crash", reply_queue)
+    await send_with_reply_to(pool, "/crash", reply_queue, "c")
     assert await status_in(pool, reply_queue) == b"cancelled"
 
 
@@ -170,8 +165,9 @@ async def own_reply_queue(pool: Stage) -> str:
     return name
 
 
-async def send_with_reply_to(pool: Stage, path: str, reply_to: str) -> None:
-    message = amqp.Message(b'{"seconds": 60}', headers={"x-rpc-path": path}, correlation_id="c", reply_to=reply_to)
+async def send_with_reply_to(pool: Stage, path: str, reply_to: str, correlation_id: str) -> None:
+    headers: dict[str, object] = {"x-rpc-path": path}
+    message = amqp.Message(b'{"seconds": 60}', headers=headers, correlation_id=correlation_id, reply_to=reply_to)
     await pool.channel.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
 
 
