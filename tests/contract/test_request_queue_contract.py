@@ -17,7 +17,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
+from osrdyne.broker.management.listings import RequestQueueListing
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
 from osrdyne.broker.session import Connect, LeaderSession
@@ -25,7 +25,7 @@ from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerConflictError
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, QueueName
 from osrdyne.testing.fakes.amqp import connect_to
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.management import FakeManagement
@@ -71,11 +71,22 @@ class Leader:
         for queue in await self.listing.list_request_queues():
             self.queues.adopt(queue.key, queue.ready_by_level)
 
-    async def unbound(self, key: Key) -> str:
-        """A queue of the key that is there and not bound."""
+    async def bound(self, key: Key = A) -> QueueName:
         await self.queues.declare(key)
-        await self.queues.unbind(key)
+        await self.queues.bind(key)
         return self.names.request_queue(key)
+
+    async def unbound(self, key: Key = A, *bodies: bytes) -> QueueName:
+        """A queue of the key that is there, with these requests, and not bound."""
+        queue = await self.bound(key)
+        for body in bodies:
+            await self.publish(key, body)
+        await self.queues.unbind(key)
+        return queue
+
+    async def orphan(self) -> bytes:
+        consumer = await (await self.channel()).consume(self.names.orphan_queue)
+        return (await consumer.get()).body
 
 
 @asynccontextmanager
@@ -120,70 +131,52 @@ async def leader(request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
 
 
 class TestDeclareAndBind:
-    async def test_bound_queue_gets_the_requests_of_its_key(self, leader: Leader) -> None:
+    async def test_bound_queue_gets_the_requests_of_its_key_and_others_are_orphans(self, leader: Leader) -> None:
         await leader.queues.declare(A)
-        await leader.queues.bind(A)
+        await leader.publish("a", b"early")
+        assert await leader.orphan() == b"early"
+        queue = await leader.bound()
         await leader.publish("a")
-        assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
-
-    async def test_request_of_an_unbound_key_is_an_orphan(self, leader: Leader) -> None:
-        await leader.queues.declare(A)
-        await leader.publish("a")
-        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
-        assert (await consumer.get()).body == b"1"
+        assert await leader.drain(queue) == [b"1"]
 
     async def test_everything_may_be_done_twice(self, leader: Leader) -> None:
+        await leader.queues.unbind(A)  # what does not exist
         for step in (leader.queues.declare, leader.queues.bind) * 2 + (leader.queues.unbind,) * 2:
             await step(A)
-        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
-        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
-
-    async def test_unbinding_what_does_not_exist_is_not_an_error(self, leader: Leader) -> None:
-        await leader.queues.unbind(A)
+        for _ in range(2):
+            assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+        assert await leader.listing.list_request_queues() == []
         assert not leader.keeping.done()
 
     @pytest.mark.proves("reference-defects/9-keys-were-bound")
-    async def test_odd_keys_have_queues_of_their_own(self, leader: Leader) -> None:
+    async def test_odd_keys_have_queues_of_their_own_and_are_listed_as_they_are(self, leader: Leader) -> None:
         for key in ODD_KEYS.values():
-            await leader.queues.declare(key)
-            await leader.queues.bind(key)
+            await leader.bound(key)
+        listed = await leader.listing.list_request_queues()
+        assert sorted((queue.key, queue.bound, queue.ready) for queue in listed) == [
+            (key, True, 0) for key in sorted(ODD_KEYS.values())
+        ]
         for name, key in ODD_KEYS.items():
             await leader.publish(key, name.encode())
         found = {name: await leader.drain(leader.names.request_queue(key)) for name, key in ODD_KEYS.items()}
         assert found == {name: [name.encode()] for name in ODD_KEYS}
 
-    async def test_odd_keys_are_listed_as_they_are(self, leader: Leader) -> None:
-        for key in ODD_KEYS.values():
-            await leader.queues.declare(key)
-            await leader.queues.bind(key)
-        listed = await leader.listing.list_request_queues()
-        assert sorted((queue.key, queue.bound, queue.ready) for queue in listed) == [
-            (key, True, 0) for key in sorted(ODD_KEYS.values())
-        ]
-
-    async def test_queue_with_other_arguments_is_a_conflict_and_costs_no_leadership(self, leader: Leader) -> None:
-        """lifecycle: token-channel-never-fails."""
-        channel = await leader.channel()
+    async def test_queue_that_is_not_ours_is_a_conflict_is_not_listed_and_costs_no_leadership(
+        self, leader: Leader
+    ) -> None:
+        """lifecycle: token-channel-never-fails. RabbitMQ does not compare the argument that holds the key; the name of
+        the queue holds a short one only."""
+        channel, long = await leader.channel(), Key("a" * 300)
         await channel.declare_queue(leader.names.request_queue(A), arguments={"x-queue-type": "classic"})
-        with pytest.raises(BrokerConflictError, match="other arguments"):
+        with pytest.raises(BrokerConflictError, match="arguments"):
             await leader.queues.declare(A)
         await leader.queues.declare(Key("b"))
-        assert not leader.keeping.done()
-
-    async def test_queue_of_another_key_under_this_name_is_a_conflict(self, leader: Leader) -> None:
-        """RabbitMQ does not compare the argument that holds the key; the name of the queue holds a short one only."""
-        long = Key("a" * 300)
-        channel = await leader.channel()
+        assert [queue.key for queue in await leader.listing.list_request_queues()] == ["b"]
         arguments = {"x-queue-type": "quorum", "x-osrdyne-key": "b"}
         await channel.declare_queue(leader.names.request_queue(long), arguments=arguments)
-        with pytest.raises(BrokerConflictError, match="other arguments"):
+        with pytest.raises(BrokerConflictError, match="arguments"):
             await leader.queues.declare(long)
-
-    async def test_queue_that_is_not_ours_to_use_is_not_listed(self, leader: Leader) -> None:
-        channel = await leader.channel()
-        await channel.declare_queue(leader.names.request_queue(A), arguments={"x-queue-type": "classic"})
-        await leader.queues.declare(Key("b"))
-        assert [queue.key for queue in await leader.listing.list_request_queues()] == ["b"]
+        assert not leader.keeping.done()
 
     async def test_queue_with_a_consumer_is_consumed(self, leader: Leader) -> None:
         assert not await leader.queues.is_consumed(A, beside=0)
@@ -194,9 +187,8 @@ class TestDeclareAndBind:
         assert [await leader.queues.is_consumed(A, beside=beside) for beside in (0, 1)] == [True, False]
 
     async def test_requests_without_a_consumer_wait_for_one(self, leader: Leader) -> None:
-        queue = await leader.unbound(A)
+        queue = await leader.bound()
         assert not await leader.queues.waits_for_consumer(A, beside=0)
-        await leader.queues.bind(A)
         for _ in range(2):
             await leader.publish(A)
         await wait_ready(leader, queue, 2)
@@ -210,33 +202,16 @@ class TestDeclareAndBind:
 class TestDelete:
     """lifecycle: "Deleting a queue"."""
 
-    async def test_empty_queue_is_deleted(self, leader: Leader) -> None:
-        await leader.unbound(A)
-        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
-        assert await leader.listing.list_request_queues() == []
-
     async def test_queue_with_a_request_is_kept(self, leader: Leader) -> None:
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
-        await leader.publish("a")
-        await leader.queues.unbind(A)
+        queue = await leader.unbound(A, b"1")
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.NOT_EMPTY
-        assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
-
-    async def test_queue_of_an_idle_worker_is_in_use(self, leader: Leader) -> None:
-        queue = await leader.unbound(A)
-        await (await leader.channel()).consume(queue)
-        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
+        assert await leader.drain(queue) == [b"1"]
 
     @pytest.mark.parametrize("way", ["consumer", "cancelled consumer", "get"])
     @pytest.mark.proves("reference-defects/7-queue-deleted-under")
     async def test_unacknowledged_request_of_any_consumer_keeps_the_queue(self, leader: Leader, way: str) -> None:
         """[ev1_ready, ev6_drain] also of a worker that has cancelled its consumer, or never had one."""
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
-        await leader.publish("a")
-        await leader.queues.unbind(A)
-        queue, channel = leader.names.request_queue(A), await leader.channel()
+        queue, channel = await leader.unbound(A, b"1"), await leader.channel()
         if way == "get":
             assert await channel.get(queue) is not None
         else:
@@ -249,9 +224,10 @@ class TestDelete:
         await wait_ready(leader, queue, 1)
         assert await leader.drain(queue) == [b"1"]
 
-    async def test_refused_deletion_leaves_no_consumer_behind(self, leader: Leader) -> None:
-        queue = await leader.unbound(A)
-        channel = await leader.channel()
+    async def test_queue_of_an_idle_worker_is_in_use_and_a_refused_deletion_leaves_no_consumer_behind(
+        self, leader: Leader
+    ) -> None:
+        queue, channel = await leader.unbound(), await leader.channel()
         await channel.consume(queue)
         for _ in range(6):  # more often than there are spare channels
             assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
@@ -263,28 +239,27 @@ class TestDelete:
     async def test_hundred_deletions_side_by_side(self, leader: Leader) -> None:
         keys = [Key(str(number)) for number in range(100)]
         for key in keys:
-            await leader.unbound(key)
+            await leader.queues.declare(key)
+            await leader.queues.unbind(key)
         outcomes = await asyncio.gather(*(leader.queues.delete_if_proven_empty(key) for key in keys))
         assert outcomes == [DeleteOutcome.DELETED] * 100
 
 
-class TestTotals:
-    async def test_unacknowledged_requests_are_counted(self, leader: Leader) -> None:
-        """lifecycle: idle-needs-a-fresh-total. A listing may be some seconds old."""
-        await leader.queues.declare(A)
-        await leader.queues.declare(Key("b"))
-        await leader.queues.bind(A)
-        await leader.publish("a")
-        await leader.publish("a")
-        channel = await leader.channel()
-        await channel.get(leader.names.request_queue(A))
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                totals = await leader.listing.list_message_totals()
-                assert totals.keys() <= {"a", "b"}
-                if {key: total.messages for key, total in totals.items()} == {"a": 2, "b": 0}:
-                    break
-                await asyncio.sleep(0.2)
+async def test_unacknowledged_requests_are_counted(leader: Leader) -> None:
+    """lifecycle: idle-needs-a-fresh-total. A listing may be some seconds old."""
+    queue = await leader.bound()
+    await leader.queues.declare(Key("b"))
+    await leader.publish("a")
+    await leader.publish("a")
+    channel = await leader.channel()
+    await channel.get(queue)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            totals = await leader.listing.list_message_totals()
+            assert totals.keys() <= {"a", "b"}
+            if {key: total.messages for key, total in totals.items()} == {"a": 2, "b": 0}:
+                break
+            await asyncio.sleep(0.2)
 
 
 async def wait_ready(leader: Leader, queue: str, ready: int) -> None:
@@ -313,9 +288,9 @@ class TestPriorityClasses:
         await channel.publish(Message(body=body), exchange=leader.names.work_exchange(priority), routing_key="a")
         await channel.close()
 
-    async def test_each_class_has_a_queue_of_its_own(self, leader: Leader) -> None:
+    async def test_each_class_has_a_queue_of_its_own_after_the_next_bind(self, leader: Leader) -> None:
+        await (await self.managed(leader, 0)).bound()
         leader = await self.managed(leader, 0, 7)
-        await leader.queues.declare(A)
         await leader.queues.bind(A)
         for priority in (0, 7, None):
             await self.publish(leader, priority, str(priority).encode())
@@ -323,22 +298,11 @@ class TestPriorityClasses:
         assert [await leader.drain(queue) for queue in queues] == [[b"0"], [b"7"], [b"None"]]
 
     async def test_request_of_a_client_is_an_orphan_although_the_group_is_bound(self, leader: Leader) -> None:
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
+        await leader.bound()
         leader = await self.managed(leader, 0)
         await leader.queues.bind(A)
         await leader.publish("a")
-        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
-        assert (await consumer.get()).body == b"1"
-
-    async def test_queue_of_a_new_priority_level_exists_after_the_next_bind(self, leader: Leader) -> None:
-        leader = await self.managed(leader)
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
-        leader = await self.managed(leader, 3)
-        await leader.queues.bind(A)
-        await self.publish(leader, 3, b"1")
-        assert await leader.drain(leader.names.request_queue(A, 3)) == [b"1"]
+        assert await leader.orphan() == b"1"
 
     @pytest.mark.proves("controller/leader-dies-declared-some")
     async def test_queue_that_a_killed_leader_had_not_declared_exists_after_the_next_bind(self, leader: Leader) -> None:
@@ -354,70 +318,52 @@ class TestPriorityClasses:
 
     async def test_group_is_listed_once_with_what_all_classes_hold(self, leader: Leader) -> None:
         leader = await self.managed(leader, 0)
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
+        await leader.bound()
         await self.publish(leader, 0, b"1")
         await self.publish(leader, None, b"2")
-        [listed] = await self.listed(leader, messages=2)
-        assert (listed.key, listed.bound) == ("a", True)
-
-    async def listed(self, leader: Leader, *, messages: int) -> list[ListedQueue]:
-        """RabbitMQ's totals are some seconds old."""
-        while [queue.messages for queue in await leader.listing.list_request_queues()] != [messages]:
-            await asyncio.sleep(0.2)
-        return await leader.listing.list_request_queues()
+        async with asyncio.timeout(PATIENCE):  # RabbitMQ's totals are some seconds old
+            while sum(queue.messages for queue in await leader.listing.list_request_queues()) != 2:
+                await asyncio.sleep(0.2)
+        assert [(queue.key, queue.bound) for queue in await leader.listing.list_request_queues()] == [("a", True)]
 
     @pytest.mark.parametrize("priority", [0, None])
     async def test_request_in_any_class_keeps_the_group(self, leader: Leader, priority: int | None) -> None:
         leader = await self.managed(leader, 0)
-        await leader.queues.declare(A)
-        await leader.queues.bind(A)
+        await leader.bound()
         await self.publish(leader, priority, b"1")
         await leader.queues.unbind(A)
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.NOT_EMPTY
         await leader.queues.bind(A)
         assert await leader.drain(leader.names.request_queue(A, priority)) == [b"1"]
 
-    async def test_empty_group_goes_with_all_its_queues(self, leader: Leader) -> None:
-        leader = await self.managed(leader, 0, 1)
-        await leader.queues.declare(A)
-        await leader.queues.unbind(A)
-        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
-        assert await leader.listing.list_request_queues() == []
-
-    async def unused(self, leader: Leader, *, holding: bytes | None = None) -> Leader:
-        """A bound group that has a store which no route uses any more."""
+    async def unused(self, leader: Leader, *bodies: bytes) -> Leader:
+        """A bound group that has a store, with these requests, which no route uses any more."""
         before = await self.managed(leader, 5)
-        await before.queues.declare(A)
-        await before.queues.bind(A)
-        if holding is not None:
-            await self.publish(before, 5, holding)
+        await before.bound()
+        for body in bodies:
+            await self.publish(before, 5, body)
         after = await self.managed(leader)
         await after.adopt_listed()
         await after.queues.bind(A)
         return after
 
-    async def test_no_message_enters_an_unused_priority_queue(self, leader: Leader) -> None:
+    async def test_unused_priority_queue_takes_no_message_and_is_deleted_alone(self, leader: Leader) -> None:
         leader = await self.unused(leader)
         await self.publish(leader, 5, b"1")
-        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
-        assert (await consumer.get()).body == b"1"
-
-    async def test_empty_priority_queue_that_is_unused_is_deleted_alone(self, leader: Leader) -> None:
-        leader = await self.unused(leader)
+        assert await leader.orphan() == b"1"
         assert await leader.queues.delete_level(A, 5) is DeleteOutcome.DELETED
         assert await leader.queues.exists(A)
         assert await leader.listing.list_level_totals() == {}
 
     async def test_priority_queue_with_a_request_is_kept(self, leader: Leader) -> None:
-        leader = await self.unused(leader, holding=b"1")
+        leader = await self.unused(leader, b"1")
         assert await leader.queues.delete_level(A, 5) is DeleteOutcome.NOT_EMPTY
         assert await leader.drain(leader.names.request_queue(A, 5)) == [b"1"]
 
-    async def test_queue_of_an_unused_priority_level_is_deleted_with_its_group(self, leader: Leader) -> None:
-        before = await self.managed(leader, 5)
+    async def test_empty_group_goes_with_all_its_queues_of_unused_levels_too(self, leader: Leader) -> None:
+        before = await self.managed(leader, 0, 5)
         await before.queues.declare(A)
-        after = await self.managed(leader)
+        after = await self.managed(leader, 0)
         await after.adopt_listed()
         await after.queues.unbind(A)
         assert await after.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
