@@ -6,29 +6,19 @@ Commands, listing, token and probes are the real ones in both cases; what differ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import pytest
+from leader_terms import Lead, LeaderTerm
 
-from osrdyne import amqp
-from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.management.apply import declare_topology
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.listings import RequestQueueListing
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
-from osrdyne.broker.session import Connect, LeaderSession
-from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
-from osrdyne.testing.fakes.amqp import connect_to
-from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.management import FakeManagement
 from osrdyne.testing.keys import ODD_KEYS
 
 A = Key("a")
@@ -40,17 +30,17 @@ PATIENCE = 120.0
 class Leader:
     """A leader's commands, and the view of a client or worker beside it."""
 
-    names: PoolNames
+    term: LeaderTerm
     queues: RequestQueueCommands
     listing: RequestQueueListing
-    session: LeaderSession
-    keeping: asyncio.Task[None]
-    connect: Callable[[], object]
+
+    @property
+    def names(self) -> PoolNames:
+        return self.term.names
 
     async def channel(self, *, confirms: bool = False) -> Channel:
         """A channel of another process."""
-        connection = await self.connect()  # type: ignore[misc]
-        return await connection.channel(confirms=confirms)  # type: ignore[no-any-return]
+        return await self.term.channel(confirms=confirms)
 
     async def publish(self, key: str, body: bytes = b"1") -> None:
         channel = await self.channel(confirms=True)
@@ -89,45 +79,11 @@ class Leader:
         return (await consumer.get()).body
 
 
-@asynccontextmanager
-async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
-    opened: list[amqp.Connection] = []
-
-    async def another() -> amqp.Connection:
-        options = amqp.ConnectionOptions(uri=settings.broker.uri.get_secret_value(), name="osrdyne contract test")
-        opened.append(await connect(options))
-        return opened[-1]
-
-    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
-        _, token = await session.token.acquire()
-        await declare_topology(await session.channel(), pool_topology(settings.pool.id))
-        keeping = asyncio.create_task(session.run(token))
-        yield Leader(
-            session.names,
-            session.request_queues(management),
-            RequestQueueListing(management, session.names),
-            session,
-            keeping,
-            another,
-        )
-        keeping.cancel()
-        await asyncio.wait({keeping})
-        for connection in opened:
-            await connection.close()
-
-
-@pytest.fixture(params=["memory", "rabbitmq"])
-async def leader(request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
-    if request.param == "memory":
-        broker = FakeBroker(SystemClock())
-        async with leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker)) as made:
-            yield made
-        return
-    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
-    assert isinstance(broker_settings, BrokerSettings)
-    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
-    async with ManagementClient(broker_settings) as management, leading(settings, amqp.connect, management) as made:
-        yield made
+@pytest.fixture
+async def leader(lead: Lead) -> AsyncIterator[Leader]:
+    async with lead() as term:
+        queues = term.session.request_queues(term.management)
+        yield Leader(term, queues, RequestQueueListing(term.management, term.names))
 
 
 class TestDeclareAndBind:
@@ -146,7 +102,7 @@ class TestDeclareAndBind:
         for _ in range(2):
             assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
         assert await leader.listing.list_request_queues() == []
-        assert not leader.keeping.done()
+        assert not leader.term.keeping.done()
 
     @pytest.mark.proves("reference-defects/9-keys-were-bound")
     async def test_odd_keys_have_queues_of_their_own_and_are_listed_as_they_are(self, leader: Leader) -> None:
@@ -176,7 +132,7 @@ class TestDeclareAndBind:
         await channel.declare_queue(leader.names.request_queue(long), arguments=arguments)
         with pytest.raises(BrokerConflictError, match="arguments"):
             await leader.queues.declare(long)
-        assert not leader.keeping.done()
+        assert not leader.term.keeping.done()
 
     async def test_queue_with_a_consumer_is_consumed(self, leader: Leader) -> None:
         assert not await leader.queues.is_consumed(A, beside=0)
@@ -275,13 +231,10 @@ class TestPriorityClasses:
     async def managed(self, leader: Leader, *priorities: int) -> Leader:
         """The same leader with the layout of a managed pool."""
         layout = QueueLayout(leader.names, managed=True, priorities=priorities)
-        await declare_topology(await leader.session.channel(), layout.exchanges)
-        management = leader.listing._management
-        return replace(
-            leader,
-            queues=leader.session.request_queues(management, layout),
-            listing=RequestQueueListing(management, leader.names, layout),
-        )
+        term = leader.term
+        await term.session.declare(layout.exchanges)
+        queues = term.session.request_queues(term.management, layout)
+        return Leader(term, queues, RequestQueueListing(term.management, term.names, layout))
 
     async def publish(self, leader: Leader, priority: int | None, body: bytes) -> None:
         channel = await leader.channel(confirms=True)

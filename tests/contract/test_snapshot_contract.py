@@ -8,16 +8,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from leader_terms import LeaderTerm, leading
 
-from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Message
-from osrdyne.broker.management.apply import declare_topology
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.queues.snapshots import SnapshotQueue
-from osrdyne.broker.session import Connect, LeaderSession
-from osrdyne.broker.topology.declarations import pool_topology
-from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
 from osrdyne.testing.fakes.broker import Command, FakeBroker
@@ -26,45 +22,28 @@ from osrdyne.testing.fakes.management import FakeManagement
 NAME = "test"
 
 
-@dataclass
 class Leader:
-    session: LeaderSession
-    snapshots: SnapshotQueue
-    management: ManagementClient
-    keeping: asyncio.Task[None]
+    def __init__(self, term: LeaderTerm) -> None:
+        self.session, self.keeping = term.session, term.keeping
+        self.management = term.management
+        self.snapshots: SnapshotQueue = term.session.snapshots(NAME, term.management)
 
     async def queues(self) -> list[str]:
         return [one.name for one in await self.management.list_queues(self.session.names.snapshot_queue_prefix(NAME))]
 
 
 @asynccontextmanager
-async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
-    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
-        _, token = await session.token.acquire()
-        await declare_topology(await session.channel(), pool_topology(settings.pool.id))
-        keeping = asyncio.create_task(session.run(token))
-        try:
-            yield Leader(session, session.snapshots(NAME, management), management, keeping)
-        finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+async def saving(beginning: AbstractAsyncContextManager[LeaderTerm]) -> AsyncIterator[Leader]:
+    async with beginning as term:
+        yield Leader(term)
 
 
 Lead = Callable[[], AbstractAsyncContextManager[Leader]]
 
 
-@pytest.fixture(params=["memory", "rabbitmq"])
-async def lead(request: pytest.FixtureRequest) -> AsyncIterator[Lead]:
-    """Begins a term; the one before must have ended."""
-    if request.param == "memory":
-        broker = FakeBroker(SystemClock())
-        yield lambda: leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker))
-        return
-    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
-    assert isinstance(broker_settings, BrokerSettings)
-    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
-    async with ManagementClient(broker_settings) as management:
-        yield lambda: leading(settings, amqp.connect, management)
+@pytest.fixture
+def lead(lead: Callable[[], AbstractAsyncContextManager[LeaderTerm]]) -> Lead:
+    return lambda: saving(lead())
 
 
 @pytest.mark.proves("controller/leader-dies-saves-snapshot")
@@ -177,11 +156,11 @@ async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_o
     while True:
         broker = FakeBroker(SystemClock())
         settings, management = Settings(pool=PoolSettings(id="p")), FakeManagement(broker)
-        async with leading(settings, connect_to(broker), management) as first:
+        async with saving(leading(settings, connect_to(broker), management)) as first:
             await first.snapshots.write(b"old")
         connections: list[FakeConnection] = []
         finished = False
-        async with leading(settings, connect_to(broker, connections), management) as second:
+        async with saving(leading(settings, connect_to(broker, connections), management)) as second:
             countdown = Countdown(steps, broker, connections)
             broker.hook = countdown
             writing = asyncio.create_task(second.snapshots.write(b"new"))
@@ -191,7 +170,7 @@ async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_o
             writing.cancel()
             await asyncio.wait({writing})
             assert not finished or writing.exception() is None
-        async with leading(settings, connect_to(broker), management) as third:
+        async with saving(leading(settings, connect_to(broker), management)) as third:
             assert await third.snapshots.read() in ([b"new"] if finished else [b"old", b"new"]), steps
         if finished:
             assert steps > 8

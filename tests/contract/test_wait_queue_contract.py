@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from leader_terms import Lead, LeaderTerm
 
-from osrdyne import amqp
-from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.queues.retry_queues import RetryQueueCommands
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
-from osrdyne.broker.session import Connect, LeaderSession
-from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
-from osrdyne.testing.fakes.amqp import connect_to
-from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.management import FakeManagement
 
 SHORT, LONG = 200, 3_600_000
 CLASSES = (None, 3)
@@ -34,11 +25,13 @@ CLASSES = (None, 3)
 class Leader:
     """A leader's commands, and a channel of another process."""
 
-    names: PoolNames
+    term: LeaderTerm
     waits: RetryQueueCommands
-    session: LeaderSession
     channel: Channel
-    memory: FakeBroker | None
+
+    @property
+    def names(self) -> PoolNames:
+        return self.term.names
 
     async def wait(self, delay_ms: int, priority: int | None = None) -> None:
         """Send a request to wait, as a worker does."""
@@ -48,43 +41,19 @@ class Leader:
 
     async def time_out(self) -> None:
         """The short delay passes; in memory a time-to-live has to be said."""
-        if self.memory is not None:
-            self.memory.expire(self.names.retry_queue(SHORT))
+        if self.term.memory is not None:
+            self.term.memory.expire(self.names.retry_queue(SHORT))
 
     async def next_of(self, queue: str) -> bytes:
         async with asyncio.timeout(60):
             return (await (await self.channel.consume(queue)).get()).body
 
 
-@asynccontextmanager
-async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
-    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
-        _, token = await session.token.acquire()
-        await session.declare(pool_topology(settings.pool.id))
-        await session.declare(QueueLayout(session.names, managed=True, priorities=[3]).exchanges)
-        keeping = asyncio.create_task(session.run(token))
-        options = amqp.ConnectionOptions(uri=settings.broker.uri.get_secret_value(), name="osrdyne contract test")
-        other = await connect(options)
-        channel = await other.channel(confirms=True)
-        yield Leader(session.names, session.retry_queues(management), session, channel, None)
-        keeping.cancel()
-        await asyncio.wait({keeping})
-        await other.close()
-
-
-@pytest.fixture(params=["memory", "rabbitmq"])
-async def leader(request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
-    if request.param == "memory":
-        broker = FakeBroker(SystemClock())
-        async with leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker)) as made:
-            made.memory = broker
-            yield made
-        return
-    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
-    assert isinstance(broker_settings, BrokerSettings)
-    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
-    async with ManagementClient(broker_settings) as management, leading(settings, amqp.connect, management) as made:
-        yield made
+@pytest.fixture
+async def leader(lead: Lead) -> AsyncIterator[Leader]:
+    async with lead() as term:
+        await term.session.declare(QueueLayout(term.names, managed=True, priorities=[3]).exchanges)
+        yield Leader(term, term.session.retry_queues(term.management), await term.channel(confirms=True))
 
 
 async def test_requests_come_back_to_their_classes(leader: Leader) -> None:
@@ -149,4 +118,4 @@ async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_n
     assert refused.keys() == {SHORT}
     assert queue in refused[SHORT]
     await leader.wait(LONG)
-    await leader.session.token.confirm()
+    await leader.term.session.token.confirm()

@@ -15,12 +15,10 @@ from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Delivery, Message
 from osrdyne.errors import (
     BrokerAccessError,
-    BrokerConflictError,
     BrokerNotFoundError,
     BrokerUnavailableError,
     PublishRefusedError,
 )
-from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
 from tests.conftest import Broker
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
@@ -99,11 +97,6 @@ class TestPublish:
         await asyncio.gather(publishing, return_exceptions=True)
         await published(channel, queue, b"2")
         assert publishing.cancelled()
-
-    async def test_many_publishes_in_flight_are_all_confirmed(self, channel: Channel, pool_id: str) -> None:
-        queue = await declared(channel, pool_id)
-        await asyncio.gather(*(published(channel, queue, b"x") for _ in range(200)))
-        assert (await channel.declare_queue(queue, passive=True)).ready == 200
 
     async def test_header_that_would_end_the_connection_is_left_empty(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
@@ -259,37 +252,8 @@ class TestConsumer:
         again = await channel.consume(queue)
         assert [(await first(again)).body for _ in bodies] == bodies
 
-    async def test_consumer_that_was_cancelled_takes_no_more(self, channel: Channel, pool_id: str) -> None:
-        queue = await declared(channel, pool_id)
-        consumer = await channel.consume(queue, prefetch=1)
-        await channel.cancel(consumer)
-        await channel.take_more(consumer, prefetch=1)
-        assert (await channel.declare_queue(queue, passive=True)).consumers == 0
-
 
 class TestQueues:
-    async def test_declare_with_other_arguments_is_a_conflict(self, channel: Channel, pool_id: str) -> None:
-        queue = await declared(channel, pool_id)
-        with pytest.raises(BrokerConflictError, match=queue):
-            await channel.declare_queue(queue, arguments={"x-queue-type": "classic"})
-        assert channel.is_closed
-
-    async def test_delete_and_unbind_of_missing_things_are_no_errors(self, channel: Channel, pool_id: str) -> None:
-        assert await channel.delete_queue(f"{pool_id}-missing") == 0
-        await channel.declare_exchange(f"{pool_id}-x", "direct")
-        queue = await declared(channel, pool_id)
-        await channel.unbind_queue(queue, f"{pool_id}-x", "never bound")
-        await delete_exchange(channel, f"{pool_id}-x")
-
-    async def test_get_takes_one_message_or_none(self, channel: Channel, pool_id: str) -> None:
-        queue = await declared(channel, pool_id)
-        assert await channel.get(queue) is None
-        await published(channel, queue, b"1", b"2")
-        delivery = await channel.get(queue)
-        assert delivery is not None
-        assert delivery.body == b"1"
-        assert await purge_queue(channel, queue) == 1
-
     async def test_odd_name_is_a_queue_like_any_other(self, channel: Channel, pool_id: str) -> None:
         for name in ("é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"):
             queue = await declared(channel, pool_id, name)
@@ -400,10 +364,6 @@ class TestConnection:
             with pytest.raises(BrokerAccessError) as caught:
                 await amqp.connect(ConnectionOptions(uri=wrong))
             assert "s3cret" not in str(caught.value)
-
-    async def test_closed_port_is_unavailable(self) -> None:
-        with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1"):
-            await amqp.connect(ConnectionOptions(uri="amqp://u:s3cret@127.0.0.1:1/"))
 
     async def test_silent_listener_is_given_up_in_time(self) -> None:
         gone = asyncio.Event()

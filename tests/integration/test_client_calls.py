@@ -30,23 +30,10 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.fakes.amqp import delete_exchange
+from osrdyne.testing.keys import ODD_KEYS
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
-ODD_KEYS = {
-    "of the specification": "infra=42,timetable=24",
-    "255 bytes": "x" * 255,
-    "255 bytes of three-byte characters": "漢" * 85,
-    "syntax of others": "/%#*.:?&=+\\",
-    "A": "A",
-    "not A": "%41",
-    "letters": "é漢🚄",
-    "blanks": "  a \t b ",
-    "newlines": "a\r\nb",
-    "quotes": "\"'`",
-    "NUL": "a\0b",
-    "empty": "",
-}
 
 
 Served = tuple[Responder, AsyncClient]

@@ -1,4 +1,5 @@
-"""Queues that a killed node of RabbitMQ 3.10 has brought back without a leader: decision 0020, `broker.trials`."""
+"""Request queues that are new when their node is killed: what RabbitMQ has confirmed in them survives, or they come
+back without a leader, as with RabbitMQ 3.10 (decision 0020, `broker.trials`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -41,18 +43,19 @@ async def connected(broker: EmbeddedBroker, *, rpc_timeout: float = 60.0) -> Asy
 
 
 @asynccontextmanager
-async def leading(broker: EmbeddedBroker) -> AsyncIterator[RequestQueueCommands]:
+async def leading(broker: EmbeddedBroker, *, rpc_timeout: float = 60.0) -> AsyncIterator[RequestQueueCommands]:
     settings = Settings(
         pool=PoolSettings(id=NAMES.pool),
         broker=BrokerSettings(
             uri=SecretStr(broker.amqp_uri),
             management_uri=SecretStr(broker.management_uri),
             leader_heartbeat=30.0,
-            rpc_timeout=SILENCE,
+            rpc_timeout=rpc_timeout,
         ),
     )
     async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=SystemClock()) as session:
         _, token = await session.token.acquire()
+        await declare_topology(await session.channel(), pool_topology(NAMES.pool))
         keeping = asyncio.create_task(session.run(token))
         try:
             yield session.request_queues(management)
@@ -143,10 +146,51 @@ async def leader_binds(broker: EmbeddedBroker, key: Key) -> bool:
     """False when the next leader must go on: RabbitMQ may end the connection that has consumed a queue without a leader
     (541), when the queue goes."""
     try:
-        async with leading(broker) as queues:
+        async with leading(broker, rpc_timeout=SILENCE) as queues:
             queues.suspect(key)
             await queues.declare(key)
             await queues.bind(key)
     except BrokerError:
         return False
     return True
+
+
+KEYS = [Key(f"k{number}") for number in range(5)]
+
+
+async def activate(queues: RequestQueueCommands, client: amqp.Channel, key: Key) -> None:
+    await queues.declare(key)
+    await queues.bind(key)
+    message = amqp.Message(body=key.encode())
+    await client.publish(message, exchange=NAMES.requests_exchange, routing_key=key, mandatory=True)
+
+
+async def take(channel: amqp.Channel, key: Key) -> str | None:
+    delivery = await channel.get(NAMES.request_queue(key))
+    return None if delivery is None else delivery.body.decode()
+
+
+async def activate_at_once(queues: RequestQueueCommands, client: amqp.Channel) -> None:
+    await asyncio.gather(*(activate(queues, client, key) for key in KEYS))
+
+
+async def activate_one_by_one(queues: RequestQueueCommands, client: amqp.Channel) -> None:
+    for key in KEYS:
+        await activate(queues, client, key)
+
+
+ONE_BY_ONE = pytest.param(activate_one_by_one, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("activate_all", [activate_at_once, ONE_BY_ONE])
+@pytest.mark.proves("broker/rabbitmq-killed-right-queue")
+async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path, activate_all: Any) -> None:
+    """Queues of keys that are new at the same time are persisted together; a single one by a queue of its own."""
+    async with EmbeddedBroker(tmp_path / "node") as broker:
+        async with leading(broker) as queues, connected(broker) as connection:
+            await activate_all(queues, await connection.channel(confirms=True))
+            await broker.kill()
+        await broker.start()
+        async with connected(broker) as connection:
+            channel = await connection.channel()
+            assert [await take(channel, key) for key in KEYS] == KEYS

@@ -80,31 +80,32 @@ def attempts_of(pool: Stage) -> list[ActivityReport]:
     return [report for report in pool.reports if outcomes_of(report)]
 
 
-@pytest.mark.parametrize("priority", [None, URGENT])
 @pytest.mark.proves("managed/request-fails-route-retries")
-async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priority: int | None) -> None:
+async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_meanwhile(pool: Stage) -> None:
     await start(pool)
-    began = time.monotonic()
-    response = await pool.caller.answer(await send(pool, 2, attempts=3, priority=priority))
-    assert time.monotonic() - began >= 2 * DELAY_MS / 1000
-    assert (response.status, json.loads(response.body)) == (Status.OK, {"attempt": 3, "duplicate": False})
-    assert response.headers[ATTEMPTS_HEADER] == 3
-    if priority is None:
-        last = await pool.caller.answer(await send(pool, 5, attempts=2))
-        assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
-        async with asyncio.timeout(PATIENCE):
-            while "error" not in (found := {decode_text(one.headers["x-status"]): one for one in attempts_of(pool)}):
-                await asyncio.sleep(0.05)
-        assert set(outcomes_of(found["error"])) <= set(outcomes_of(found["retried"])), "one name for both attempts"
+    for priority in (None, URGENT):
+        began = time.monotonic()
+        response = await pool.caller.answer(await send(pool, 2, attempts=3, priority=priority))
+        assert time.monotonic() - began >= 2 * DELAY_MS / 1000
+        assert (response.status, json.loads(response.body)) == (Status.OK, {"attempt": 3, "duplicate": False})
+        assert response.headers[ATTEMPTS_HEADER] == 3
 
-
-@pytest.mark.proves("managed/request-fails-route-retries")
-async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) -> None:
-    await start(pool)
-    await send(pool, 1, attempts=2, delay_ms=LONG_MS)
-    response = await pool.caller.answer(await send(pool, 0, attempts=2))
+    await send(pool, 1, attempts=2, priority=URGENT, delay_ms=LONG_MS)
+    response = await pool.caller.answer(await send(pool, 0, attempts=2, priority=URGENT))
     assert json.loads(response.body)["attempt"] == 1
     assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
+
+
+@pytest.mark.proves("managed/request-fails-route-retries")
+async def test_last_attempt_is_answered_and_reported_under_the_name_of_the_others(pool: Stage) -> None:
+    await start(pool)
+    last = await pool.caller.answer(await send(pool, 5, attempts=2))
+    assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
+    async with asyncio.timeout(PATIENCE):
+        while len(found := attempts_of(pool)) < 2:
+            await asyncio.sleep(0.05)
+    assert [decode_text(one.headers["x-status"]) for one in found] == ["retried", "error"]
+    assert outcomes_of(found[0]) == outcomes_of(found[1])
 
 
 @pytest.mark.proves("managed/worker-dies-acknowledges-request")

@@ -28,7 +28,7 @@ from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
 from osrdyne.testing.keys import ODD_KEYS
 
 MINE, OTHER = Key("tpch/sf=0.01"), Key("tpch/sf=0x01")  # the dot of the first must not match anything
-ME, OTHER = WorkerId("w.me"), WorkerId("wxme")
+ME, NOT_ME = WorkerId("w.me"), WorkerId("wxme")
 
 
 @dataclass
@@ -91,13 +91,13 @@ async def test_process_of_pooled_workers_reads_its_questions_and_reports(
     grants: Grants, uri: str, channel: Channel
 ) -> None:
     """And cannot consume requests, or answer any: its workers have users of their own."""
-    names, control = grants.names, grants.names.control_queue(OTHER)
-    async with worker_channel(await grants.credentials.uri_for_process(OTHER)) as process:
+    names, control = grants.names, grants.names.control_queue(NOT_ME)
+    async with worker_channel(await grants.credentials.uri_for_process(NOT_ME)) as process:
         await process.declare_queue(control, exclusive=True)
-        await process.bind_queue(control, names.control_exchange, names.control_worker_routing_key(OTHER))
+        await process.bind_queue(control, names.control_exchange, names.control_worker_routing_key(NOT_ME))
         consumer = await process.consume(control)
         await publish(process, names.activity_exchange, "pooled")
-        await publish(channel, names.control_exchange, names.control_worker_routing_key(OTHER))
+        await publish(channel, names.control_exchange, names.control_worker_routing_key(NOT_ME))
         assert (await asyncio.wait_for(consumer.get(), 60)).body == b"x"
     refused: list[Attempt] = [
         lambda process, names: process.consume(names.request_queue(MINE)),
@@ -105,7 +105,7 @@ async def test_process_of_pooled_workers_reads_its_questions_and_reports(
         lambda process, names: publish(process, names.requests_exchange, MINE),
         lambda process, names: process.declare_queue(names.control_queue(ME), exclusive=True),
     ]
-    uri = await grants.credentials.uri_for_process(OTHER)
+    uri = await grants.credentials.uri_for_process(NOT_ME)
     for number, attempt in enumerate(refused):
         await is_refused(uri, names, attempt, str(number))
 
@@ -119,7 +119,7 @@ FOREIGN_QUEUES: dict[str, Callable[[PoolNames], str]] = {
     "leader": lambda names: names.leader_queue,
     "activity": lambda names: names.activity_queue,
     "cancels": lambda names: names.cancel_queue,
-    "control of another worker": lambda names: names.control_queue(OTHER),
+    "control of another worker": lambda names: names.control_queue(NOT_ME),
     "a name around its own": lambda names: f"x{names.request_queue(MINE)}x",
 }
 ON_QUEUES: dict[str, Callable[[Channel, str], Awaitable[Any]]] = {
@@ -133,7 +133,7 @@ ELSEWHERE: dict[str, Attempt] = {
     "declare a request queue": lambda channel, names: channel.declare_queue(f"{names.pool}-req-new"),
     "declare any queue": lambda channel, names: channel.declare_queue("anything"),
     "declare the control queue of another worker": lambda channel, names: channel.declare_queue(
-        names.control_queue(OTHER), exclusive=True, auto_delete=True
+        names.control_queue(NOT_ME), exclusive=True, auto_delete=True
     ),
     "declare an exchange": lambda channel, names: channel.declare_exchange(f"{names.pool}-new", "fanout"),
     "declare a queue with a name below its own": lambda channel, names: channel.declare_queue(
