@@ -18,7 +18,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
-from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, ReportState
+from osrdyne.protocol.pooled import AssignmentState, ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
@@ -102,21 +102,6 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     for number, correlation_id in enumerate(requests):
         assert document(await pooled.stage.caller.answer(correlation_id))["values"] == {"number": number}
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
-
-
-@pytest.mark.proves("pooled/requests-released-worker-end")
-async def test_released_worker_gives_back_what_does_not_end_and_others_go_on(pooled: PooledStage) -> None:
-    process = await pooled.start()
-    worker = await pooled.assign(process, "k", runtime={"concurrency": 2})
-    await pooled.assign(process, "other")
-    for _ in range(3):
-        await pooled.send("k", "/block")
-    await pooled.until_waiting(1, "k")
-    exited = await pooled.release(process, worker, grace=1.0)
-    assert exited.exit == AssignmentExit(ExitCode.STOPPED)
-    # The connection is closed by then: RabbitMQ gets all three back, and a late answer would go nowhere.
-    await pooled.until_waiting(3, "k")
-    assert document(await pooled.call("other", "/get"))["key"] == ["other"] * 3
 
 
 async def test_killed_process_loses_no_request(pooled: PooledStage) -> None:

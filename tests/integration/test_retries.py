@@ -1,4 +1,4 @@
-"""Retries on a real RabbitMQ, with a real worker: the wait, the way back, and what a death in between leaves."""
+"""Retries on a real RabbitMQ, with a real worker: the wait, and the way back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from flaky_app import DEATH_VARIABLE
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne.amqp import Channel, Delivery, Message
@@ -18,8 +16,7 @@ from osrdyne.broker.queues.retry_queues import retry_bindings, retry_exchanges, 
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.processors.failures.dead_letters import death_reason, without_waits
-from osrdyne.protocol.activity import ActivityReport, outcomes_of
-from osrdyne.protocol.messages import Response
+from osrdyne.protocol.activity import outcomes_of
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms, class_name
 from osrdyne.protocol.statuses import Status, decode_text
@@ -58,10 +55,10 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         yield result
 
 
-async def start(pool: Stage, **variables: str) -> WorkerProcess:
+async def start(pool: Stage) -> WorkerProcess:
     queues = tuple(pool.names.request_queue(pool.key, priority) for priority in (URGENT, None))
-    exchange = {"WORKER_RETRY_EXCHANGE": pool.names.retry_exchange}
-    return await pool.start(app=APP, queues=queues, variables={**exchange, **variables})
+    variables = {"WORKER_RETRY_EXCHANGE": pool.names.retry_exchange}
+    return await pool.start(app=APP, queues=queues, variables=variables)
 
 
 async def send(
@@ -73,11 +70,6 @@ async def send(
     await pool.channel.bind_queue(names.request_queue(pool.key, priority), names.requests_exchange, pool.key)
     headers = {TERMS_HEADER: terms(attempts, delay_ms), CLASS_HEADER: class_name(priority)}
     return await pool.caller.send("/flaky", {"failures": failures}, headers=headers)
-
-
-def attempts_of(pool: Stage) -> list[ActivityReport]:
-    """The reports of attempts, in their order."""
-    return [report for report in pool.reports if outcomes_of(report)]
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
@@ -102,24 +94,10 @@ async def test_last_attempt_is_answered_and_reported_under_the_name_of_the_other
     last = await pool.caller.answer(await send(pool, 5, attempts=2))
     assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
     async with asyncio.timeout(PATIENCE):
-        while len(found := attempts_of(pool)) < 2:
+        while len(found := [report for report in pool.reports if outcomes_of(report)]) < 2:
             await asyncio.sleep(0.05)
     assert [decode_text(one.headers["x-status"]) for one in found] == ["retried", "error"]
     assert outcomes_of(found[0]) == outcomes_of(found[1])
-
-
-@pytest.mark.proves("managed/worker-dies-acknowledges-request")
-async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_marked(
-    pool: Stage, tmp_path: Path
-) -> None:
-    death = {DEATH_VARIABLE: str(tmp_path / "dead")}
-    first = await start(pool, **death)
-    sent = await send(pool, 1, attempts=3)
-    assert await first.wait() == -9
-    await start(pool, **death)
-    answers: list[Response] = [await pool.caller.answer(sent) for _ in range(2)]
-    assert [response.status for response in answers] == [Status.OK, Status.OK]
-    assert sorted(json.loads(response.body)["duplicate"] for response in answers) == [False, True]
 
 
 async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int = DELAY_MS) -> None:

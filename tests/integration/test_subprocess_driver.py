@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -451,26 +450,6 @@ async def test_worker_whose_record_cannot_be_completed_is_recorded_by_the_next_l
     monkeypatch.setattr(StateDirectory, "write", write)
     [instance] = await driver.list_instances()
     assert (instance.state, state.records()[NAME].pid) == (InstanceState.RUNNING, pid_of(instance))
-
-
-@pytest.mark.proves("workers/daemon-subprocess-workers-more")
-async def test_running_worker_outlives_a_listing_without_open_files(driver, tmp_path, monkeypatch):
-    instance = await driver.start(make_spec())
-    restarted = make_driver(tmp_path)
-    read_bytes = Path.read_bytes
-
-    def read_unless_of_a_process(path):
-        if path.is_relative_to("/proc"):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return read_bytes(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", read_unless_of_a_process)
-        with pytest.raises(DriverUnavailableError):
-            await restarted.list_instances()
-    assert await restarted.list_instances() == [instance]
-    assert is_running(pid_of(instance))
-    await restarted.close()
 
 
 # --- starts that fail

@@ -8,7 +8,7 @@ import pytest
 from broker_api import http_client
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
@@ -17,26 +17,6 @@ from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSetting
 from osrdyne.protocol.names import Key, PoolNames
 
 A = Key("a")
-NEVER = LifecycleSettings(resync_interval=3600.0)
-
-
-@pytest.mark.proves("broker/request-queue-binding-deleted")
-async def test_deleted_request_queue_is_served_again_at_once(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel
-) -> None:
-    """It was noticed by the next comparison, and requests went round until they were refused."""
-    names = PoolNames(pool_id)
-    async with daemon_of(settings_of(broker_settings, pool_id, NEVER)) as running:
-        await publish(channel, names, A, b"before")
-        assert await take(channel, names.request_queue(A), 1) == [b"before"]
-        await channel.delete_queue(names.request_queue(A))
-        await asyncio.gather(*(publish(channel, names, A, b"%d" % number) for number in range(50)))
-        bodies = await take(channel, names.request_queue(A), 50)
-        assert sorted(bodies) == sorted(b"%d" % number for number in range(50))
-        await channel.unbind_queue(names.request_queue(A), names.requests_exchange, A)
-        await publish(channel, names, A, b"after")
-        assert await take(channel, names.request_queue(A), 1) == [b"after"]
-        await eventually(lambda: running.queue_of(A).is_bound)
 
 
 OFTEN = LifecycleSettings(topology_interval=1.0, resync_interval=3600.0)
@@ -160,24 +140,3 @@ async def test_operator_policy_that_removes_messages_is_reported(
 
 def _findings(running: Running):
     return [running.term.routing.topology.finding()]
-
-
-@pytest.mark.proves("broker/poison-inventory-pool-poison")
-async def test_deleted_inventory_comes_back_and_holds_up_no_dead_letter(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel
-) -> None:
-    names = PoolNames(pool_id)
-    settings = settings_of(broker_settings, pool_id, LifecycleSettings(topology_interval=3600.0))
-    async with daemon_of(settings):
-        await channel.delete_queue(names.poison_queue)
-        replies = await channel.declare_queue(f"{pool_id}-replies")
-        assert replies.ready == 0
-        for number in range(100):
-            reason = "delivery_limit" if number < 90 else "expired"
-            letter = Message(
-                headers={"x-first-death-reason": reason}, reply_to=f"{pool_id}-replies", correlation_id=str(number)
-            )
-            await channel.publish(letter, exchange=names.dead_letter_exchange, routing_key="a")
-        bodies = await take(channel, f"{pool_id}-replies", 100)
-        kept = await channel.declare_queue(names.poison_queue, passive=True)
-        assert (len(bodies), kept.ready) == (100, 90)

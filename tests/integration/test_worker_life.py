@@ -78,20 +78,6 @@ async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: St
     assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
 
 
-@pytest.mark.proves("workers/worker-dies-during-request")
-async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    first = await pool.start(app=GATED)
-    asked = await pool.caller.send("/hold", bytes(gate))
-    await pool.until_reported(first, Event.REQUEST_RECEIVED)
-    first.signal(signal.SIGKILL)
-    await first.wait()
-    gate.touch()
-    second = await pool.start(app=GATED)
-    response = await pool.caller.answer(asked)
-    assert (response.status, response.worker_id) == (Status.OK, second.environment.worker_id)
-
-
 @pytest.mark.proves("races/worker-alive-but-disconnected", "workers/worker-loses-connection")
 async def test_closed_connection_changes_nothing_but_the_connection(
     pool: Stage, broker: EmbeddedBroker, tmp_path: Path
@@ -143,15 +129,6 @@ async def test_drain_finishes_and_ends(pool: Stage) -> None:
     await pool.send_control(Command.DRAIN)
     assert (await pool.caller.answer(asked)).status == Status.OK
     assert await worker.wait() == 0
-
-
-@pytest.mark.proves("workers/handler-never-ends")
-async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Stage) -> None:
-    worker = await pool.start(runtime={"processing_timeout": 0.3, "stuck_grace": 0.3})
-    response = await pool.caller.call("/hang")
-    assert response.status == Status.EXPIRED
-    assert await worker.wait() == 4
-    assert "'/hang' did not end" in worker.lines[-1]
 
 
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
