@@ -108,7 +108,7 @@ async def test_sigterm_requeues_what_would_take_longer(pool: Stage) -> None:
     worker = await pool.start(runtime={"stop_grace": 1, "concurrency": 2})
     for path in ("/sleep", "/sleep_thread"):
         await pool.caller.send(path, {"seconds": 60})
-    await pool.until_reported(worker, Event.REQUEST_RECEIVED, times=2)
+    await pool.until(worker, lambda report: report.details.get("in_flight") == 2)
     worker.signal(signal.SIGTERM)
     assert await worker.wait() == 0
     assert await until_ready_requests(pool, 2)
