@@ -109,24 +109,23 @@ def test_versions_are_those_that_clusters_run():
     assert {"1.34.0", "1.35.0", "1.36.0", "1.37.0"} <= set(KUBERNETES)
 
 
-@pytest.mark.parametrize("version", CURRENT)
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["least", "everything"])
-def test_kubernetes_accepts_the_objects_of_a_group(version, options):
-    made, spec = manifests(**options), make_spec()
-    for document in (made.deployment(spec), made.deployment(spec, uid="uid"), made.secret(spec, owner="uid")):
-        kubernetes_validate.validate(document, version, strict=True)
-
-
 def process_spec():
     spec = make_spec()
     return replace(spec, environment=replace(spec.environment, placement=Placement.POOLED, requests_queues=()))
 
 
 @pytest.mark.parametrize("version", CURRENT)
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["least", "everything"])
-def test_kubernetes_accepts_the_objects_of_a_process(version, options):
-    made, spec = manifests(**options), process_spec()
-    for document in (made.process(spec), made.secret(spec, owner="uid")):
+def test_kubernetes_accepts_the_objects_of_groups_processes_and_autoscalers(version):
+    group, process = make_spec(), process_spec()
+    documents = []
+    for options in ({}, EVERYTHING):
+        made = manifests(**options)
+        documents += [made.deployment(group), made.deployment(group, uid="uid"), made.secret(group, owner="uid")]
+        documents += [made.process(process), made.secret(process, owner="uid")]
+    made = manifests(autoscaling={"mode": "hpa"})
+    for served in ("v1", "v2", "v2beta2") if version == OLDEST else ("v1", "v2"):
+        documents.append(made.autoscaler(group, owner="uid", version=served))
+    for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
 
 
@@ -160,14 +159,6 @@ def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_se
     assert variables == [variables[0], variables[0] | {"WORKER_PAUSED": "1"}]
     annotations = [one["metadata"]["annotations"][SPEC_ANNOTATION] for one in (before, after)]
     assert annotations == [annotations[0]] * 2
-
-
-@pytest.mark.parametrize("version", CURRENT)
-def test_kubernetes_accepts_the_autoscalers(version):
-    made = manifests(autoscaling={"mode": "hpa"})
-    for served in ("v1", "v2", "v2beta2") if version == OLDEST else ("v1", "v2"):
-        document = made.autoscaler(make_spec(), owner="uid", version=served)
-        kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_field_that_kubernetes_does_not_know_is_refused():
@@ -246,12 +237,9 @@ def test_password_is_in_the_secret_alone():
     assert AMQP_URI not in repr(made)
 
 
-def test_pod_has_the_grace_of_its_worker():
-    assert pod_of(manifests().deployment(make_spec()))["terminationGracePeriodSeconds"] == 43
-
-
-def test_pod_is_ready_when_its_worker_reports_it():
+def test_pod_has_the_grace_of_its_worker_and_is_ready_when_that_reports_it():
     manifest = manifests().deployment(make_spec())
+    assert pod_of(manifest)["terminationGracePeriodSeconds"] == 43
     probe = pod_of(manifest)["containers"][0]["readinessProbe"]
     assert probe["exec"]["command"] == ["test", "-e", variables_of(manifest)["WORKER_READY_FILE"]]
 

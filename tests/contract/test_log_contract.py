@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 import pytest
 from filled_streams import AT_ONCE, batched, padded
@@ -15,9 +14,7 @@ from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.telemetry import LogPlan, plan_log, streams_of
 from osrdyne.config.models import TelemetrySettings
-from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.names import PoolNames, QueueName
-from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 
 PATIENCE = 120.0
 SMALL = TelemetrySettings(name="plant", partitions=1, max_bytes="1MiB")
@@ -81,31 +78,6 @@ async def test_retention_removes_the_oldest_messages(
         # RabbitMQ removes segments when it begins a new one.
         while not await first_offset(broker.amqp_uri, stream):
             await fill(channel, stream, 300)
-
-
-async def test_properties_and_headers_are_kept_by_the_stream(broker, pool_id: str, channel: Channel) -> None:
-    stream = await declare(channel, pool_id, SMALL)
-    sent = amqp.Message(
-        b'{"value": 1}',
-        headers={KEY_HEADER: "plant/é", ENQUEUED_HEADER: 1_700_000_000_123, "site": "a"},
-        message_id="m1",
-        correlation_id="c1",
-        content_type="application/json",
-        timestamp=datetime(2026, 11, 22, tzinfo=UTC),
-    )
-    await channel.publish(sent, exchange="", routing_key=stream, mandatory=True)
-    [found] = await read(broker.amqp_uri, stream)
-    assert found.offset == 0
-    assert (found.body, dict(found.headers)) == (sent.body, dict(sent.headers))
-    assert (found.message_id, found.timestamp) == ("m1", sent.timestamp)
-
-
-@pytest.mark.proves("telemetry/stream-log-deleted")
-async def test_message_for_a_missing_stream_is_returned(pool_id: str, channel: Channel) -> None:
-    with pytest.raises(PublishRefusedError):
-        await channel.publish(
-            amqp.Message(b"1"), exchange="", routing_key=PoolNames(pool_id).log_stream(0), mandatory=True
-        )
 
 
 async def test_position_of_a_reader_survives_that_a_stream_is_declared_again(

@@ -12,9 +12,7 @@ from pydantic import SecretStr
 
 from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
-from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient, vhost_of
-from osrdyne.broker.queues.retry_queues import retry_queues
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.dev.rabbitmq.node_files import free_ports
@@ -75,26 +73,11 @@ async def test_a_foreign_policy_is_found(
     assert wrong(await run_broker_checks(settings)) == {"queue policy"}
 
 
-async def test_a_queue_in_the_place_of_a_wait_queue_is_found(
-    settings: Settings, pool_id: str, channel: Channel
-) -> None:
-    await declare_topology(channel, retry_queues(PoolNames(pool_id), [1000, 2000]))
-    assert wrong(await run_broker_checks(settings)) == set()
-    await channel.declare_queue(PoolNames(pool_id).retry_queue(3000), arguments={"x-queue-type": "quorum"})
-    assert wrong(await run_broker_checks(settings)) == {"wait queues"}
-
-
 async def test_missing_rights_of_a_user_are_listed(limited_user: BrokerSettings, pool_id: str) -> None:
     findings = await run_broker_checks(Settings(broker=limited_user, pool=PoolSettings(id=pool_id)))
     assert {"user tags", "permissions"} <= wrong(findings)
     password = urlsplit(limited_user.uri.get_secret_value()).password
     assert password and password not in repr(findings)
-
-
-async def test_a_virtual_host_that_does_not_exist_is_reported_without_an_error(settings: Settings) -> None:
-    uri = urlsplit(settings.broker.uri.get_secret_value())._replace(path="/nope").geturl()
-    broker = settings.broker.model_copy(update={"uri": SecretStr(uri)})
-    assert wrong(await run_broker_checks(settings.model_copy(update={"broker": broker}))) == {"AMQP", "permissions"}
 
 
 async def test_no_rabbitmq_at_all_is_two_findings_with_remedies() -> None:

@@ -51,30 +51,23 @@ def url(pool: FakeInspector) -> Iterator[str]:
     settings = ApiSettings(port=0)
     app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ()))
     configure_logging(level="warning")
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    server, ready, end = ApiServer(lambda: app, settings), threading.Event(), threading.Event()
 
-    async def build() -> ApiServer:
-        server = ApiServer(lambda: app, settings)
+    async def serve() -> None:
         server.bind()
-        return server
-
-    async def start(server: ApiServer) -> asyncio.Task[None]:
-        return asyncio.create_task(server.run())
-
-    async def end(serving: asyncio.Task[None]) -> None:
+        ready.set()
+        serving = asyncio.create_task(server.run())
+        await asyncio.to_thread(end.wait)
         serving.cancel()
         await asyncio.wait({serving})
+        server.close()
 
-    server = asyncio.run_coroutine_threadsafe(build(), loop).result()
-    serving = asyncio.run_coroutine_threadsafe(start(server), loop).result()
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(60)
     yield server.url
-    asyncio.run_coroutine_threadsafe(end(serving), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
+    end.set()
     thread.join()
-    loop.close()
-    server.close()
 
 
 @pytest.fixture

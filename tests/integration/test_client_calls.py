@@ -167,13 +167,6 @@ async def test_repeated_answer_is_ignored_and_counted(broker: EmbeddedBroker, po
     assert client.ignored_replies >= 2  # the last one may still be on its way
 
 
-async def test_cast_wants_no_answer_and_has_no_deadline_of_its_own(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with serving(broker, pool_id, silence) as (responder, client):
-        await client.cast("k", "/fire", b"and forget")
-        request = (await responder.requests.get()).to_request(now_ms=0)
-    assert (request.path, request.body, request.reply_to, request.deadline_ms) == ("/fire", b"and forget", None, None)
-
-
 async def test_cancel_carries_the_same_address_as_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
     async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", correlation_id="mine", raise_on_error=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -14,7 +15,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 from broker_api import close_connections
 from filled_streams import SMALL_SEGMENTS, fill
 from postgresql_server import running_postgresql
@@ -160,36 +160,26 @@ async def test_reader_that_is_killed_again_and_again_loses_no_value(
         chosen = LastValueSettings(store="postgresql", uri=SecretStr(request.getfixturevalue("database")))
     settings = settings_with(broker_settings, pool_id, chosen, partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
-    config = tmp_path / "osrdyne.yaml"
-    config.touch(mode=0o600)
-    config.write_text(
-        yaml.safe_dump(
-            {
-                "pool": {"id": pool_id, "kind": "managed"},
-                "broker": {
-                    "uri": broker_settings.uri.get_secret_value(),
-                    "management_uri": broker_settings.effective_management_uri(),
-                },
-                "telemetry": {
-                    "name": "plant",
-                    "partitions": 1,
-                    "last_values": {
-                        "store": store,
-                        **({"file": chosen.file} if chosen.uri is None else {"uri": chosen.uri.get_secret_value()}),
-                    },
-                },
-            }
-        )
-    )
+    location = {"FILE": chosen.file} if chosen.uri is None else {"URI": chosen.uri.get_secret_value()}
+    environment = {
+        "POOL__ID": pool_id,
+        "POOL__KIND": "managed",
+        "BROKER__URI": broker_settings.uri.get_secret_value(),
+        "BROKER__MANAGEMENT_URI": broker_settings.effective_management_uri(),
+        "TELEMETRY__NAME": "plant",
+        "TELEMETRY__PARTITIONS": "1",
+        "TELEMETRY__LAST_VALUES__STORE": store,
+        **{f"TELEMETRY__LAST_VALUES__{name}": str(value) for name, value in location.items()},
+    }
+    environment = os.environ | {f"OSRDYNE__{name}": value for name, value in environment.items()}
     generator = random.Random(7)
     numbers = list(range(24_000))
     generator.shuffle(numbers)  # events of all ages arrive at all times
     share = len(numbers) // 6
-    command = [OSRDYNE, "last-value", "-c", str(config)]
     for start in range(0, len(numbers), share):
         seen = await counted(values)
         with (tmp_path / "reader.log").open("ab") as log:
-            reader = subprocess.Popen(command, stdout=log, stderr=log)
+            reader = subprocess.Popen([OSRDYNE, "last-value"], stdout=log, stderr=log, env=environment, cwd=tmp_path)
         try:
             await fill(broker_settings.uri.get_secret_value(), stream, events(numbers[start : start + share]))
             async with asyncio.timeout(SOON):

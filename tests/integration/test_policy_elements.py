@@ -12,17 +12,16 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
-from daemon_in_process import PATIENCE, api_of, echo_settings, managed_settings, running_daemon, until
+from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
-from osrdyne.config.models import BrokerSettings, RequestSettings, ScalingSettings
+from osrdyne.config.models import BrokerSettings, RequestSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -187,39 +186,3 @@ async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(
     inventory = (await pool.api.get("/v1/poison")).json()["entries"]
     assert {one["key"] for one in inventory} >= {"retries", "other"}
     assert copies.waiting() == 0
-
-
-async def test_group_has_no_more_workers_than_max_concurrent_readers(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, pool: Pool
-) -> None:
-    base = echo_settings(broker_settings, pool_id, tmp_path)
-    scaling = ScalingSettings.model_validate({"min": 3, "max": 3})
-    worker = base.worker.model_copy(update={"scaling": scaling})
-    settings = managed_settings(broker_settings, pool_id, tmp_path, worker=worker, driver=base.driver)
-    names, most = PoolNames(pool_id), 0
-
-    async def consumers(key: str) -> int:
-        channel = await pool.connection.channel()
-        try:
-            return (await channel.declare_queue(names.request_queue(Key(key)), passive=True)).consumers
-        except BrokerNotFoundError:  # closes the channel
-            return 0
-        finally:
-            await channel.close()
-
-    async with running_daemon(settings) as daemon:
-        async with api_of(daemon) as api:
-            document = {"policies": [{"match": "narrow", "MaxConcurrentReaders": 2}]}
-            (await api.put("/v1/policies", json=document, params={"author": "test"})).raise_for_status()
-        publishing = await pool.connection.channel(confirms=True)
-        for key in ("narrow", "wide"):
-            await publishing.publish(Message(), exchange=names.requests_exchange, routing_key=key, mandatory=True)
-
-        async def all_read() -> bool:
-            nonlocal most
-            most = max(most, await consumers("narrow"))
-            return most >= 2 and await consumers("wide") == 3
-
-        await until(all_read, "the workers of both keys read")
-        most = max(most, await consumers("narrow"))
-    assert most == 2
