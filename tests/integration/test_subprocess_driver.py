@@ -100,6 +100,20 @@ async def driver(tmp_path):
 
 
 @pytest.fixture
+async def make(tmp_path):
+    """Makes further drivers of the same directory; their workers end with the test."""
+    made = []
+
+    def make(**options):
+        made.append(make_driver(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        await clean_up(driver)
+
+
+@pytest.fixture
 def state(tmp_path):
     state = StateDirectory(tmp_path / POOL)
     state.prepare()
@@ -157,23 +171,21 @@ async def test_crash_while_no_controller_ran_leaves_no_child_behind(tmp_path, dr
     assert not is_running(child)
 
 
-async def test_child_that_left_the_session_is_killed_too(tmp_path):
-    driver = make_driver(tmp_path, command=(sys.executable, "-c", RUNAWAY))
+async def test_child_that_left_the_session_is_killed_too(make):
+    driver = make(command=(sys.executable, "-c", RUNAWAY))
     instance = await driver.start(make_spec())
     [line] = await lines_of(driver, instance, 1)
     await driver.stop(instance.instance_id, grace=PATIENCE)
     assert not is_running(int(line))
-    await clean_up(driver)
 
 
 @pytest.fixture
-async def family(tmp_path):
+async def family(make):
     """A running worker with a child in its session and one that leads another; the host has not been scanned yet."""
-    driver = make_driver(tmp_path, command=(sys.executable, "-c", FAMILY))
+    driver = make(command=(sys.executable, "-c", FAMILY))
     instance = await driver.start(make_spec())
     inner, outer = map(int, await lines_of(driver, instance, 2))
     yield driver, instance, inner, outer
-    await clean_up(driver)
 
 
 async def test_child_that_leads_a_session_is_no_worker_and_ends_with_one(family):
@@ -193,12 +205,11 @@ async def test_end_of_a_child_that_leads_a_session_kills_nothing(family):
     assert is_running(pid_of(instance)) and is_running(inner)
 
 
-async def test_unwritten_worker_is_found_and_not_its_child_that_leads_a_session(family, state, tmp_path):
+async def test_unwritten_worker_is_found_and_not_its_child_that_leads_a_session(family, state, make):
     _, instance, _, _ = family
     state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
-    restarted = make_driver(tmp_path)
+    restarted = make()
     found = await restarted.list_instances()
-    await clean_up(restarted)
     assert [item.instance_id for item in found] == [instance.instance_id]
 
 
@@ -212,14 +223,13 @@ async def test_end_of_a_child_that_was_once_recorded_as_a_worker_kills_nothing(f
     assert is_running(inner)
 
 
-async def test_child_of_a_crashed_worker_may_tidy_up_first(tmp_path):
-    driver = make_driver(tmp_path, command=(sys.executable, "-c", TIDY), cwd=str(tmp_path))
+async def test_child_of_a_crashed_worker_may_tidy_up_first(tmp_path, make):
+    driver = make(command=(sys.executable, "-c", TIDY), cwd=str(tmp_path))
     instance = await driver.start(make_spec())
     await lines_of(driver, instance, 1)
     os.kill(pid_of(instance), signal.SIGKILL)
     await exited(driver, instance)
     assert (tmp_path / "tidy").exists()
-    await clean_up(driver)
 
 
 # --- processes that cannot be killed
@@ -307,24 +317,13 @@ def test_killed_process_has_ended_although_looking_for_it_took_all_the_time(monk
 # --- controllers that die
 
 
-@pytest.fixture
-def killed_controller(tmp_path):
-    """Start a worker by a controller of its own, kill that with SIGKILL, and return the worker's instance id."""
-
-    def start_and_kill(*command):
-        script = Path(__file__).with_name("controller_process.py")
-        with subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), json.dumps(command)], stdout=subprocess.PIPE, text=True
-        ) as controller:
-            instance_id = controller.stdout.readline().strip()
-            controller.kill()
-        return instance_id
-
-    return start_and_kill
-
-
-async def test_worker_survives_its_killed_controller_and_its_end_is_seen_through_events(killed_controller, driver):
-    instance_id = killed_controller(sys.executable, "-c", COUNTER)
+async def test_worker_survives_its_killed_controller_and_its_end_is_seen_through_events(tmp_path, driver):
+    script, worker = Path(__file__).with_name("controller_process.py"), (sys.executable, "-c", COUNTER)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path), json.dumps(worker)], stdout=subprocess.PIPE, text=True
+    ) as controller:
+        instance_id = controller.stdout.readline().strip()
+        controller.kill()
     [instance] = await driver.list_instances()
     assert (instance.instance_id, instance.state) == (instance_id, InstanceState.RUNNING)
     seen = await lines_of(driver, instance, 1)
@@ -391,30 +390,28 @@ async def test_both_workers_of_a_slot_filled_twice_are_listed(tmp_path, driver, 
     assert {item.slot for item in listed} == {0}
 
 
-async def test_recycled_pid_is_never_touched(driver, state, tmp_path):
+async def test_recycled_pid_is_never_touched(driver, state, make):
     await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
     stranger = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
     try:
         record = replace(state.records()[NAME], pid=stranger.pid, ticks=1, exit=None)
         state.write(NAME, record)
-        restarted = make_driver(tmp_path)
+        restarted = make()
         [listed] = await restarted.list_instances()
         await restarted.stop(listed.instance_id, grace=0)
         assert listed.state is InstanceState.EXITED
         assert stranger.poll() is None
-        await restarted.close()
     finally:
         stranger.kill()
         stranger.wait()
 
 
-async def test_worker_of_an_earlier_boot_is_listed_as_ended(driver, state, tmp_path):
+async def test_worker_of_an_earlier_boot_is_listed_as_ended(driver, state, make):
     await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
     state.write(NAME, replace(state.records()[NAME], exit=None, boot_id="an earlier one"))
-    restarted = make_driver(tmp_path)
+    restarted = make()
     [listed] = await restarted.list_instances()
     assert (listed.state, listed.exit.code) == (InstanceState.EXITED, None)
-    await restarted.close()
 
 
 @pytest.mark.proves("reference-defects/10-two-pools-one")
@@ -465,13 +462,12 @@ async def test_worker_whose_record_cannot_be_completed_is_recorded_by_the_next_l
     ],
 )
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
-async def test_start_that_cannot_work_names_the_option_and_frees_the_slot(tmp_path, options, message):
-    driver = make_driver(tmp_path, **options)
+async def test_start_that_cannot_work_names_the_option_and_frees_the_slot(options, message, make):
+    driver = make(**options)
     for _ in range(2):
         with pytest.raises(StartFailedError, match=message):
             await driver.start(make_spec())
     assert await driver.list_instances() == []
-    await driver.close()
 
 
 async def test_check_names_what_is_wrong(tmp_path):
@@ -510,16 +506,15 @@ async def test_password_is_in_a_private_file_only(driver, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text()]
 
 
-async def test_worker_inherits_what_is_named_and_no_secrets_of_the_daemon(tmp_path, monkeypatch):
+async def test_worker_inherits_what_is_named_and_no_secrets_of_the_daemon(tmp_path, monkeypatch, make):
     monkeypatch.setenv("OSRDYNE__BROKER__URI", "amqp://a:secret@b/")
     monkeypatch.setenv("WORKER_KEY_ESCAPED", "of+2Fsomebody+2Felse")
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("AWS_PROFILE", "lake")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-daemon")
     options = {"environment": {"SPARK_LOCAL_IP": "127.0.0.1"}, "inherit": ["AWS_PROFILE"]}
-    driver = make_driver(tmp_path, **options, cwd=str(tmp_path))
+    driver = make(**options, cwd=str(tmp_path))
     variables = (await is_ready(driver, await driver.start(make_spec())))["variables"]
-    await clean_up(driver)
     secret = {"OSRDYNE__BROKER__URI", "WORKER_KEY_ESCAPED", "NOTIFY_SOCKET", "AWS_SECRET_ACCESS_KEY"}
     assert not secret & variables.keys()
     assert (variables["AWS_PROFILE"], variables["SPARK_LOCAL_IP"]) == ("lake", "127.0.0.1")
@@ -535,9 +530,9 @@ async def test_options_that_shape_a_worker_change_the_hash(tmp_path):
 # --- logs
 
 
-async def test_grown_log_is_rotated_while_the_worker_writes(tmp_path):
+async def test_grown_log_is_rotated_while_the_worker_writes(tmp_path, make):
     clock = VirtualClock(time=0.0)
-    driver = make_driver(tmp_path, command=(sys.executable, "-c", COUNTER), clock=clock, log_max_bytes=4096)
+    driver = make(command=(sys.executable, "-c", COUNTER), clock=clock, log_max_bytes=4096)
     instance = await driver.start(make_spec())
     log = tmp_path / POOL / "logs" / f"{NAME}.log"
 
@@ -554,7 +549,6 @@ async def test_grown_log_is_rotated_while_the_worker_writes(tmp_path):
     assert log.read_bytes()[:1] != b"\0"
     lines = await driver.logs(instance.instance_id, lines=10_000)
     assert lines[0] == "0"
-    await clean_up(driver)
 
 
 async def test_log_of_the_former_worker_is_put_aside(driver, tmp_path):
@@ -566,16 +560,15 @@ async def test_log_of_the_former_worker_is_put_aside(driver, tmp_path):
     assert "line 0" in (tmp_path / POOL / "logs" / f"{NAME}.log.1").read_text()
 
 
-async def test_passwords_in_log_lines_are_masked(tmp_path):
-    driver = make_driver(tmp_path, command=("/bin/echo", f"cannot connect to {AMQP_URI}"))
+async def test_passwords_in_log_lines_are_masked(make):
+    driver = make(command=("/bin/echo", f"cannot connect to {AMQP_URI}"))
     instance = await exited(driver, await driver.start(make_spec()))
     assert await driver.logs(instance.instance_id) == ("cannot connect to amqp://worker:***@broker.example:5672/",)
-    await clean_up(driver)
 
 
-async def test_logs_of_slots_long_unused_are_deleted(tmp_path):
+async def test_logs_of_slots_long_unused_are_deleted(tmp_path, make):
     clock = VirtualClock(time=0.0)
-    driver = make_driver(tmp_path, clock=clock, log_retention="1h")
+    driver = make(clock=clock, log_retention="1h")
     ended = await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
     log = tmp_path / POOL / "logs" / f"{NAME}.log"
     stranger = log.with_name("notes.txt")
@@ -586,4 +579,3 @@ async def test_logs_of_slots_long_unused_are_deleted(tmp_path):
     await driver.list_instances()
     assert not log.exists()
     assert stranger.exists()
-    await driver.close()

@@ -86,17 +86,15 @@ class Stage:
         self.generation = 0
         self.caller = Caller(self, channel)
 
-    async def declare(self, *, queues: tuple[QueueName, ...] = ()) -> None:
+    async def declare(self) -> None:
         names = self.names
         await self.channel.declare_exchange(names.requests_exchange, "direct")
         await self.channel.declare_exchange(names.activity_exchange, "fanout")
         await self.channel.declare_exchange(names.control_exchange, "topic")
         await self.channel.declare_queue(names.activity_queue)
         await self.channel.bind_queue(names.activity_queue, names.activity_exchange)
-        for queue in queues or (names.request_queue(self.key),):
-            await self.declare_request_queue(queue)
-        if not queues:
-            await self.channel.bind_queue(names.request_queue(self.key), names.requests_exchange, self.key)
+        await self.declare_request_queue(names.request_queue(self.key))
+        await self.channel.bind_queue(names.request_queue(self.key), names.requests_exchange, self.key)
 
     async def declare_request_queue(self, queue: QueueName) -> None:
         await self.channel.declare_queue(queue, arguments={"x-queue-type": "quorum", "x-delivery-limit": 20})
