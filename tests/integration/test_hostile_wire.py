@@ -22,6 +22,11 @@ COUNT = 200
 LARGEST = 128 * 2**20
 """What RabbitMQ takes before version 4, bytes."""
 KEYS = (b"a", b"b", "漢".encode())
+FORGED = [
+    f"amq.rabbitmq.reply-to.{rest}"
+    for rest in ("", "x", "$$$.x", "g1h2AA==.bm93aGVyZQ==", "g1h2AA5yZXBseUAxMjM0NTY3OAAAAyUAAAAAawBTuA==.eHh4eA==")
+]
+"""The last one is like that of a node that has left the cluster."""
 
 
 def places(names: PoolNames) -> list[tuple[str, bytes | None]]:
@@ -38,10 +43,11 @@ async def until_empty(channel: Channel, *queues: str) -> None:
                 await asyncio.sleep(0.05)
 
 
-@pytest.mark.proves("hostile/hostile-messages-any-queue")
-async def test_frames_that_no_library_sends_do_not_harm_a_leader(
+@pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
+async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_leader(
     broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, channel: Channel
 ) -> None:
+    """RabbitMQ 3.10 ends the connection that answers to a forged direct reply address, again and again."""
     names = PoolNames(pool_id)
     ways = places(names)
     async with daemon_of(settings_of(broker_settings, pool_id)) as running, raw_publisher(broker.amqp_uri) as raw:
@@ -52,6 +58,8 @@ async def test_frames_that_no_library_sends_do_not_harm_a_leader(
                 hostile_message(number, keys=KEYS, user=raw.user), exchange=exchange, routing_key=routing_key
             )
         assert taken > COUNT / 2
+        for address in FORGED:
+            await publish(channel, names, "\udcff", reply_to=address)
         await publish(channel, names, "good", b"good")
         assert await take(channel, names.request_queue(Key("good")), 1) == [b"good"]
         await until_empty(
@@ -60,52 +68,26 @@ async def test_frames_that_no_library_sends_do_not_harm_a_leader(
         assert await running.leads() == 1
 
 
-@pytest.mark.proves("hostile/hostile-messages-any-queue")
-async def test_frames_that_no_library_sends_do_not_harm_a_worker(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with stage(broker.amqp_uri, pool_id) as pool, raw_publisher(broker.amqp_uri) as raw:
-        worker = await pool.start(runtime={"concurrency": 4})
-        control = pool.names.control_group_routing_key(pool.key).encode()
-        taken = 0
-        for number in range(COUNT):
-            message = hostile_message(number, user=raw.user)
-            taken += await raw.publish(message, exchange="", routing_key=pool.names.request_queue(pool.key).encode())
-            await raw.publish(message, exchange=pool.names.control_exchange, routing_key=control)
-        assert taken > COUNT / 2
-        assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
-        assert worker.process.returncode is None
-
-
-FORGED = [
-    f"amq.rabbitmq.reply-to.{rest}"
-    for rest in ("", "x", "$$$.x", "g1h2AA==.bm93aGVyZQ==", "g1h2AA5yZXBseUAxMjM0NTY3OAAAAyUAAAAAawBTuA==.eHh4eA==")
-]
-"""The last one is like that of a node that has left the cluster."""
-
-
-@pytest.mark.proves("hostile/forged-direct-reply-address")
-async def test_forged_direct_reply_addresses_do_not_harm_a_leader(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel
+@pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
+async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_worker(
+    broker: EmbeddedBroker, pool_id: str
 ) -> None:
-    """RabbitMQ 3.10 ends the connection that answers to one, again and again."""
-    names = PoolNames(pool_id)
-    async with daemon_of(settings_of(broker_settings, pool_id)) as running:
-        for address in FORGED:
-            await publish(channel, names, "\udcff", reply_to=address)
-        await publish(channel, names, "good", b"good")
-        assert await take(channel, names.request_queue(Key("good")), 1) == [b"good"]
-        await until_empty(channel, names.orphan_queue)
-        assert await running.leads() == 1
-
-
-@pytest.mark.proves("hostile/forged-direct-reply-address")
-async def test_forged_direct_reply_addresses_do_not_harm_a_worker(broker: EmbeddedBroker, pool_id: str) -> None:
-    async with stage(broker.amqp_uri, pool_id) as pool:
-        worker = await pool.start(runtime={"skip_abandoned": True})
+    async with stage(broker.amqp_uri, pool_id) as pool, raw_publisher(broker.amqp_uri) as raw:
+        worker = await pool.start(runtime={"concurrency": 4, "skip_abandoned": True})
         for address in FORGED:
             message = Message(b"x", headers={"x-rpc-path": "/echo"}, reply_to=address)
             await pool.channel.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
         assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
         assert not [line for line in worker.lines if "RabbitMQ delivers it again" in line]
+        control = pool.names.control_group_routing_key(pool.key).encode()
+        taken = 0
+        for number in range(COUNT):
+            hostile = hostile_message(number, user=raw.user)
+            taken += await raw.publish(hostile, exchange="", routing_key=pool.names.request_queue(pool.key).encode())
+            await raw.publish(hostile, exchange=pool.names.control_exchange, routing_key=control)
+        assert taken > COUNT / 2
+        assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
+        assert worker.process.returncode is None
 
 
 @pytest.mark.proves("requests/body-128-mib-largest")
