@@ -125,7 +125,7 @@ async def test_operator_policy_that_removes_messages_is_reported(
     place = f"/api/operator-policies/{management.vhost}/{pool_id}-limits"
     harmful = {"leader": "message-ttl", "orphan": "message-ttl", "dl": "expires", "poison": "max-length"}
     async with (
-        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
+        http_client(broker.management_uri) as api,
         daemon_of(settings) as running,
     ):
         for queue, element in harmful.items():
