@@ -17,6 +17,9 @@ from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 ALERTS = {"route": "FROM /messages/* WHERE level = 'alert' INTO $upstream", "priority": 0, "timeToLiveSecs": 60}
 DATA = {"route": "FROM /messages/* WHERE level = 'data' INTO $upstream", "priority": 1}
 REST = "FROM /messages/* INTO $upstream"
+TO_B = "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')"
+COPY = {"route": TO_B, "priority": 4}
+"""As a second route, a copy of each request goes to the group b."""
 
 
 def managed() -> Settings:
@@ -41,3 +44,9 @@ async def change(stack: Stack, **routes: object) -> RouteChange:
 def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:
     queue = stack.names.request_queue(Key(key), priority)
     return stack.broker.bodies(queue) if queue in stack.broker.queues else []
+
+
+async def send(stack: Stack, key: str, body: bytes = b"", **properties: object) -> None:
+    """Publish a request, and let the leader process it."""
+    await stack.publish(key, body, **properties)
+    await stack.clock.settle()

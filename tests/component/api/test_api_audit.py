@@ -310,8 +310,8 @@ async def test_changed_token_file_is_recorded_when_the_daemon_sees_it(
     assert record.digest_before != record.digest_after
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
+@pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_probe_is_answered_before_a_changed_token_file_is_recorded(
     pool: FakeInspector, metrics: Metrics, logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

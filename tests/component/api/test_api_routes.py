@@ -462,226 +462,252 @@ async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient)
     assert all("key" in [parameter["name"] for parameter in one["parameters"]] for one in operations)
 
 
-class TestRoutes:
-    MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}  # noqa: RUF012 - never changed
+# --- routes
 
-    async def test_pool_without_a_manifest_reports_it(self, api: httpx.AsyncClient) -> None:
-        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
 
-    async def test_manifest_is_activated_with_its_author(self, api: httpx.AsyncClient) -> None:
-        answer = await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        assert answer.json() == {
-            "pool": "fake",
-            "version": 1,
-            "added_priorities": [2],
-            "removed_priorities": [],
-            "pending": {},
-            "warnings": [],
-        }
-        current = (await api.get("/v1/routes")).json()["current"]
-        assert (current["version"], current["author"], current["manifest"]) == (1, "me", self.MANIFEST)
+MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}
 
-    async def test_wrong_manifest_is_refused_with_every_error(self, api: httpx.AsyncClient) -> None:
-        wrong = {"routes": {"a": "FROM x INTO $up", "b": 3}}
-        answer = await api.put("/v1/routes", json=wrong, params={"author": "me"})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
-        assert [(one["path"], one["column"]) for one in answer.json()["problems"]] == [
-            ("routes.a.route", 6),
-            ("routes.a.route", 13),
-            ("routes.b", None),
-        ]
 
-    @pytest.mark.parametrize("text_first", [True, False])
-    async def test_object_counts_where_a_route_is_given_in_both_forms(
-        self, api: httpx.AsyncClient, text_first: bool
-    ) -> None:
-        forms = ['"r": "FROM /text INTO $upstream"', '"r": {"route": "FROM /object INTO $upstream", "priority": 3}']
-        body = f'{{"routes": {{{", ".join(forms if text_first else forms[::-1])}}}}}'
-        answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
-        assert (answer.status_code, answer.json()["added_priorities"]) == (200, [3])
-        assert "given as text and as object" in answer.json()["warnings"][0]
+async def test_pool_without_a_manifest_reports_it(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
 
-    @pytest.mark.parametrize(
-        ("body", "place"),
-        [
-            (b'{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', ("routes.r", None, None)),
-            (b'{"routes": {},\n "routes": {}}', ("routes", None, None)),
-            (b'{"routes": {\n  "r": ]}}', ("", 2, 8)),
-            (b"routes:\n  r: FROM / INTO $upstream", ("", 1, 1)),
-            (b'{"routes":\n "\xff"}', ("", 2, None)),
-            (b"", ("", 1, 1)),
-            (b"[" * 100_000, ("", None, None)),
-            (b'{"routes": [' + b"1," * 1_000_000 + b"1]}", ("", None, None)),
-        ],
-        ids=["one form twice", "member twice", "not JSON", "YAML", "not UTF-8", "empty", "deep", "many values"],
+
+async def test_manifest_is_activated_with_its_author(api: httpx.AsyncClient) -> None:
+    answer = await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+    assert answer.json() == {
+        "pool": "fake",
+        "version": 1,
+        "added_priorities": [2],
+        "removed_priorities": [],
+        "pending": {},
+        "warnings": [],
+    }
+    current = (await api.get("/v1/routes")).json()["current"]
+    assert (current["version"], current["author"], current["manifest"]) == (1, "me", MANIFEST)
+
+
+async def test_wrong_manifest_is_refused_with_every_error(api: httpx.AsyncClient) -> None:
+    wrong = {"routes": {"a": "FROM x INTO $up", "b": 3}}
+    answer = await api.put("/v1/routes", json=wrong, params={"author": "me"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
+    assert [(one["path"], one["column"]) for one in answer.json()["problems"]] == [
+        ("routes.a.route", 6),
+        ("routes.a.route", 13),
+        ("routes.b", None),
+    ]
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+async def test_object_counts_where_a_route_is_given_in_both_forms(api: httpx.AsyncClient, text_first: bool) -> None:
+    forms = ['"r": "FROM /text INTO $upstream"', '"r": {"route": "FROM /object INTO $upstream", "priority": 3}']
+    body = f'{{"routes": {{{", ".join(forms if text_first else forms[::-1])}}}}}'
+    answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
+    assert (answer.status_code, answer.json()["added_priorities"]) == (200, [3])
+    assert "given as text and as object" in answer.json()["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', ("routes.r", None, None)),
+        (b'{"routes": {},\n "routes": {}}', ("routes", None, None)),
+        (b'{"routes": {\n  "r": ]}}', ("", 2, 8)),
+        (b"routes:\n  r: FROM / INTO $upstream", ("", 1, 1)),
+        (b'{"routes":\n "\xff"}', ("", 2, None)),
+        (b"", ("", 1, 1)),
+        (b"[" * 100_000, ("", None, None)),
+        (b'{"routes": [' + b"1," * 1_000_000 + b"1]}", ("", None, None)),
+    ],
+    ids=["one form twice", "member twice", "not JSON", "YAML", "not UTF-8", "empty", "deep", "many values"],
+)
+async def test_text_of_the_document_is_read_and_errors_have_their_place(
+    api: httpx.AsyncClient, body: bytes, place: tuple[str, int | None, int | None]
+) -> None:
+    answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
+    assert [(one["path"], one["line"], one["column"]) for one in answer.json()["problems"]] == [place]
+    assert (await api.get("/v1/routes")).json()["current"] is None
+
+
+async def test_change_of_another_version_than_expected_is_refused(api: httpx.AsyncClient) -> None:
+    async def put(version: str) -> httpx.Response:
+        headers = {"if-match": version}
+        return await api.put("/v1/routes", json=MANIFEST, params={"author": "me"}, headers=headers)
+
+    assert (await put('"1"')).status_code == 412
+    assert (await put('"0"')).status_code == 200
+    stale = await put('"0"')
+    assert (stale.status_code, stale.json()["code"], stale.json()["version"]) == (412, "version-conflict", 1)
+    assert (await api.get("/v1/routes")).headers["etag"] == '"1"'
+    assert (await put('"1"')).status_code == 200
+    old, who = JSON | {"if-match": '"1"'}, {"author": "a", "version": "1"}
+    assert (await api.delete("/v1/routes", params=who, headers=old)).status_code == 412
+    assert (await api.post("/v1/routes/rollback", params=who, headers=old)).status_code == 412
+    assert (await put("W/x")).status_code == 400
+
+
+async def test_cleared_pool_has_no_manifest_and_can_go_back(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+    cleared = await api.delete("/v1/routes", params={"author": "you"}, headers=JSON)
+    assert cleared.json()["version"] == 2
+    assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 2, "current": None}
+    versions = (await api.get("/v1/routes/history")).json()["versions"]
+    found = [(one["version"], one["author"], one["manifest"]) for one in versions]
+    assert found == [(2, "you", None), (1, "me", MANIFEST)]
+    await api.post("/v1/routes/rollback", params={"version": 1, "author": "me"}, headers=JSON)
+    assert (await api.get("/v1/routes")).json()["current"]["manifest"] == MANIFEST
+
+
+async def test_history_without_manifests_has_their_sizes(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+    [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
+    assert (version["size"], version["manifest"]) == (1, None)
+
+
+async def test_explanation_names_what_is_undefined(api: httpx.AsyncClient) -> None:
+    routes = {"r": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream"}
+    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+    explanation = (await api.post("/v1/explain", json={"key": "k", "headers": {"level": "1"}})).json()
+    assert explanation["routes"][0]["undefined"] == "the header temperature"
+    assert "its condition is undefined: the header temperature is undefined." in explanation["steps"][1]["text"]
+
+
+async def test_change_without_an_author_is_refused(api: httpx.AsyncClient) -> None:
+    assert (await api.put("/v1/routes", json=MANIFEST)).status_code == 422
+
+
+async def test_earlier_version_comes_back_as_a_new_one(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+    await api.put("/v1/routes", json={"routes": {}}, params={"author": "me"})
+    await api.post("/v1/routes/rollback", params={"version": 1, "author": "you"}, headers=JSON)
+    versions = (await api.get("/v1/routes/history")).json()["versions"]
+    assert [(one["version"], one["author"]) for one in versions] == [(3, "you"), (2, "me"), (1, "me")]
+    assert versions[0]["manifest"] == MANIFEST
+
+
+async def test_version_that_is_not_kept_is_a_conflict(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/routes/rollback", params={"version": 9, "author": "me"}, headers=JSON)
+    assert answer.status_code == 409
+
+
+async def test_request_of_any_key_is_explained(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+    sample = {"path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}
+    for key in ODD_KEYS:
+        [delivery] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["deliveries"]
+        assert (delivery["key"], delivery["priority"], delivery["limited_by"]) == (key, 2, "caller")
+
+
+async def test_invalid_key_is_refused(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/explain", json={"key": "x" * 256})
+    assert answer.json()["code"] == "invalid-key"
+
+
+async def test_time_limit_beyond_all_bounds_is_an_invalid_parameter(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/explain", json={"key": "k", "timeout": 1e308})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
+
+
+@pytest.mark.parametrize(
+    "sample", [{"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}]
+)
+async def test_request_with_half_of_a_surrogate_pair_is_explained(
+    api: httpx.AsyncClient, sample: dict[str, object]
+) -> None:
+    routes = {"r": "FROM /* WHERE a REGEXP 'b' INTO $upstream"}
+    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+    answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **sample}), headers=JSON)
+    assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
+
+
+@pytest.mark.parametrize("sample", ['"timeout": 1e400', '"headers": {"a": 1e400}'])
+async def test_number_without_a_bound_is_refused(api: httpx.AsyncClient, sample: str) -> None:
+    answer = await api.post("/v1/explain", content=f'{{"key": "k", {sample}}}', headers=JSON)
+    assert (answer.status_code, "finite number" in answer.text) == (422, True)
+
+
+async def test_of_very_many_errors_the_first_are_shown(api: httpx.AsyncClient) -> None:
+    document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
+    answer = await api.put("/v1/routes", json=document, params={"author": "me"})
+    problems = answer.json()["problems"]
+    assert (answer.status_code, len(problems), problems[-1]["message"]) == (
+        422,
+        101,
+        "900 more errors are not shown",
     )
-    async def test_text_of_the_document_is_read_and_errors_have_their_place(
-        self, api: httpx.AsyncClient, body: bytes, place: tuple[str, int | None, int | None]
-    ) -> None:
-        answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
-        assert [(one["path"], one["line"], one["column"]) for one in answer.json()["problems"]] == [place]
-        assert (await api.get("/v1/routes")).json()["current"] is None
-
-    async def test_change_of_another_version_than_expected_is_refused(self, api: httpx.AsyncClient) -> None:
-        async def put(version: str) -> httpx.Response:
-            headers = {"if-match": version}
-            return await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"}, headers=headers)
-
-        assert (await put('"1"')).status_code == 412
-        assert (await put('"0"')).status_code == 200
-        stale = await put('"0"')
-        assert (stale.status_code, stale.json()["code"], stale.json()["version"]) == (412, "version-conflict", 1)
-        assert (await api.get("/v1/routes")).headers["etag"] == '"1"'
-        assert (await put('"1"')).status_code == 200
-        old, who = JSON | {"if-match": '"1"'}, {"author": "a", "version": "1"}
-        assert (await api.delete("/v1/routes", params=who, headers=old)).status_code == 412
-        assert (await api.post("/v1/routes/rollback", params=who, headers=old)).status_code == 412
-        assert (await put("W/x")).status_code == 400
-
-    async def test_cleared_pool_has_no_manifest_and_can_go_back(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        cleared = await api.delete("/v1/routes", params={"author": "you"}, headers=JSON)
-        assert cleared.json()["version"] == 2
-        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 2, "current": None}
-        versions = (await api.get("/v1/routes/history")).json()["versions"]
-        found = [(one["version"], one["author"], one["manifest"]) for one in versions]
-        assert found == [(2, "you", None), (1, "me", self.MANIFEST)]
-        await api.post("/v1/routes/rollback", params={"version": 1, "author": "me"}, headers=JSON)
-        assert (await api.get("/v1/routes")).json()["current"]["manifest"] == self.MANIFEST
-
-    async def test_history_without_manifests_has_their_sizes(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
-        assert (version["size"], version["manifest"]) == (1, None)
-
-    async def test_explanation_names_what_is_undefined(self, api: httpx.AsyncClient) -> None:
-        routes = {"r": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream"}
-        await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
-        explanation = (await api.post("/v1/explain", json={"key": "k", "headers": {"level": "1"}})).json()
-        assert explanation["routes"][0]["undefined"] == "the header temperature"
-        assert "its condition is undefined: the header temperature is undefined." in explanation["steps"][1]["text"]
-
-    async def test_change_without_an_author_is_refused(self, api: httpx.AsyncClient) -> None:
-        assert (await api.put("/v1/routes", json=self.MANIFEST)).status_code == 422
-
-    async def test_earlier_version_comes_back_as_a_new_one(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        await api.put("/v1/routes", json={"routes": {}}, params={"author": "me"})
-        await api.post("/v1/routes/rollback", params={"version": 1, "author": "you"}, headers=JSON)
-        versions = (await api.get("/v1/routes/history")).json()["versions"]
-        assert [(one["version"], one["author"]) for one in versions] == [(3, "you"), (2, "me"), (1, "me")]
-        assert versions[0]["manifest"] == self.MANIFEST
-
-    async def test_version_that_is_not_kept_is_a_conflict(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/v1/routes/rollback", params={"version": 9, "author": "me"}, headers=JSON)
-        assert answer.status_code == 409
-
-    async def test_request_of_any_key_is_explained(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        sample = {"path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}
-        for key in ODD_KEYS:
-            [delivery] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["deliveries"]
-            assert (delivery["key"], delivery["priority"], delivery["limited_by"]) == (key, 2, "caller")
-
-    async def test_invalid_key_is_refused(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/v1/explain", json={"key": "x" * 256})
-        assert answer.json()["code"] == "invalid-key"
-
-    async def test_time_limit_beyond_all_bounds_is_an_invalid_parameter(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/v1/explain", json={"key": "k", "timeout": 1e308})
-        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
-
-    @pytest.mark.parametrize(
-        "sample", [{"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}]
-    )
-    async def test_request_with_half_of_a_surrogate_pair_is_explained(
-        self, api: httpx.AsyncClient, sample: dict[str, object]
-    ) -> None:
-        routes = {"r": "FROM /* WHERE a REGEXP 'b' INTO $upstream"}
-        await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
-        answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **sample}), headers=JSON)
-        assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
-
-    @pytest.mark.parametrize("sample", ['"timeout": 1e400', '"headers": {"a": 1e400}'])
-    async def test_number_without_a_bound_is_refused(self, api: httpx.AsyncClient, sample: str) -> None:
-        answer = await api.post("/v1/explain", content=f'{{"key": "k", {sample}}}', headers=JSON)
-        assert (answer.status_code, "finite number" in answer.text) == (422, True)
-
-    async def test_of_very_many_errors_the_first_are_shown(self, api: httpx.AsyncClient) -> None:
-        document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
-        answer = await api.put("/v1/routes", json=document, params={"author": "me"})
-        problems = answer.json()["problems"]
-        assert (answer.status_code, len(problems), problems[-1]["message"]) == (
-            422,
-            101,
-            "900 more errors are not shown",
-        )
 
 
-class TestSplitter:
-    RULES = {"b.*": {"postfixFromStatic": ["x"]}, "ba": {"postfixFromStatic": ["y"]}}  # noqa: RUF012 - never changed
-
-    async def test_rules_are_activated_in_their_order_with_warnings(self, api: httpx.AsyncClient) -> None:
-        answer = (await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})).json()
-        assert (answer["version"], len(answer["warnings"])) == (1, 1)
-        current = (await api.get("/v1/splitter")).json()["current"]
-        assert (list(current["manifest"]), current["author"]) == (["b.*", "ba"], "me")
-
-    async def test_wrong_rules_are_refused_with_every_error_and_change_nothing(self, api: httpx.AsyncClient) -> None:
-        answer = await api.put("/v1/splitter", json={"a(": {}, "b": 1}, params={"author": "me"})
-        assert (answer.status_code, len(answer.json()["problems"])) == (422, 3)
-        assert "`osrdyne splitter check`" in answer.json()["remedy"]
-        assert (await api.get("/v1/splitter")).json()["current"] is None
-
-    async def test_earlier_rules_come_back(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
-        await api.put("/v1/splitter", json={}, params={"author": "me"})
-        await api.post("/v1/splitter/rollback", params={"version": 1, "author": "you"}, headers=JSON)
-        versions = (await api.get("/v1/splitter/history")).json()["versions"]
-        assert [(one["version"], len(one["manifest"])) for one in versions] == [(3, 2), (2, 0), (1, 2)]
-        assert (await api.get("/v1/routes")).json()["current"] is None
-
-    async def test_explanation_has_the_step(self, api: httpx.AsyncClient) -> None:
-        await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
-        explanation = (await api.post("/v1/explain", json={"key": "b1"})).json()
-        assert (explanation["split"]["rule"], explanation["deliveries"][0]["key"]) == ("b.*", "b1-x")
+# --- splitter
 
 
-class TestCapacity:
-    async def test_a_plan_needs_no_leader(self, pool: FakeInspector, api: httpx.AsyncClient) -> None:
-        pool.failure = LeadershipLostError("This daemon is on standby.")
-        question = {"load": [{"rate": "720/min"}], "store": "store-s1"}
-        found = (await api.post("/v1/capacity", json=question)).json()
-        assert (found["fits"], found["accepted"], found["cheapest"]["price"]) == (False, 400_000, 225)
+RULES = {"b.*": {"postfixFromStatic": ["x"]}, "ba": {"postfixFromStatic": ["y"]}}
 
-    @pytest.mark.proves("quotas/many-capacity-plans-requested")
-    async def test_many_plans_leave_the_other_threads_free(
-        self, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Tokens are verified in the threads of the event loop."""
-        running, go = threading.Event(), threading.Event()
 
-        def slow(*_: object) -> dict[str, object]:
-            running.set()
-            go.wait(PATIENCE)
-            return answer(CapacityQuestion.model_validate({"load": [{"rate": "1/min"}]}), FakeInspector().prices)
+async def test_rules_are_activated_in_their_order_with_warnings(api: httpx.AsyncClient) -> None:
+    answer = (await api.put("/v1/splitter", json=RULES, params={"author": "me"})).json()
+    assert (answer["version"], len(answer["warnings"])) == (1, 1)
+    current = (await api.get("/v1/splitter")).json()["current"]
+    assert (list(current["manifest"]), current["author"]) == (["b.*", "ba"], "me")
 
-        monkeypatch.setattr("osrdyne.api.endpoints.capacity.answer", slow)
-        with ThreadPoolExecutor(1) as only_thread:
-            asyncio.get_running_loop().set_default_executor(only_thread)
-            question = {"load": [{"rate": "1/min"}]}
-            plans = [asyncio.create_task(api.post("/v1/capacity", json=question)) for _ in range(MAX_PLANS + 1)]
-            assert await asyncio.to_thread(running.wait, PATIENCE)
-            [refused], others = await asyncio.wait(plans, return_when=asyncio.FIRST_COMPLETED)
-            assert (refused.result().status_code, refused.result().headers["retry-after"]) == (503, "5")
-            go.set()
-            assert {(await plan).status_code for plan in others} == {200}
-            assert (await api.post("/v1/capacity", json=question)).status_code == 200
 
-    async def test_a_wrong_question_is_refused_with_the_place(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/v1/capacity", json={"load": [{"rate": "fast"}]})
-        assert (answer.status_code, "rate" in answer.json()["detail"]) == (422, True)
+async def test_wrong_rules_are_refused_with_every_error_and_change_nothing(api: httpx.AsyncClient) -> None:
+    answer = await api.put("/v1/splitter", json={"a(": {}, "b": 1}, params={"author": "me"})
+    assert (answer.status_code, len(answer.json()["problems"])) == (422, 3)
+    assert "`osrdyne splitter check`" in answer.json()["remedy"]
+    assert (await api.get("/v1/splitter")).json()["current"] is None
+
+
+async def test_earlier_rules_come_back(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/splitter", json=RULES, params={"author": "me"})
+    await api.put("/v1/splitter", json={}, params={"author": "me"})
+    await api.post("/v1/splitter/rollback", params={"version": 1, "author": "you"}, headers=JSON)
+    versions = (await api.get("/v1/splitter/history")).json()["versions"]
+    assert [(one["version"], len(one["manifest"])) for one in versions] == [(3, 2), (2, 0), (1, 2)]
+    assert (await api.get("/v1/routes")).json()["current"] is None
+
+
+async def test_explanation_has_the_step(api: httpx.AsyncClient) -> None:
+    await api.put("/v1/splitter", json=RULES, params={"author": "me"})
+    explanation = (await api.post("/v1/explain", json={"key": "b1"})).json()
+    assert (explanation["split"]["rule"], explanation["deliveries"][0]["key"]) == ("b.*", "b1-x")
+
+
+# --- capacity
+
+
+async def test_a_plan_needs_no_leader(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+    pool.failure = LeadershipLostError("This daemon is on standby.")
+    question = {"load": [{"rate": "720/min"}], "store": "store-s1"}
+    found = (await api.post("/v1/capacity", json=question)).json()
+    assert (found["fits"], found["accepted"], found["cheapest"]["price"]) == (False, 400_000, 225)
+
+
+@pytest.mark.proves("quotas/many-capacity-plans-requested")
+async def test_many_plans_leave_the_other_threads_free(api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are verified in the threads of the event loop."""
+    running, go = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> dict[str, object]:
+        running.set()
+        go.wait(PATIENCE)
+        return answer(CapacityQuestion.model_validate({"load": [{"rate": "1/min"}]}), FakeInspector().prices)
+
+    monkeypatch.setattr("osrdyne.api.endpoints.capacity.answer", slow)
+    with ThreadPoolExecutor(1) as only_thread:
+        asyncio.get_running_loop().set_default_executor(only_thread)
+        question = {"load": [{"rate": "1/min"}]}
+        plans = [asyncio.create_task(api.post("/v1/capacity", json=question)) for _ in range(MAX_PLANS + 1)]
+        assert await asyncio.to_thread(running.wait, PATIENCE)
+        [refused], others = await asyncio.wait(plans, return_when=asyncio.FIRST_COMPLETED)
+        assert (refused.result().status_code, refused.result().headers["retry-after"]) == (503, "5")
+        go.set()
+        assert {(await plan).status_code for plan in others} == {200}
+        assert (await api.post("/v1/capacity", json=question)).status_code == 200
+
+
+async def test_a_wrong_question_is_refused_with_the_place(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/v1/capacity", json={"load": [{"rate": "fast"}]})
+    assert (answer.status_code, "rate" in answer.json()["detail"]) == (422, True)
 
 
 async def test_circuits_are_listed_and_shown_one_by_one(pool: FakeInspector, api: httpx.AsyncClient) -> None:

@@ -185,8 +185,8 @@ def refused(stack: Stack) -> int:
     return counted(stack, "osrdyne_orphans") - counted(stack, "osrdyne_orphans", outcome="forwarded")
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.proves("controller/leader-queue-holds-something", "hostile/hostile-messages-any-queue")
+@pytest.mark.timeout(600)
 def test_leader_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
     @SETTINGS
     @given(NUMBERS)
@@ -310,8 +310,8 @@ async def suffer_as_worker(messages: Sequence[HostileMessage], log: list[dict[st
             return await WorkerBench(group, threads).suffer(messages, log)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.proves("hostile/hostile-messages-any-queue")
+@pytest.mark.timeout(600)
 def test_worker_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
     @SETTINGS
     @given(NUMBERS)

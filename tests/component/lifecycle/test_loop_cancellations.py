@@ -134,8 +134,8 @@ async def tell(story: Story, world: World, number: int, *, take_over: bool) -> N
         await world.clock.advance(120.0)
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 @pytest.mark.proves("controller/leader-killed")
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 async def test_leader_killed_at_any_step_loses_nothing_and_leaves_no_task(story: Story) -> None:
     number = 0
     while True:

@@ -630,14 +630,14 @@ async def faults_of(world: World, history: History, patches: Sequence[Patch]) ->
     return world.faults()
 
 
-@BY_NAME
 @pytest.mark.proves("broker/dead-letters-consumer")
+@BY_NAME
 async def test_history_with_a_broken_decision_loses_a_request(world: World, variant: Variant) -> None:
     assert variant.fault in await faults_of(world, variant.history, [*variant.given, *variant.breaks])
 
 
-@BY_NAME
 @pytest.mark.proves("races/request-arrives-between-last")
+@BY_NAME
 async def test_same_history_with_the_real_decision_loses_no_request(world: World, variant: Variant) -> None:
     assert await faults_of(world, variant.history, variant.given) == set()
     assert world.confirmed

@@ -19,6 +19,11 @@ from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 
+@pytest.fixture
+def stack(direct: Stack) -> Stack:
+    return direct
+
+
 def change(clock: VirtualClock, number: int = 0) -> AuditRecord:
     return AuditRecord(
         request_id=f"{number:032x}",
@@ -108,8 +113,8 @@ async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unk
         assert (left.outcome, left.status) == (Outcome.UNKNOWN, None)
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["before RabbitMQ has it", "before the confirm"])
 @pytest.mark.proves("api/daemon-ends-stores-record")
+@pytest.mark.parametrize("done", [False, True], ids=["before RabbitMQ has it", "before the confirm"])
 async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_stored(
     clock: VirtualClock, broker: FakeBroker, done: bool
 ) -> None:
@@ -132,18 +137,15 @@ async def test_leader_killed_while_it_stores_a_record_does_not_claim_that_it_is_
 
 
 @pytest.mark.proves("api/rabbitmq-refuses-record-change")
-async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with leading(clock, broker=broker) as stack:
-        broker.unbind(stack.names.audit_queue, stack.names.audit_exchange, "")
-        with structlog.testing.capture_logs() as logs:
-            assert await write(stack, change(clock)) == [False]
-        [line] = [one for one in logs if one["event"] == "audit record not stored"]
-        assert (line["principal"], line["action"], line["request_id"]) == ("alice", "groups.stop", "0" * 32)
-        assert lost(stack) == 1
-        broker.bind(stack.names.audit_queue, stack.names.audit_exchange, "")
-        assert await write(stack, change(clock, 1)) == [True]
+async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(stack: Stack, broker: FakeBroker) -> None:
+    broker.unbind(stack.names.audit_queue, stack.names.audit_exchange, "")
+    with structlog.testing.capture_logs() as logs:
+        assert await write(stack, change(stack.clock)) == [False]
+    [line] = [one for one in logs if one["event"] == "audit record not stored"]
+    assert (line["principal"], line["action"], line["request_id"]) == ("alice", "groups.stop", "0" * 32)
+    assert lost(stack) == 1
+    broker.bind(stack.names.audit_queue, stack.names.audit_exchange, "")
+    assert await write(stack, change(stack.clock, 1)) == [True]
 
 
 @pytest.mark.proves("api/rabbitmq-confirms-record-alarm")

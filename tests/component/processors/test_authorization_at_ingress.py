@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 import structlog
-from managed_pool import change, managed, waiting
-from replies import REPLIES, answers, broker_with_replies
+from managed_pool import change, managed, send, waiting
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
 from osrdyne.auth.decision import KEYS_RETRY_AFTER, AccessRefusal
@@ -70,11 +70,6 @@ class Verifier:
 
 
 @pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
-
-
-@pytest.fixture
 def verifier() -> Verifier:
     return Verifier()
 
@@ -100,8 +95,7 @@ async def demand(stack: Stack, *policies: dict[str, object]) -> None:
 
 async def ask(stack: Stack, key: str, token: str | None = None, body: bytes = b"x", **headers: object) -> None:
     given = headers if token is None else {**headers, "authorization": f"Bearer {token}"}
-    await stack.publish(key, body, headers=given, reply_to=REPLIES, correlation_id=key)
-    await stack.clock.settle()
+    await send(stack, key, body, headers=given, reply_to=REPLIES, correlation_id=key)
 
 
 def forwarded(stack: Stack, key: str = "a", priority: int | None = None) -> list[dict[str, object]]:
@@ -115,6 +109,12 @@ def everything(broker: FakeBroker) -> str:
     return "".join(
         f"{stored.message} {dict(stored.message.headers)}" for queue in broker.queues.values() for stored in queue.ready
     )
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> AsyncIterator[Stack]:
+    async with guarded(clock, broker, verifier) as stack:
+        yield stack
 
 
 @pytest.mark.parametrize(
@@ -141,62 +141,53 @@ async def test_request_without_a_token_that_counts_is_refused_and_starts_nothing
     assert SECRET not in str(logs)
 
 
-async def test_other_schemes_and_several_tokens_do_not_count(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        await ask(stack, "a", None, authorization=f"Basic {SECRET}")
-        await ask(stack, "b", SECRET, Authorization=f"Bearer {SECRET}")
-        await ask(stack, "c", None, authorization=17)
-        await ask(stack, "d", None, authorization=bytearray(f"Bearer {SECRET}", "ascii"))
-        await ask(stack, "e", None, **{"x-osrdyne-replay": 1})
-        assert answers(broker) == [(key, "unauthorized") for key in "abce"]
-        assert waiting(stack, None, "d") == [b"x"]
+async def test_other_schemes_and_several_tokens_do_not_count(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack, "a", None, authorization=f"Basic {SECRET}")
+    await ask(stack, "b", SECRET, Authorization=f"Bearer {SECRET}")
+    await ask(stack, "c", None, authorization=17)
+    await ask(stack, "d", None, authorization=bytearray(f"Bearer {SECRET}", "ascii"))
+    await ask(stack, "e", None, **{"x-osrdyne-replay": 1})
+    assert answers(broker) == [(key, "unauthorized") for key in "abce"]
+    assert waiting(stack, None, "d") == [b"x"]
 
 
-async def test_accepted_request_carries_its_principal_and_no_token(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        with structlog.testing.capture_logs() as logs:
-            await ask(stack, "a", SECRET, traceparent="t")
-            await ask(stack, "b/1", f"{SECRET}-b")
-        assert answers(broker) == []
-        assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == [
-            "alice",
-            "bob",
-        ]
-        assert forwarded(stack)[0]["traceparent"] == "t"
-        assert SECRET not in everything(broker) + str(logs)
+async def test_accepted_request_carries_its_principal_and_no_token(stack: Stack, broker: FakeBroker) -> None:
+    with structlog.testing.capture_logs() as logs:
+        await ask(stack, "a", SECRET, traceparent="t")
+        await ask(stack, "b/1", f"{SECRET}-b")
+    assert answers(broker) == []
+    assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == [
+        "alice",
+        "bob",
+    ]
+    assert forwarded(stack)[0]["traceparent"] == "t"
+    assert SECRET not in everything(broker) + str(logs)
 
 
-async def test_client_cannot_name_a_principal(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> None:
-    async with guarded(clock, broker, verifier, {"match": "a", "Authorization": "NotRequired"}) as stack:
-        forged = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin"}
-        await ask(stack, "a", None, **forged, **{"x-osrdyne-replay": 1})
-        await ask(stack, "a", SECRET, **forged)
-        await ask(stack, "a", "unknown", **forged)
-        assert "admin" not in everything(broker)
-        assert [headers.get(PRINCIPAL_HEADER) for headers in forwarded(stack)] == [None, "alice", None]
-        assert SECRET not in everything(broker)
+async def test_client_cannot_name_a_principal(stack: Stack, broker: FakeBroker) -> None:
+    await demand(stack, {"match": "a", "Authorization": "NotRequired"})
+    forged = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin"}
+    await ask(stack, "a", None, **forged, **{"x-osrdyne-replay": 1})
+    await ask(stack, "a", SECRET, **forged)
+    await ask(stack, "a", "unknown", **forged)
+    assert "admin" not in everything(broker)
+    assert [headers.get(PRINCIPAL_HEADER) for headers in forwarded(stack)] == [None, "alice", None]
+    assert SECRET not in everything(broker)
 
 
 @pytest.mark.proves("managed/keys-verify-jwts-cannot")
-async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        await ask(stack, "a", SECRET, b"1")
-        await ask(stack, "a", f"{SECRET}-slow", b"2")
-        await ask(stack, "a", SECRET, b"3")
-        await ask(stack, "a", None, b"4")
-        await ask(stack, "b", SECRET, b"5")
-        assert (waiting(stack, None), waiting(stack, None, "b"), answers(broker)) == ([b"1"], [b"5"], [])
-        verifier.released.set()
-        await clock.settle()
-        assert (waiting(stack, None), answers(broker)) == ([b"1", b"2", b"3"], [("a", "unauthorized")])
-        await ask(stack, "a", SECRET, b"6")
-        assert waiting(stack, None) == [b"1", b"2", b"3", b"6"]
+async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(stack: Stack, verifier: Verifier) -> None:
+    await ask(stack, "a", SECRET, b"1")
+    await ask(stack, "a", f"{SECRET}-slow", b"2")
+    await ask(stack, "a", SECRET, b"3")
+    await ask(stack, "a", None, b"4")
+    await ask(stack, "b", SECRET, b"5")
+    assert (waiting(stack, None), waiting(stack, None, "b"), answers(stack.broker)) == ([b"1"], [b"5"], [])
+    verifier.released.set()
+    await stack.clock.settle()
+    assert (waiting(stack, None), answers(stack.broker)) == ([b"1", b"2", b"3"], [("a", "unauthorized")])
+    await ask(stack, "a", SECRET, b"6")
+    assert waiting(stack, None) == [b"1", b"2", b"3", b"6"]
 
 
 @pytest.mark.proves("managed/leader-dies-verifies-token")
@@ -230,101 +221,82 @@ async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
 
 
 @pytest.mark.proves("managed/keys-verify-jwts-cannot")
-async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        await ask(stack, "a", f"{SECRET}-keyless")
-        [stored] = broker.queues[REPLIES].ready
-        assert answers(broker) == [("a", "unauthorized")]
-        assert stored.message.headers["x-retry-after"] == KEYS_RETRY_AFTER
+async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack, "a", f"{SECRET}-keyless")
+    [stored] = broker.queues[REPLIES].ready
+    assert answers(broker) == [("a", "unauthorized")]
+    assert stored.message.headers["x-retry-after"] == KEYS_RETRY_AFTER
 
 
-async def test_accepted_request_is_not_checked_again(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        channel = FakeChannel(broker, confirms=True)
-        for exchange in (stack.names.work_exchange(None), stack.names.retried_exchange):
-            message = Message(body=b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
-            await channel.publish(message, exchange=exchange, routing_key="a")
-            await clock.settle()
-        assert answers(broker) == []
-        assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["alice", "alice"]
-
-
-async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        await ask(stack, "a", SECRET)
-        consumer = await stack.consume("a")
-        while stack.broker.bodies(stack.names.poison_queue) == []:
-            await (await consumer.get()).reject()
-            await clock.settle()
-        assert SECRET not in everything(broker)
-        [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
-        broker.queues[REPLIES].ready.clear()
-        await stack.term.processors.poison.replay([entry.id])
+async def test_accepted_request_is_not_checked_again(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    channel = FakeChannel(broker, confirms=True)
+    for exchange in (stack.names.work_exchange(None), stack.names.retried_exchange):
+        message = Message(body=b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
+        await channel.publish(message, exchange=exchange, routing_key="a")
         await clock.settle()
-        assert answers(broker) == []
-        assert (await consumer.get()).headers[PRINCIPAL_HEADER] == "alice"
+    assert answers(broker) == []
+    assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["alice", "alice"]
 
 
-async def test_key_that_the_splitter_makes_is_checked_too(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
+async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack, "a", SECRET)
+    consumer = await stack.consume("a")
+    while stack.broker.bodies(stack.names.poison_queue) == []:
+        await (await consumer.get()).reject()
+        await stack.clock.settle()
+    assert SECRET not in everything(broker)
+    [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
+    broker.queues[REPLIES].ready.clear()
+    await stack.term.processors.poison.replay([entry.id])
+    await stack.clock.settle()
+    assert answers(broker) == []
+    assert (await consumer.get()).headers[PRINCIPAL_HEADER] == "alice"
+
+
+async def test_key_that_the_splitter_makes_is_checked_too(stack: Stack, broker: FakeBroker) -> None:
     inner = {"match": "tenant-{name}", "Authorization": "RequiredToSend"}
-    async with guarded(clock, broker, verifier, inner) as stack:
-        rules = json.dumps({"tenant": {"postfixFromRequest": {"header": "h"}}})
-        await stack.term.routing.splitter.change(load_splitter(rules), author="me")
-        await ask(stack, "tenant", None, h="x")
-        await ask(stack, "tenant", f"{SECRET}-b", h="x")
-        await ask(stack, "tenant", SECRET, h="x")
-        assert answers(broker) == [("tenant", "unauthorized"), ("tenant", "forbidden")]
-        assert waiting(stack, None, "tenant-x") == [b"x"]
+    await demand(stack, inner)
+    rules = json.dumps({"tenant": {"postfixFromRequest": {"header": "h"}}})
+    await stack.term.routing.splitter.change(load_splitter(rules), author="me")
+    await ask(stack, "tenant", None, h="x")
+    await ask(stack, "tenant", f"{SECRET}-b", h="x")
+    await ask(stack, "tenant", SECRET, h="x")
+    assert answers(broker) == [("tenant", "unauthorized"), ("tenant", "forbidden")]
+    assert waiting(stack, None, "tenant-x") == [b"x"]
 
 
-async def test_group_that_a_route_names_is_open_to_what_the_route_sends(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier, {"match": "vault", "Authorization": "RequiredToSend"}) as stack:
-        await change(stack, away="FROM /* INTO BrokeredEndpoint('/modules/vault/inputs/store')")
-        await ask(stack, "a")
-        await ask(stack, "vault")
-        assert (waiting(stack, None, "vault"), answers(broker)) == ([b"x"], [("vault", "unauthorized")])
+async def test_group_that_a_route_names_is_open_to_what_the_route_sends(stack: Stack, broker: FakeBroker) -> None:
+    await demand(stack, {"match": "vault", "Authorization": "RequiredToSend"})
+    await change(stack, away="FROM /* INTO BrokeredEndpoint('/modules/vault/inputs/store')")
+    await ask(stack, "a")
+    await ask(stack, "vault")
+    assert (waiting(stack, None, "vault"), answers(broker)) == ([b"x"], [("vault", "unauthorized")])
 
 
-async def test_routes_splitter_and_quotas_know_the_principal(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        first = {"route": "FROM /* WHERE {$principal} = 'alice' INTO $upstream", "priority": 2}
-        await change(stack, first=first, rest="FROM /* INTO $upstream")
-        await ask(stack, "a", SECRET, b"1")
-        verifier.slow.clear()
-        await ask(stack, "a", f"{SECRET}-slow", b"2", **{"$principal": "alice"})
-        assert (waiting(stack, 2), waiting(stack, None)) == ([b"1"], [b"2"])
-        rules = json.dumps({"s": {"postfixFromRequest": {"header": "{$principal}"}}})
-        await stack.term.routing.splitter.change(load_splitter(rules), author="me")
-        await ask(stack, "s", SECRET)
-        assert waiting(stack, 2, "s-alice") == [b"x"]
-        quota = {"rules": [{"name": "r", "per": "principal", "messages_per_day": 1}]}
-        await stack.term.routing.quotas.change(load_quotas(json.dumps(quota)), author="me")
-        for token in (SECRET, SECRET, f"{SECRET}-slow"):
-            await ask(stack, "q", token)
-        assert answers(broker) == [("q", "quota-exceeded")]
+async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verifier: Verifier) -> None:
+    first = {"route": "FROM /* WHERE {$principal} = 'alice' INTO $upstream", "priority": 2}
+    await change(stack, first=first, rest="FROM /* INTO $upstream")
+    await ask(stack, "a", SECRET, b"1")
+    verifier.slow.clear()
+    await ask(stack, "a", f"{SECRET}-slow", b"2", **{"$principal": "alice"})
+    assert (waiting(stack, 2), waiting(stack, None)) == ([b"1"], [b"2"])
+    rules = json.dumps({"s": {"postfixFromRequest": {"header": "{$principal}"}}})
+    await stack.term.routing.splitter.change(load_splitter(rules), author="me")
+    await ask(stack, "s", SECRET)
+    assert waiting(stack, 2, "s-alice") == [b"x"]
+    quota = {"rules": [{"name": "r", "per": "principal", "messages_per_day": 1}]}
+    await stack.term.routing.quotas.change(load_quotas(json.dumps(quota)), author="me")
+    for token in (SECRET, SECRET, f"{SECRET}-slow"):
+        await ask(stack, "q", token)
+    assert answers(stack.broker) == [("q", "quota-exceeded")]
 
 
-async def test_conditions_see_no_token_and_no_forged_principal(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
-        first = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 2}
-        await change(stack, first=first, rest="FROM /* INTO $upstream")
-        await ask(stack, "a", SECRET, **{PRINCIPAL_HEADER: "root"})
-        assert (waiting(stack, 2), waiting(stack, None)) == ([], [b"x"])
+async def test_conditions_see_no_token_and_no_forged_principal(stack: Stack) -> None:
+    leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
+    first = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 2}
+    await change(stack, first=first, rest="FROM /* INTO $upstream")
+    await ask(stack, "a", SECRET, **{PRINCIPAL_HEADER: "root"})
+    assert (waiting(stack, 2), waiting(stack, None)) == ([], [b"x"])
 
 
 async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_them(
@@ -361,32 +333,31 @@ async def test_stored_policies_refuse_everything_once_the_keys_are_gone(
     }
 
 
-async def test_explanation_shows_the_check(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> None:
-    async with guarded(clock, broker, verifier) as stack:
-        found = {}
-        for principal in (None, "alice"):
-            sample = sample_arrival(
-                "a",
-                "",
-                headers={"authorization": f"Bearer {SECRET}"},
-                body=None,
-                app_id=None,
-                timeout=None,
-                now=clock.time(),
-                principal=principal,
-            )
-            found[principal] = explain(
-                sample,
-                None,
-                splitter=None,
-                names=stack.names,
-                limits=stack.term.routing.routes.ttl_limits,
-                checks=stack.term.processors.checks,
-                policy_of=stack.term.routing.policies.of,
-            )
-        assert (found[None].refused, found["alice"].refused) == ("unauthorized", None)
-        assert "alice has the grant send" in {step.name: step.text for step in found["alice"].steps}["authorization"]
-        assert SECRET not in str(found)
+async def test_explanation_shows_the_check(stack: Stack, clock: VirtualClock) -> None:
+    found = {}
+    for principal in (None, "alice"):
+        sample = sample_arrival(
+            "a",
+            "",
+            headers={"authorization": f"Bearer {SECRET}"},
+            body=None,
+            app_id=None,
+            timeout=None,
+            now=clock.time(),
+            principal=principal,
+        )
+        found[principal] = explain(
+            sample,
+            None,
+            splitter=None,
+            names=stack.names,
+            limits=stack.term.routing.routes.ttl_limits,
+            checks=stack.term.processors.checks,
+            policy_of=stack.term.routing.policies.of,
+        )
+    assert (found[None].refused, found["alice"].refused) == ("unauthorized", None)
+    assert "alice has the grant send" in {step.name: step.text for step in found["alice"].steps}["authorization"]
+    assert SECRET not in str(found)
 
 
 # --- workers that need the grant `listen`
@@ -405,68 +376,59 @@ def with_worker_principal() -> Settings:
     return base.model_copy(update={"broker": broker, "worker": worker})
 
 
-@asynccontextmanager
+@pytest.fixture
 async def receiving(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, settings: Settings | None = None
+    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, _shared_credentials: None
 ) -> AsyncIterator[Stack]:
     """A leader whose pool demands the grant `listen` of all workers."""
-    async with leading(clock, broker=broker, settings=settings or with_worker_principal(), verifier=verifier) as stack:
+    async with leading(clock, broker=broker, settings=with_worker_principal(), verifier=verifier) as stack:
         await demand(stack, {"match": "open"}, {"match": "{any}/{key}", "Authorization": "RequiredToReceive"})
         yield stack
 
 
-@pytest.mark.usefixtures("_shared_credentials")
-async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    async with receiving(clock, broker, verifier) as stack:
-        for key in ("a/1", "b/1", "open"):
-            await ask(stack, key)
-        await clock.advance(5.0)
-        assert answers(broker) == [("b/1", "forbidden")]
-        assert [stack.running(key) for key in ("a/1", "b/1", "open")] == [1, 0, 1]
-        detail = str(broker.queues[REPLIES].ready[0].message.body)
-        assert "demands the grant listen of the workers; crew: the grant is limited to other keys" in detail
+async def test_only_keys_whose_workers_may_listen_get_workers_and_requests(receiving: Stack) -> None:
+    for key in ("a/1", "b/1", "open"):
+        await ask(receiving, key)
+    await receiving.clock.advance(5.0)
+    assert answers(receiving.broker) == [("b/1", "forbidden")]
+    assert [receiving.running(key) for key in ("a/1", "b/1", "open")] == [1, 0, 1]
+    detail = str(receiving.broker.queues[REPLIES].ready[0].message.body)
+    assert "demands the grant listen of the workers; crew: the grant is limited to other keys" in detail
 
 
-@pytest.mark.usefixtures("_shared_credentials")
-@pytest.mark.parametrize("identity", [AccessRefusal.UNKNOWN, AccessRefusal.EXPIRED, Principal("crew", {})], ids=str)
 @pytest.mark.proves("managed/principal-workers-loses-grant")
+@pytest.mark.parametrize("identity", [AccessRefusal.UNKNOWN, AccessRefusal.EXPIRED, Principal("crew", {})], ids=str)
 async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_it_returns(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, identity: Principal | AccessRefusal
+    receiving: Stack, verifier: Verifier, identity: Principal | AccessRefusal
 ) -> None:
-    async with receiving(clock, broker, verifier) as stack:
-        await ask(stack, "a/1")
-        await clock.advance(5.0)
-        (worker,) = stack.driver.workers_of(Key("a/1"))
-        broker.declare_queue("control", {})
-        routing_key = stack.names.control_worker_routing_key(worker.instance.worker_id)
-        broker.bind("control", stack.names.control_exchange, routing_key)
-        had, verifier.workers = verifier.workers, identity
-        await clock.advance(20.0)
-        orders = [control_from_wire(body) for body in broker.bodies("control")]
-        assert {order.command for order in orders if order is not None} == {Command.DRAIN}
-        stack.driver.exit_instance(worker.instance.instance_id, 0)
-        await clock.advance(60.0)
-        assert stack.running("a/1") == 0
-        await ask(stack, "a/1")
-        assert answers(broker) == [("a/1", "forbidden")]
-        verifier.workers = had
-        await clock.advance(60.0)
-        assert (stack.running("a/1"), len(forwarded(stack, "a/1"))) == (1, 1)
+    await ask(receiving, "a/1")
+    await receiving.clock.advance(5.0)
+    (worker,) = receiving.driver.workers_of(Key("a/1"))
+    receiving.broker.declare_queue("control", {})
+    routing_key = receiving.names.control_worker_routing_key(worker.instance.worker_id)
+    receiving.broker.bind("control", receiving.names.control_exchange, routing_key)
+    had, verifier.workers = verifier.workers, identity
+    await receiving.clock.advance(20.0)
+    orders = [control_from_wire(body) for body in receiving.broker.bodies("control")]
+    assert {order.command for order in orders if order is not None} == {Command.DRAIN}
+    receiving.driver.exit_instance(worker.instance.instance_id, 0)
+    await receiving.clock.advance(60.0)
+    assert receiving.running("a/1") == 0
+    await ask(receiving, "a/1")
+    assert answers(receiving.broker) == [("a/1", "forbidden")]
+    verifier.workers = had
+    await receiving.clock.advance(60.0)
+    assert (receiving.running("a/1"), len(forwarded(receiving, "a/1"))) == (1, 1)
 
 
-@pytest.mark.usefixtures("_shared_credentials")
 async def test_next_leader_keeps_the_workers_that_may_listen(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+    receiving: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
-    async with receiving(clock, broker, verifier) as stack:
-        await ask(stack, "a/1")
-        await clock.advance(5.0)
-        driver = stack.driver
-    async with leading(
-        clock, broker=broker, driver=driver, settings=with_worker_principal(), verifier=verifier
-    ) as stack:
+    await ask(receiving, "a/1")
+    await clock.advance(5.0)
+    await receiving.kill()
+    driver, settings = receiving.driver, receiving.settings
+    async with leading(clock, broker=broker, driver=driver, settings=settings, verifier=verifier) as stack:
         await clock.advance(30.0)
         assert (stack.running("a/1"), driver.count("start"), driver.count("stop")) == (1, 1, 0)
 
@@ -491,13 +453,11 @@ async def test_grant_of_workers_that_could_not_be_enforced_is_not_accepted(
         await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})
 
 
-@pytest.mark.usefixtures("_shared_credentials")
 @pytest.mark.proves("managed/principal-workers-loses-grant")
 async def test_stored_grant_of_workers_lets_nothing_pass_without_the_settings(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier
+    receiving: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
-    async with receiving(clock, broker, verifier):
-        pass
+    await receiving.kill()
     async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
         await ask(stack, "a/1")
         await clock.advance(5.0)

@@ -7,11 +7,15 @@ import pytest
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.control import Command, control_from_wire
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import Command as BrokerCommand
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack
+
+
+@pytest.fixture
+def stack(direct: Stack) -> Stack:
+    return direct
 
 
 async def cancel(stack: Stack, key: str, **properties: object) -> None:
@@ -26,50 +30,44 @@ def worker_hears(broker: FakeBroker, stack: Stack, key: str) -> None:
     broker.bind("ctl", stack.names.control_exchange, stack.names.control_group_routing_key(key))  # type: ignore[arg-type]
 
 
-async def test_cancel_reaches_the_workers_of_its_key_only(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        worker_hears(stack.broker, stack, "infra=42,timetable=24")
-        await cancel(stack, "infra=42,timetable=24", correlation_id="c", reply_to="r")
-        await cancel(stack, "other", correlation_id="c", reply_to="r")
-        (stored,) = stack.broker.queues["ctl"].ready
-        control = control_from_wire(stored.message.body)
-        assert control is not None
-        assert (control.command, control.details) == (Command.CANCEL, {"correlation_id": "c", "reply_to": "r"})
-        assert control.generation == stack.generation
+async def test_cancel_reaches_the_workers_of_its_key_only(stack: Stack) -> None:
+    worker_hears(stack.broker, stack, "infra=42,timetable=24")
+    await cancel(stack, "infra=42,timetable=24", correlation_id="c", reply_to="r")
+    await cancel(stack, "other", correlation_id="c", reply_to="r")
+    (stored,) = stack.broker.queues["ctl"].ready
+    control = control_from_wire(stored.message.body)
+    assert control is not None
+    assert (control.command, control.details) == (Command.CANCEL, {"correlation_id": "c", "reply_to": "r"})
+    assert control.generation == stack.generation
 
 
 @pytest.mark.parametrize(
     "properties", [{}, {"correlation_id": "c"}, {"reply_to": "r"}], ids=["nothing", "no reply address", "no id"]
 )
-async def test_cancel_that_names_no_request_is_dropped(clock: VirtualClock, properties: dict[str, object]) -> None:
-    async with leading(clock) as stack:
-        worker_hears(stack.broker, stack, "a")
-        await cancel(stack, "a", **properties)
-        assert (stack.broker.bodies("ctl"), stack.broker.bodies(stack.names.cancel_queue)) == ([], [])
+async def test_cancel_that_names_no_request_is_dropped(stack: Stack, properties: dict[str, object]) -> None:
+    worker_hears(stack.broker, stack, "a")
+    await cancel(stack, "a", **properties)
+    assert (stack.broker.bodies("ctl"), stack.broker.bodies(stack.names.cancel_queue)) == ([], [])
 
 
-async def test_cancel_with_a_key_that_is_not_utf8_is_dropped(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        await cancel(stack, "\udcff", correlation_id="c", reply_to="r")
-        assert (stack.broker.bodies(stack.names.cancel_queue), stack.task.done()) == ([], False)
+async def test_cancel_with_a_key_that_is_not_utf8_is_dropped(stack: Stack) -> None:
+    await cancel(stack, "\udcff", correlation_id="c", reply_to="r")
+    assert (stack.broker.bodies(stack.names.cancel_queue), stack.task.done()) == ([], False)
 
 
-async def test_cancel_with_odd_identifiers_is_passed_on(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        worker_hears(stack.broker, stack, "a")
-        await cancel(stack, "a", correlation_id="\udcff", reply_to='"\n')
-        control = control_from_wire(stack.broker.bodies("ctl")[0])
-        assert control is not None
-        assert control.details == {"correlation_id": "\udcff", "reply_to": '"\n'}
+async def test_cancel_with_odd_identifiers_is_passed_on(stack: Stack) -> None:
+    worker_hears(stack.broker, stack, "a")
+    await cancel(stack, "a", correlation_id="\udcff", reply_to='"\n')
+    control = control_from_wire(stack.broker.bodies("ctl")[0])
+    assert control is not None
+    assert control.details == {"correlation_id": "\udcff", "reply_to": '"\n'}
 
 
-async def test_cancel_that_no_queue_takes_costs_nothing(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
+async def test_cancel_that_no_queue_takes_costs_nothing(stack: Stack) -> None:
+    async def refuse(command: BrokerCommand) -> None:
+        if command == ("publish", stack.names.control_exchange, False):
+            raise PublishRefusedError("nack")
 
-        async def refuse(command: BrokerCommand) -> None:
-            if command == ("publish", stack.names.control_exchange, False):
-                raise PublishRefusedError("nack")
-
-        stack.broker.hook = refuse
-        await cancel(stack, "a", correlation_id="c", reply_to="r")
-        assert (stack.broker.bodies(stack.names.cancel_queue), stack.task.done()) == ([], False)
+    stack.broker.hook = refuse
+    await cancel(stack, "a", correlation_id="c", reply_to="r")
+    assert (stack.broker.bodies(stack.names.cancel_queue), stack.task.done()) == ([], False)

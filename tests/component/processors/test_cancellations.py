@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from managed_pool import REST, managing, waiting
+from managed_pool import REST, change, managing, send, waiting
 from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
@@ -28,9 +28,8 @@ A, W = Key("a"), WorkerId("later")
 NAME = RequestName("c", REPLIES)
 
 
-async def send(stack: Stack) -> None:
-    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-    await stack.clock.settle()
+async def ask(stack: Stack) -> None:
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
 
 
 async def cancel(stack: Stack) -> None:
@@ -58,17 +57,17 @@ def heard(stack: Stack, worker: WorkerId = W) -> list[dict[str, object]]:
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_later_worker_is_notified_once(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack)
-        await fail(stack)
-        await cancel(stack)
-        await report(stack)  # it does not listen yet
-        listen(stack)
-        await clock.advance(100.0)
-        await report(stack)
-        await report(stack)
-        assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
+async def test_later_worker_is_notified_once(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, plain=PLAIN)
+    await ask(stack)
+    await fail(stack)
+    await cancel(stack)
+    await report(stack)  # it does not listen yet
+    listen(stack)
+    await clock.advance(100.0)
+    await report(stack)
+    await report(stack)
+    assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
 
 
 async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
@@ -102,58 +101,56 @@ async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
         assert [one["correlation_id"] for one in heard(stack)] == ["c"]
 
 
-async def test_worker_of_another_group_is_not_notified(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack)
-        message = Message(correlation_id="c", reply_to=REPLIES)
-        await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="b")
-        listen(stack)
-        await report(stack)
-        assert heard(stack) == []
+async def test_worker_of_another_group_is_not_notified(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await ask(stack)
+    message = Message(correlation_id="c", reply_to=REPLIES)
+    await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="b")
+    listen(stack)
+    await report(stack)
+    assert heard(stack) == []
 
 
-async def test_nothing_is_kept_where_no_request_waits(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        await send(stack)
-        await cancel(stack)
-        listen(stack)
-        await report(stack)
-        assert heard(stack) == []
+async def test_nothing_is_kept_where_no_request_waits(stack: Stack) -> None:
+    await change(stack, rest=REST)
+    await ask(stack)
+    await cancel(stack)
+    listen(stack)
+    await report(stack)
+    assert heard(stack) == []
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack)
-        await fail(stack)
-        stack.retire(A)
-        await clock.advance(120.0)
-        await cancel(stack)
-        await time_out(stack)
-        assert (answers(broker), stack.running("a"), stack.orphans()) == ([("c", "cancelled")], 0, [])
+async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(stack: Stack) -> None:
+    await change(stack, plain=PLAIN)
+    await ask(stack)
+    await fail(stack)
+    stack.retire(A)
+    await stack.clock.advance(120.0)
+    await cancel(stack)
+    await time_out(stack)
+    assert (answers(stack.broker), stack.running("a"), stack.orphans()) == ([("c", "cancelled")], 0, [])
 
 
-async def test_new_request_of_the_name_is_another_one(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack)
-        await cancel(stack)
-        await send(stack)
-        listen(stack)
-        await report(stack)
-        assert (heard(stack), waiting(stack, None)) == ([], [b"1", b"1"])
+async def test_new_request_of_the_name_is_another_one(stack: Stack) -> None:
+    await change(stack, plain=PLAIN)
+    await ask(stack)
+    await cancel(stack)
+    await ask(stack)
+    listen(stack)
+    await report(stack)
+    assert (heard(stack), waiting(stack, None)) == ([], [b"1", b"1"])
 
 
 @pytest.mark.parametrize("worker", ["x" * 5000, "漢" * 200, "#", ""], ids=["long", "wide", "pattern", "empty"])
-async def test_odd_name_of_a_worker_does_no_harm(clock: VirtualClock, broker: FakeBroker, worker: str) -> None:
-    async with managing(clock, broker, plain=PLAIN) as stack:
-        await send(stack)
-        await cancel(stack)
-        await report(stack, worker)
-        listen(stack)
-        await report(stack)
-        assert (len(heard(stack)), stack.task.done()) == (1, False)
+async def test_odd_name_of_a_worker_does_no_harm(stack: Stack, worker: str) -> None:
+    await change(stack, plain=PLAIN)
+    await ask(stack)
+    await cancel(stack)
+    await report(stack, worker)
+    listen(stack)
+    await report(stack)
+    assert (len(heard(stack)), stack.task.done()) == (1, False)
 
 
 async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: VirtualClock) -> None:

@@ -165,8 +165,8 @@ class GroupDriver(FakeDriver):
     instance_is_worker: ClassVar[bool] = False
 
 
-@pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
 @pytest.mark.proves("circuits/group-open-circuit-worker")
+@pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
 async def test_group_without_a_worker_gets_one_that_starts_paused(
     clock: VirtualClock, driver: type[FakeDriver]
 ) -> None:
@@ -311,10 +311,10 @@ async def test_close_that_is_not_stored_is_an_error_and_is_stored_later(pool: Ci
     assert (pool.state, pool.paused) == ("closed", [])
 
 
+@pytest.mark.proves("circuits/leader-dies-stores-change")
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, 13))
 @pytest.mark.parametrize("what", ["store", "act"])
-@pytest.mark.proves("circuits/leader-dies-stores-change")
 async def test_leader_killed_around_each_step_loses_nothing(
     clock: VirtualClock, what: str, number: int, done: bool
 ) -> None:

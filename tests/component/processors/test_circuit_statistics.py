@@ -18,15 +18,10 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack
 
 COUNTING = CircuitConfiguration(updates_statistics=True)
 BY_GROUP = load_circuits(json.dumps({"statisticsUpdateEnabled": True, "circuitScope": "group"}))
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 async def count(stack: Stack, configuration: CircuitConfiguration = COUNTING) -> None:
@@ -58,102 +53,98 @@ def counted(stack: Stack) -> list[tuple[str | None, str | None, int, int]]:
     return [shown(one) for one in stack.term.routing.circuits.circuits()]
 
 
-async def test_each_request_counts_once_with_its_latest_outcome(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack)
-        await report(stack, "retried", "1", "2")
-        await report(stack, "error", "1", "3", code=500)
-        await report(stack, "ok", "2")
-        await report(stack, "error", "4", code=409)  # the backend works, and has refused this request
-        assert counted(stack) == [("r", None, 2, 2)]
+async def test_each_request_counts_once_with_its_latest_outcome(stack: Stack) -> None:
+    await change(stack, r=REST)
+    await count(stack)
+    await report(stack, "retried", "1", "2")
+    await report(stack, "error", "1", "3", code=500)
+    await report(stack, "ok", "2")
+    await report(stack, "error", "4", code=409)  # the backend works, and has refused this request
+    assert counted(stack) == [("r", None, 2, 2)]
 
 
 @pytest.mark.parametrize("status", ["expired", "cancelled", "abandoned", "reply-to-refused"])
-async def test_outcome_that_says_nothing_about_the_backend_is_not_counted(
-    clock: VirtualClock, broker: FakeBroker, status: str
-) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack)
-        await report(stack, status, "1")
-        assert counted(stack) == []
+async def test_outcome_that_says_nothing_about_the_backend_is_not_counted(stack: Stack, status: str) -> None:
+    await change(stack, r=REST)
+    await count(stack)
+    await report(stack, status, "1")
+    assert counted(stack) == []
 
 
 @pytest.mark.proves("circuits/worker-reports-outcomes-routes")
-async def test_circuits_are_those_of_active_routes_and_one_of_no_route(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST, s=REST) as stack:
-        await count(stack)
-        for route in ("s", "made up", None, "r"):
-            await report(stack, "ok", "1", route=route)
-        assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1), ("s", None, 0, 1)]
-        await change(stack, r=REST)
-        await clock.advance(2.0)
-        assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1)]
+async def test_circuits_are_those_of_active_routes_and_one_of_no_route(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, r=REST, s=REST)
+    await count(stack)
+    for route in ("s", "made up", None, "r"):
+        await report(stack, "ok", "1", route=route)
+    assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1), ("s", None, 0, 1)]
+    await change(stack, r=REST)
+    await clock.advance(2.0)
+    assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1)]
 
 
-async def test_each_group_of_a_route_may_have_a_circuit(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack, BY_GROUP)
-        await report(stack, "ok", "1")
-        await report(stack, "error", "2", "3", key="b")
-        await clock.advance(2.0)
-        assert counted(stack) == [("r", "a", 0, 1), ("r", "b", 2, 0)]
-        value = stack.metrics.registry.get_sample_value
-        assert value("osrdyne_circuit_fail_ratio", {"route": "r"}) == 100
-        assert value("osrdyne_circuit_samples", {"route": "r", "outcome": "failure"}) == 2
+async def test_each_group_of_a_route_may_have_a_circuit(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, r=REST)
+    await count(stack, BY_GROUP)
+    await report(stack, "ok", "1")
+    await report(stack, "error", "2", "3", key="b")
+    await clock.advance(2.0)
+    assert counted(stack) == [("r", "a", 0, 1), ("r", "b", 2, 0)]
+    value = stack.metrics.registry.get_sample_value
+    assert value("osrdyne_circuit_fail_ratio", {"route": "r"}) == 100
+    assert value("osrdyne_circuit_samples", {"route": "r", "outcome": "failure"}) == 2
 
 
-async def test_nothing_is_counted_unless_it_is_turned_on(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack, CircuitConfiguration())
-        await report(stack, "ok", "1")
-        await clock.advance(5.0)
-        assert counted(stack) == []
-        assert not [name for name in broker.queues if "-snapshot-" in name]
+async def test_nothing_is_counted_unless_it_is_turned_on(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, r=REST)
+    await count(stack, CircuitConfiguration())
+    await report(stack, "ok", "1")
+    await clock.advance(5.0)
+    assert counted(stack) == []
+    assert not [name for name in broker.queues if "-snapshot-" in name]
 
 
 @pytest.mark.proves("circuits/report-worker-lost-worker")
-async def test_report_of_a_worker_that_names_no_requests_counts_nothing(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack)
-        for invalid in ({}, {"outcomes": "1"}, {"outcomes": [1, None, "x" * 65]}):
-            sent = ActivityReport("a", Event.REQUEST_COMPLETED, "w", invalid, {"x-status": "ok", "x-route": "r"})
-            await FakeChannel(broker).publish(
-                Message(body=sent.wire_body(), headers=sent.wire_headers()),
-                exchange=stack.names.activity_exchange,
-                routing_key="a",
-            )
-        await clock.settle()
-        assert counted(stack) == []
+async def test_report_of_a_worker_that_names_no_requests_counts_nothing(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, r=REST)
+    await count(stack)
+    for invalid in ({}, {"outcomes": "1"}, {"outcomes": [1, None, "x" * 65]}):
+        sent = ActivityReport("a", Event.REQUEST_COMPLETED, "w", invalid, {"x-status": "ok", "x-route": "r"})
+        await FakeChannel(broker).publish(
+            Message(body=sent.wire_body(), headers=sent.wire_headers()),
+            exchange=stack.names.activity_exchange,
+            routing_key="a",
+        )
+    await stack.clock.settle()
+    assert counted(stack) == []
 
 
-async def test_dead_letters_of_workers_are_failures(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        await count(stack)
-        for reason, queue in (
-            ("delivery_limit", "pool-req-a"),
-            ("expired", "pool-req-a"),
-            ("rejected", stack.names.orphan_queue),
-        ):
-            death = {"x-first-death-reason": reason, "x-first-death-queue": queue, ROUTE_HEADER: "r"}
-            message = Message(body=reason.encode(), headers=death)
-            await FakeChannel(broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
-        await clock.advance(10.0)
-        assert counted(stack) == [("r", None, 1, 0)]
+async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, r=REST)
+    await count(stack)
+    for reason, queue in (
+        ("delivery_limit", "pool-req-a"),
+        ("expired", "pool-req-a"),
+        ("rejected", stack.names.orphan_queue),
+    ):
+        death = {"x-first-death-reason": reason, "x-first-death-queue": queue, ROUTE_HEADER: "r"}
+        message = Message(body=reason.encode(), headers=death)
+        await FakeChannel(broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    await clock.advance(10.0)
+    assert counted(stack) == [("r", None, 1, 0)]
 
 
-async def test_failed_starts_are_failures(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, r=REST) as stack:
-        stack.driver.fail_next_start(StartFailedError("no such image"))
-        await stack.term.routing.circuits.change(COUNTING, author="me")
-        await stack.publish("c", b"1", correlation_id="c")
-        await clock.advance(30.0)
-        assert counted(stack) == [("r", None, 1, 0)]
+async def test_failed_starts_are_failures(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, r=REST)
+    stack.driver.fail_next_start(StartFailedError("no such image"))
+    await stack.term.routing.circuits.change(COUNTING, author="me")
+    await stack.publish("c", b"1", correlation_id="c")
+    await clock.advance(30.0)
+    assert counted(stack) == [("r", None, 1, 0)]
 
 
-@pytest.mark.parametrize("configuration", [COUNTING, BY_GROUP], ids=["route", "group"])
 @pytest.mark.proves("circuits/leader-dies-counts-outcomes")
+@pytest.mark.parametrize("configuration", [COUNTING, BY_GROUP], ids=["route", "group"])
 async def test_statistics_survive_a_killed_leader_but_for_the_last_second(
     clock: VirtualClock, broker: FakeBroker, configuration: CircuitConfiguration
 ) -> None:
@@ -183,7 +174,6 @@ async def test_damaged_statistics_are_refused_as_a_whole(clock: VirtualClock, br
     assert "snapshot cannot be read, beginning without it" in [line["event"] for line in logs]
 
 
-async def test_direct_pool_has_no_circuits(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        with pytest.raises(PoolConflictError):
-            stack.term.routing.circuits.circuits()
+async def test_direct_pool_has_no_circuits(direct: Stack) -> None:
+    with pytest.raises(PoolConflictError):
+        direct.term.routing.circuits.circuits()

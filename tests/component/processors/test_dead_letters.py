@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from managed_pool import send
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
@@ -24,6 +25,11 @@ MANY = 256
 """More dead letters than are taken at once."""
 
 
+@pytest.fixture
+def stack(direct: Stack) -> Stack:
+    return direct
+
+
 async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:
     """A message arrives at the dead letter exchange."""
     message = Message(body=b"1", headers=headers, **{"reply_to": REPLIES, "correlation_id": "c", **properties})  # type: ignore[arg-type]
@@ -31,74 +37,59 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
     await stack.clock.advance(5.0)
 
 
+@pytest.mark.proves("reference-defects/2-dead-letters-were")
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
-@pytest.mark.proves("reference-defects/2-dead-letters-were")
-async def test_caller_receives_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
+async def test_caller_receives_the_first_reason(stack: Stack, broker: FakeBroker, reason: str) -> None:
     """defects: dead-letter-answers: another header was read, nothing acknowledged, the correlation id dropped."""
-    async with leading(clock, broker=broker) as stack:
-        await die(stack, {"x-first-death-reason": reason})
-        assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
+    await die(stack, {"x-first-death-reason": reason})
+    assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
 
 
-async def test_dead_letters_are_counted_by_reason_route_and_priority_level(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with leading(clock, broker=broker) as stack:
-        stack.metrics.know_routes(["alerts"])
-        death = {"x-first-death-reason": "expired", "x-first-death-queue": "pool-req-a_Pri3"}
-        await die(stack, {**death, ROUTE_HEADER: "alerts"})
-        labels = {"reason": "expired", "route": "alerts", "priority": "3"}
-        assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
+async def test_dead_letters_are_counted_by_reason_route_and_priority_level(stack: Stack) -> None:
+    stack.metrics.know_routes(["alerts"])
+    death = {"x-first-death-reason": "expired", "x-first-death-queue": "pool-req-a_Pri3"}
+    await die(stack, {**death, ROUTE_HEADER: "alerts"})
+    labels = {"reason": "expired", "route": "alerts", "priority": "3"}
+    assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
 
 
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
-async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(stack: Stack, broker: FakeBroker) -> None:
     """defects: dead-letter-answers: nothing was acknowledged, so that it stopped after 200."""
-    async with leading(clock, broker=broker) as stack:
-        channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
-        for _ in range(MANY):
-            await channel.publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
-        await clock.settle()
-        assert (len(answers(broker)), broker.bodies("pool-dl")) == (MANY, [])
+    channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
+    for _ in range(MANY):
+        await channel.publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    await stack.clock.settle()
+    assert (len(answers(broker)), broker.bodies("pool-dl")) == (MANY, [])
 
 
-async def test_request_that_expired_in_its_queue_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", reply_to=REPLIES, correlation_id="c")
-        await clock.settle()
-        broker.expire("pool-req-a")
-        await clock.settle()
-        assert answers(broker) == [("c", "expired")]
+async def test_request_that_expired_in_its_queue_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
+    broker.expire("pool-req-a")
+    await stack.clock.settle()
+    assert answers(broker) == [("c", "expired")]
 
 
-async def test_reply_names_the_wait_for_room_in_which_a_request_expired(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with leading(clock, broker=broker) as stack:
-        for key in ("1", "2", "3", "4"):  # as many as start at once
-            stack.require(Key(key))
-        await clock.settle()
-        await stack.publish("a", reply_to=REPLIES)
-        await clock.settle()
-        broker.expire("pool-req-a")
-        await clock.settle()
-        detail = broker.queues[REPLIES].ready[0].message.headers["x-status-detail"]
-        assert isinstance(detail, str)
-        assert "max_concurrent_starts" in detail
+async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack: Stack, broker: FakeBroker) -> None:
+    for key in ("1", "2", "3", "4"):  # as many as start at once
+        stack.require(Key(key))
+    await stack.clock.settle()
+    await send(stack, "a", reply_to=REPLIES)
+    broker.expire("pool-req-a")
+    await stack.clock.settle()
+    detail = broker.queues[REPLIES].ready[0].message.headers["x-status-detail"]
+    assert isinstance(detail, str)
+    assert "max_concurrent_starts" in detail
 
 
-async def test_request_at_its_delivery_limit_is_kept_and_answered(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", b"poison", reply_to=REPLIES, correlation_id="c")
-        await clock.settle()
-        for _ in range(6):
-            delivery = await stack.take("a")
-            await delivery.channel.close()  # the worker dies
-        await clock.advance(5.0)
-        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
-        assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
+async def test_request_at_its_delivery_limit_is_kept_and_answered(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", b"poison", reply_to=REPLIES, correlation_id="c")
+    for _ in range(6):
+        delivery = await stack.take("a")
+        await delivery.channel.close()  # the worker dies
+    await stack.clock.advance(5.0)
+    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+    assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
 
 
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
@@ -116,9 +107,7 @@ async def test_poison_is_kept_before_the_reply_and_acknowledged_last(clock: Virt
     assert order == [("publish", "pool-poison-xchg"), ("publish", REPLIES), ("ack", "pool-dl")]
 
 
-async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(stack: Stack, broker: FakeBroker) -> None:
     refusals = 3
 
     async def refuse(command: Command) -> None:
@@ -127,11 +116,10 @@ async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
             refusals -= 1
             raise PublishRefusedError("nack")
 
-    async with leading(clock, broker=broker) as stack:
-        broker.hook = refuse
-        await die(stack, {"x-first-death-reason": "delivery_limit"})
-        await clock.advance(60.0)
-        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
+    broker.hook = refuse
+    await die(stack, {"x-first-death-reason": "delivery_limit"})
+    await stack.clock.advance(60.0)
+    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
 
 
 async def test_slow_answer_does_not_hold_up_the_others(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -163,12 +151,9 @@ async def test_slow_answer_does_not_hold_up_the_others(clock: VirtualClock, brok
     ],
     ids=["no header", "braces", "surrogate", "a status", "number", "no death", "odd death", "no reason"],
 )
-async def test_message_that_did_not_die_is_answered_invalid(
-    clock: VirtualClock, broker: FakeBroker, headers: dict[str, object]
-) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await die(stack, headers)
-        assert (answers(broker), broker.bodies("pool-dl"), stack.task.done()) == ([("c", "invalid")], [], False)
+async def test_message_that_did_not_die_is_answered_invalid(stack: Stack, headers: dict[str, object]) -> None:
+    await die(stack, headers)
+    assert (answers(stack.broker), stack.broker.bodies("pool-dl"), stack.task.done()) == ([("c", "invalid")], [], False)
 
 
 def test_first_of_several_deaths_counts() -> None:
@@ -207,39 +192,36 @@ def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object
     assert death_reason(headers) in {None, Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
 
 
-class TestInventoryIsGone:
-    @pytest.mark.proves("broker/poison-inventory-pool-poison")
-    async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """Some of them filled the prefetch, and not even `expired` was answered any more."""
+# --- inventory is gone
 
-        async def refuse(command: Command) -> None:
-            if command == ("publish", "pool-poison-xchg", False):
-                raise PublishRefusedError("unroutable")
 
-        async with leading(clock, broker=broker) as stack:
-            broker.hook = refuse
-            channel = FakeChannel(broker)
-            for number in range(MANY):
-                poison = Message(
-                    headers={"x-first-death-reason": "delivery_limit"}, reply_to=REPLIES, correlation_id=f"p{number}"
-                )
-                await channel.publish(poison, exchange=stack.names.dead_letter_exchange, routing_key="a")
-            await die(stack, {"x-first-death-reason": "expired"})
-            assert answers(broker) == [("c", "expired")]
-            broker.hook = None
-            await clock.advance(60.0)
-            assert (len(answers(broker)), len(broker.bodies("pool-poison"))) == (MANY + 1, MANY)
-            assert broker.bodies("pool-dl") == []
+@pytest.mark.proves("broker/poison-inventory-pool-poison")
+async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack: Stack, broker: FakeBroker) -> None:
+    """Some of them filled the prefetch, and not even `expired` was answered any more."""
 
-    async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with leading(clock, broker=broker) as stack:
-            await clock.advance(1.0)
-            broker.delete_queue("pool-poison")
-            await die(stack, {"x-first-death-reason": "delivery_limit"})
-            assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
-            repaired = stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": "queue"})
-            assert repaired == 1.0
+    async def refuse(command: Command) -> None:
+        if command == ("publish", "pool-poison-xchg", False):
+            raise PublishRefusedError("unroutable")
+
+    broker.hook = refuse
+    channel = FakeChannel(broker)
+    for number in range(MANY):
+        poison = Message(
+            headers={"x-first-death-reason": "delivery_limit"}, reply_to=REPLIES, correlation_id=f"p{number}"
+        )
+        await channel.publish(poison, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    await die(stack, {"x-first-death-reason": "expired"})
+    assert answers(broker) == [("c", "expired")]
+    broker.hook = None
+    await stack.clock.advance(60.0)
+    assert (len(answers(broker)), len(broker.bodies("pool-poison"))) == (MANY + 1, MANY)
+    assert broker.bodies("pool-dl") == []
+
+
+async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(stack: Stack, broker: FakeBroker) -> None:
+    await stack.clock.advance(1.0)
+    broker.delete_queue("pool-poison")
+    await die(stack, {"x-first-death-reason": "delivery_limit"})
+    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
+    repaired = stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": "queue"})
+    assert repaired == 1.0

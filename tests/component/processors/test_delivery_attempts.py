@@ -41,8 +41,8 @@ def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
     stack.term.queues.loop.reconcile(A)
 
 
-@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
 @pytest.mark.proves("broker/queue-leader-too-many")
+@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
 async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(lead: Lead, exchange: str) -> None:
     clock = VirtualClock()
     broker = broker_with_replies(clock)
@@ -62,8 +62,8 @@ async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
         assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
 
 
-@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
 @pytest.mark.proves("broker/queue-leader-too-many")
+@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
 async def test_request_without_a_deadline_is_held_no_longer_than_it_may_wait_in_a_queue(
     lead: Lead, exchange: str
 ) -> None:
@@ -83,9 +83,9 @@ async def test_request_without_a_deadline_is_held_no_longer_than_it_may_wait_in_
         assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
 
 
+@pytest.mark.proves("broker/queue-leader-too-many")
 @pytest.mark.parametrize("lead", [direct, managed])
 @pytest.mark.parametrize("deadline", [60.0, None])
-@pytest.mark.proves("broker/queue-leader-too-many")
 async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_over(
     lead: Lead, deadline: float | None
 ) -> None:

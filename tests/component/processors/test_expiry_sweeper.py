@@ -10,7 +10,7 @@ from itertools import count
 from typing import cast
 
 import pytest
-from managed_pool import change
+from managed_pool import change, send
 from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
@@ -49,14 +49,19 @@ async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) 
         yield stack
 
 
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    async with managing(clock, broker) as stack:
+        yield stack
+
+
 async def publish(stack: Stack, *requests: str, key: str = "k", **headers: object) -> None:
     """Publish requests by name; those that begin with `x` expire soon."""
     for name in requests:
         expiration = SHORT if name.startswith("x") else LONG
-        await stack.publish(
-            key, name.encode(), expiration=expiration, correlation_id=name, reply_to=REPLIES, headers=headers
+        await send(
+            stack, key, name.encode(), expiration=expiration, correlation_id=name, reply_to=REPLIES, headers=headers
         )
-        await stack.clock.settle()
 
 
 def waiting(stack: Stack, key: str = "k") -> list[str]:
@@ -72,373 +77,364 @@ async def reject_first(stack: Stack) -> None:
     await channel.close()
 
 
-class TestCleaning:
-    async def test_expired_requests_behind_the_head_are_answered_and_the_rest_keeps_its_order(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2", "x2", "3")
-            await clock.advance(CLEANED)
-            assert waiting(stack) == ["1", "2", "3"]
-            assert answers(broker) == [("x1", "expired"), ("x2", "expired")]
+# --- cleaning
 
-    async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
-        async with managing(clock, broker, cleanup_interval=2.0) as stack:
 
-            async def fail_listing(command: Command) -> None:
-                if command.name == "list_queues":
-                    raise BrokerSilentError("no answer")
+async def test_expired_requests_behind_the_head_are_answered_and_the_rest_keeps_its_order(stack: Stack) -> None:
+    await publish(stack, "1", "x1", "2", "x2", "3")
+    await stack.clock.advance(CLEANED)
+    assert waiting(stack) == ["1", "2", "3"]
+    assert answers(stack.broker) == [("x1", "expired"), ("x2", "expired")]
 
-            broker.hook = fail_listing
-            await publish(stack, "1", "x1", "2", "x2", "3")
-            await publish(stack, "1", "x3", "2", key="other")
-            await clock.advance(27.0)  # 20 s, 5 s of clock skew, and the interval
-            assert (waiting(stack), waiting(stack, "other")) == (["1", "2", "3"], ["1", "2"])
-            assert sorted(answers(broker)) == [("x1", "expired"), ("x2", "expired"), ("x3", "expired")]
 
-    async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            sent = datetime.fromtimestamp(clock.time(), tz=UTC)
-            await stack.publish("k", b"1", expiration=LONG, timestamp=sent, reply_to=REPLIES)
-            for expiring in ("x1", "x2", "x3", "x4", "x5"):
-                await publish(stack, expiring)
-                await clock.advance(CLEANED)
-            assert waiting(stack) == ["1"]
+async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
+    async with managing(clock, broker, cleanup_interval=2.0) as stack:
 
-    async def test_queue_without_the_option_is_left_alone(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        settings = settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
-        async with leading(clock, broker=broker, settings=settings) as stack:
-            await publish(stack, "1", "x1")
-            await clock.advance(CLEANED)
-            assert (waiting(stack), answers(broker)) == (["1", "x1"], [])
+        async def fail_listing(command: Command) -> None:
+            if command.name == "list_queues":
+                raise BrokerSilentError("no answer")
 
-    async def test_queue_where_nothing_has_expired_is_not_touched(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "2", "3")
-            await clock.advance(CLEANED)
-            assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+        broker.hook = fail_listing
+        await publish(stack, "1", "x1", "2", "x2", "3")
+        await publish(stack, "1", "x3", "2", key="other")
+        await clock.advance(27.0)  # 20 s, 5 s of clock skew, and the interval
+        assert (waiting(stack), waiting(stack, "other")) == (["1", "2", "3"], ["1", "2"])
+        assert sorted(answers(broker)) == [("x1", "expired"), ("x2", "expired"), ("x3", "expired")]
 
-    async def test_request_that_a_worker_holds_stays_with_it(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "2", "x1", "3")
-            consumer = await stack.consume("k")
-            held = await consumer.get()
-            await clock.advance(CLEANED)
-            await held.ack()
-            following = [await consumer.get()]
-            await following[0].ack()
-            following.append(await consumer.get())
-            assert [held.body, *(one.body for one in following)] == [b"1", b"2", b"3"]
 
-    async def test_request_that_comes_meanwhile_goes_behind_all_others(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            late: list[str] = []
+async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack: Stack, clock: VirtualClock) -> None:
+    sent = datetime.fromtimestamp(clock.time(), tz=UTC)
+    await stack.publish("k", b"1", expiration=LONG, timestamp=sent, reply_to=REPLIES)
+    for expiring in ("x1", "x2", "x3", "x4", "x5"):
+        await publish(stack, expiring)
+        await clock.advance(CLEANED)
+    assert waiting(stack) == ["1"]
 
-            async def arrive(command: Command) -> None:
-                if command.name in {"consume", "cancel"} and command.target == stack.names.request_queue(Key("k")):
-                    late.append(f"late {len(late)}")
-                    await stack.publish("k", late[-1].encode(), expiration=LONG)
 
-            await publish(stack, "1", "x1", "2", "3")
-            broker.hook = arrive
-            await clock.advance(CLEANED)
-            assert waiting(stack) == ["1", "2", "3", *late]
-            assert len(late) == 4
+async def test_queue_without_the_option_is_left_alone(clock: VirtualClock, broker: FakeBroker) -> None:
+    settings = settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await publish(stack, "1", "x1")
+        await clock.advance(CLEANED)
+        assert (waiting(stack), answers(broker)) == (["1", "x1"], [])
 
-    async def test_copy_is_marked_and_carries_its_failed_deliveries(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
+
+async def test_queue_where_nothing_has_expired_is_not_touched(stack: Stack, broker: FakeBroker) -> None:
+    await publish(stack, "1", "2", "3")
+    await stack.clock.advance(CLEANED)
+    assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+
+
+async def test_request_that_a_worker_holds_stays_with_it(stack: Stack, clock: VirtualClock) -> None:
+    await publish(stack, "1", "2", "x1", "3")
+    consumer = await stack.consume("k")
+    held = await consumer.get()
+    await clock.advance(CLEANED)
+    await held.ack()
+    following = [await consumer.get()]
+    await following[0].ack()
+    following.append(await consumer.get())
+    assert [held.body, *(one.body for one in following)] == [b"1", b"2", b"3"]
+
+
+async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack, broker: FakeBroker) -> None:
+    late: list[str] = []
+
+    async def arrive(command: Command) -> None:
+        if command.name in {"consume", "cancel"} and command.target == stack.names.request_queue(Key("k")):
+            late.append(f"late {len(late)}")
+            await stack.publish("k", late[-1].encode(), expiration=LONG)
+
+    await publish(stack, "1", "x1", "2", "3")
+    broker.hook = arrive
+    await stack.clock.advance(CLEANED)
+    assert waiting(stack) == ["1", "2", "3", *late]
+    assert len(late) == 4
+
+
+async def test_copy_is_marked_and_carries_its_failed_deliveries(stack: Stack, broker: FakeBroker) -> None:
+    await publish(stack, "1", "x1", "2")
+    await reject_first(stack)
+    await stack.clock.advance(CLEANED)
+    first, second = broker.queues[stack.names.request_queue(Key("k"))].ready
+    assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
+    assert FAILED_DELIVERIES_HEADER not in second.message.headers
+    assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
+
+
+def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
+    """It has lost its hops on the way, and its caller said when it was published."""
+    now_ms, deadline_ms = 400_000, 500_000
+
+    def received(message: Message) -> Delivery:
+        return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
+
+    sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
+    held = TakenRequest(received(sent), received(sent).to_request(now_ms=now_ms))
+    copy = received(copy_of(held, now_ms=now_ms, skew_ms=5000))
+    assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
+
+
+async def test_request_that_failed_too_often_before_and_after_becomes_poison(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker, delivery_limit=3) as stack:
+        for round_ in range(2):
+            await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")
+            await reject_first(stack)
             await reject_first(stack)
             await clock.advance(CLEANED)
-            first, second = broker.queues[stack.names.request_queue(Key("k"))].ready
-            assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
-            assert FAILED_DELIVERIES_HEADER not in second.message.headers
-            assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
+        await clock.advance(CLEANED)
+        assert ("1", "delivery_limit") in answers(broker)
+        assert "1" not in waiting(stack)
 
-    def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline(self) -> None:
-        """It has lost its hops on the way, and its caller said when it was published."""
-        now_ms, deadline_ms = 400_000, 500_000
 
-        def received(message: Message) -> Delivery:
-            return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
+async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
+    routes = {"high": high, "rest": "FROM /* INTO $upstream"}
+    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    await publish(stack, "1", "x1", "2")
+    await publish(stack, "h1", "xh", "h2", level="high")
+    await clock.advance(CLEANED)
+    store = stack.names.request_queue(Key("k"), 2)
+    assert (waiting(stack), broker.bodies(store)) == (["1", "2"], [b"h1", b"h2"])
 
-        sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
-        held = TakenRequest(received(sent), received(sent).to_request(now_ms=now_ms))
-        copy = received(copy_of(held, now_ms=now_ms, skew_ms=5000))
-        assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
 
-    async def test_request_that_failed_too_often_before_and_after_becomes_poison(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, delivery_limit=3) as stack:
-            for round_ in range(2):
-                await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")
-                await reject_first(stack)
-                await reject_first(stack)
-                await clock.advance(CLEANED)
+async def test_what_an_earlier_leader_passed_on_is_cleaned(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await publish(stack, "1", "x1", "2")
+        await stack.kill()
+    async with managing(clock, broker) as stack:
+        await clock.advance(CLEANED)
+        assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+
+
+@pytest.mark.proves("requests/channel-closes-soon-many")
+async def test_everything_that_was_taken_is_acknowledged_in_one_step(stack: Stack, broker: FakeBroker) -> None:
+    """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
+    await publish(stack, *"123456", "x1", "7")
+    await stack.clock.advance(CLEANED)
+    queue = stack.names.request_queue(Key("k"))
+    assert (waiting(stack), broker.count("ack", queue)) == ([*"1234567"], 1)
+
+
+async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await publish(stack, "1", "x1", "2")
+
+    async def refuse(command: Command) -> None:
+        if command == Command("publish", stack.names.work_exchange(None), done=False):
+            raise BrokerSilentError("no confirm")
+
+    broker.hook = refuse
+    await clock.advance(CLEANED)
+    broker.hook = None
+    consumed = broker.count("consume", stack.names.request_queue(Key("k")))
+    await publish(stack, "3")
+    assert ([body for body in waiting(stack) if body != "x1"], consumed) == (["1", "2", "3"], 1)
+
+
+async def test_copy_that_cannot_be_published_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
+    """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
+    await publish(stack, "1", "x1", "2")
+
+    async def refuse(command: Command) -> None:
+        if command == Command("publish", stack.names.work_exchange(None), done=False):
+            raise MessageTooLargeError("too large")
+
+    broker.hook = refuse
+    await stack.clock.advance(5 * CLEANED)
+    stored = broker.queues[stack.names.request_queue(Key("k"))].ready
+    assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]
+    assert not stack.task.done()
+
+
+async def test_queue_without_a_leader_is_not_taken_for_swept(stack: Stack, broker: FakeBroker) -> None:
+    queue = stack.names.request_queue(Key("k"))
+
+    async def lose_leader(command: Command) -> None:
+        if command == Command("consume", queue, done=True):
+            broker.set_running(queue, False)
+
+    await publish(stack, "1", "x1", "2")
+    broker.hook = lose_leader
+    await stack.clock.advance(32.0)
+    cancelled = broker.count("cancel", queue)
+    broker.set_running(queue, True)
+    await stack.clock.advance(CLEANED)
+    assert (cancelled, waiting(stack)) == (0, ["1", "2"])
+
+
+async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack: Stack, broker: FakeBroker) -> None:
+    queue = stack.names.request_queue(Key("k"))
+
+    async def stop(command: Command) -> None:
+        if command == Command("consume", queue, done=True):
+            stack.stop.requested.set()
+            await stack.clock.sleep(1.0)
+
+    await publish(stack, "1", "x1", "2")
+    broker.hook = stop
+    await stack.clock.advance(CLEANED)
+    assert stack.task.done()
+    assert [(one.message.body, one.returns) for one in broker.queues[queue].ready] == [(b"1", 0), (b"2", 0)]
+
+
+async def test_queue_that_is_too_long_is_left_alone(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "MAX_TAKEN", 2)
+    async with managing(clock, broker) as stack:
+        await publish(stack, "1", "x1", "2")
+        await clock.advance(CLEANED)
+        assert waiting(stack) == ["1", "x1", "2"]
+
+
+async def test_queue_that_holds_too_much_gets_everything_back(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "MAX_TAKEN_BYTES", 3)
+    async with managing(clock, broker) as stack:
+        await publish(stack, "1", "x1", "2")
+        await clock.advance(5 * CLEANED)
+        stored = broker.queues[stack.names.request_queue(Key("k"))].ready
+        assert [one.returns for one in stored] == [sweeper.MAX_FAILURES] * 3
+
+
+def test_option_needs_a_managed_pool_and_reports_it() -> None:
+    with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
+        Settings(requests=RequestSettings(check_entire_queue_on_cleanup=True))
+
+
+# --- The leader is killed after every step of a sweep
+
+
+@pytest.mark.proves("managed/leader-dies-sweeps-queue")
+@pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
+async def test_nothing_is_lost_and_nothing_overtakes(busy: bool) -> None:
+    killed, number = True, 0
+    while killed:
+        number += 1
+        clock = VirtualClock()
+        broker = broker_with_replies(clock)
+        killed, served = await story(clock, broker, number, busy=busy)
+        firsts = list(dict.fromkeys(body.decode() for body, _ in served))
+        again = [marked for place, (body, marked) in enumerate(served) if body in [one for one, _ in served[:place]]]
+        assert [name for name in firsts if not name.startswith("x")] == ["1", "2", "3", "4"], number
+        assert all(again), number
+        expired = {name for name, status in answers(broker) if status == "expired"}
+        assert expired | set(firsts) == {"1", "2", "3", "4", "x1", "x2"}, number
+    assert number > 12  # steps
+
+
+async def story(
+    clock: VirtualClock, broker: FakeBroker, number: int, *, busy: bool
+) -> tuple[bool, list[tuple[bytes, bool]]]:
+    """Whether there was such a step; and what a worker received, with the mark of a possible duplicate."""
+    steps = count(1)
+    served: list[tuple[bytes, bool]] = []
+    async with managing(clock, broker) as stack:
+        await publish(stack, "1", "x1", "2", "3", "x2", "4")
+        await clock.advance(29.0)  # the next look is at 30
+
+        async def strike(command: Command) -> None:
+            if busy and command.name == "publish" and command.done:
+                await serve_one(stack, served)
+            if command.done and next(steps) == number:
+                stack.killed = True
+                stack.task.cancel()
+                for connection in stack.connections:
+                    connection.cut()
+
+        broker.hook = strike
+        await clock.advance(2.0)
+        broker.hook = None
+        there_was = stack.killed
+        await stack.kill()
+    async with managing(clock, broker) as stack:
+        if not busy:
             await clock.advance(CLEANED)
-            assert ("1", "delivery_limit") in answers(broker)
-            assert "1" not in waiting(stack)
-
-    async def test_each_priority_level_is_swept_by_itself(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
-        routes = {"high": high, "rest": "FROM /* INTO $upstream"}
-        async with managing(clock, broker) as stack:
-            await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
-            await publish(stack, "1", "x1", "2")
-            await publish(stack, "h1", "xh", "h2", level="high")
-            await clock.advance(CLEANED)
-            store = stack.names.request_queue(Key("k"), 2)
-            assert (waiting(stack), broker.bodies(store)) == (["1", "2"], [b"h1", b"h2"])
-
-    async def test_what_an_earlier_leader_passed_on_is_cleaned(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
-            await stack.kill()
-        async with managing(clock, broker) as stack:
-            await clock.advance(CLEANED)
-            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
-
-    @pytest.mark.proves("requests/channel-closes-soon-many")
-    async def test_everything_that_was_taken_is_acknowledged_in_one_step(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
-        async with managing(clock, broker) as stack:
-            await publish(stack, *"123456", "x1", "7")
-            await clock.advance(CLEANED)
-            queue = stack.names.request_queue(Key("k"))
-            assert (waiting(stack), broker.count("ack", queue)) == ([*"1234567"], 1)
-
-    async def test_ingress_goes_on_when_a_copy_is_not_taken(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
-
-            async def refuse(command: Command) -> None:
-                if command == Command("publish", stack.names.work_exchange(None), done=False):
-                    raise BrokerSilentError("no confirm")
-
-            broker.hook = refuse
-            await clock.advance(CLEANED)
-            broker.hook = None
-            consumed = broker.count("consume", stack.names.request_queue(Key("k")))
-            await publish(stack, "3")
-            assert ([body for body in waiting(stack) if body != "x1"], consumed) == (["1", "2", "3"], 1)
-
-    async def test_copy_that_cannot_be_published_ends_no_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
-
-            async def refuse(command: Command) -> None:
-                if command == Command("publish", stack.names.work_exchange(None), done=False):
-                    raise MessageTooLargeError("too large")
-
-            broker.hook = refuse
-            await clock.advance(5 * CLEANED)
-            stored = broker.queues[stack.names.request_queue(Key("k"))].ready
-            assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]
-            assert not stack.task.done()
-
-    async def test_queue_without_a_leader_is_not_taken_for_swept(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            queue = stack.names.request_queue(Key("k"))
-
-            async def lose_leader(command: Command) -> None:
-                if command == Command("consume", queue, done=True):
-                    broker.set_running(queue, False)
-
-            await publish(stack, "1", "x1", "2")
-            broker.hook = lose_leader
-            await clock.advance(32.0)
-            cancelled = broker.count("cancel", queue)
-            broker.set_running(queue, True)
-            await clock.advance(CLEANED)
-            assert (cancelled, waiting(stack)) == (0, ["1", "2"])
-
-    async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            queue = stack.names.request_queue(Key("k"))
-
-            async def stop(command: Command) -> None:
-                if command == Command("consume", queue, done=True):
-                    stack.stop.requested.set()
-                    await clock.sleep(1.0)
-
-            await publish(stack, "1", "x1", "2")
-            broker.hook = stop
-            await clock.advance(CLEANED)
-            assert stack.task.done()
-            assert [(one.message.body, one.returns) for one in broker.queues[queue].ready] == [(b"1", 0), (b"2", 0)]
-
-    async def test_queue_that_is_too_long_is_left_alone(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sweeper, "MAX_TAKEN", 2)
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
-            await clock.advance(CLEANED)
-            assert waiting(stack) == ["1", "x1", "2"]
-
-    async def test_queue_that_holds_too_much_gets_everything_back(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sweeper, "MAX_TAKEN_BYTES", 3)
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2")
-            await clock.advance(5 * CLEANED)
-            stored = broker.queues[stack.names.request_queue(Key("k"))].ready
-            assert [one.returns for one in stored] == [sweeper.MAX_FAILURES] * 3
-
-    def test_option_needs_a_managed_pool_and_reports_it(self) -> None:
-        with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
-            Settings(requests=RequestSettings(check_entire_queue_on_cleanup=True))
+        while stack.broker.queues[stack.names.request_queue(Key("k"))].ready:
+            await serve_one(stack, served)
+        await clock.settle()
+    return there_was, served
 
 
-class TestKills:
-    """The leader is killed after every step of a sweep."""
-
-    @pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
-    @pytest.mark.proves("managed/leader-dies-sweeps-queue")
-    async def test_nothing_is_lost_and_nothing_overtakes(self, busy: bool) -> None:
-        killed, number = True, 0
-        while killed:
-            number += 1
-            clock = VirtualClock()
-            broker = broker_with_replies(clock)
-            killed, served = await self.story(clock, broker, number, busy=busy)
-            firsts = list(dict.fromkeys(body.decode() for body, _ in served))
-            again = [
-                marked for place, (body, marked) in enumerate(served) if body in [one for one, _ in served[:place]]
-            ]
-            assert [name for name in firsts if not name.startswith("x")] == ["1", "2", "3", "4"], number
-            assert all(again), number
-            expired = {name for name, status in answers(broker) if status == "expired"}
-            assert expired | set(firsts) == {"1", "2", "3", "4", "x1", "x2"}, number
-        assert number > 12  # steps
-
-    async def story(
-        self, clock: VirtualClock, broker: FakeBroker, number: int, *, busy: bool
-    ) -> tuple[bool, list[tuple[bytes, bool]]]:
-        """Whether there was such a step; and what a worker received, with the mark of a possible duplicate."""
-        steps = count(1)
-        served: list[tuple[bytes, bool]] = []
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "x1", "2", "3", "x2", "4")
-            await clock.advance(29.0)  # the next look is at 30
-
-            async def strike(command: Command) -> None:
-                if busy and command.name == "publish" and command.done:
-                    await self.serve_one(stack, served)
-                if command.done and next(steps) == number:
-                    stack.killed = True
-                    stack.task.cancel()
-                    for connection in stack.connections:
-                        connection.cut()
-
-            broker.hook = strike
-            await clock.advance(2.0)
-            broker.hook = None
-            there_was = stack.killed
-            await stack.kill()
-        async with managing(clock, broker) as stack:
-            if not busy:
-                await clock.advance(CLEANED)
-            while stack.broker.queues[stack.names.request_queue(Key("k"))].ready:
-                await self.serve_one(stack, served)
-            await clock.settle()
-        return there_was, served
-
-    async def serve_one(self, stack: Stack, served: list[tuple[bytes, bool]]) -> None:
-        """A worker takes one request, if there is one."""
-        channel = FakeChannel(stack.broker)
-        hook, stack.broker.hook = stack.broker.hook, None
-        delivery = await channel.get(stack.names.request_queue(Key("k")))
-        if delivery is not None:
-            marked = delivery.redelivered or delivery.headers.get(DUPLICATE_HEADER) is True
-            served.append((delivery.body, marked))
-            await delivery.ack()
-        stack.broker.hook = hook
+async def serve_one(stack: Stack, served: list[tuple[bytes, bool]]) -> None:
+    """A worker takes one request, if there is one."""
+    channel = FakeChannel(stack.broker)
+    hook, stack.broker.hook = stack.broker.hook, None
+    delivery = await channel.get(stack.names.request_queue(Key("k")))
+    if delivery is not None:
+        marked = delivery.redelivered or delivery.headers.get(DUPLICATE_HEADER) is True
+        served.append((delivery.body, marked))
+        await delivery.ack()
+    stack.broker.hook = hook
 
 
-class TestRetries:
-    """RabbitMQ itself returns requests from a wait for another attempt to their queue, and no component notes it."""
+# --- RabbitMQ itself returns requests from a wait for another attempt to their queue, and no component notes it
 
-    @asynccontextmanager
-    async def retrying(self, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
-        async with managing(clock, broker) as stack:
-            await change(stack, plain=PLAIN)
-            await clock.advance(3 * POLL_INTERVAL)  # by then it is known that nothing waits since before
-            yield stack
 
-    async def come_back(self, stack: Stack, name: str = "x1", *, is_reported: bool = True) -> None:
-        """It is tried and waits for a second; then it is behind two others."""
-        await publish(stack, name)
+async def allow_retries(stack: Stack) -> None:
+    await change(stack, plain=PLAIN)
+    await stack.clock.advance(3 * POLL_INTERVAL)  # by then it is known that nothing waits since before
+
+
+async def come_back(stack: Stack, name: str = "x1", *, is_reported: bool = True) -> None:
+    """It is tried and waits for a second; then it is behind two others."""
+    await publish(stack, name)
+    await fail(stack, "k")
+    if is_reported:
+        details = {STATUS_HEADER: bytearray(b"retried"), COMPLETED_ROUTE_HEADER: "plain"}
+        report = ActivityReport("k", Event.REQUEST_COMPLETED, "w", {}, details)
+        message = Message(report.wire_body(), headers=report.wire_headers())
+        await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key="k")
+    await publish(stack, "1", "2")
+    await time_out(stack)
+
+
+async def test_queue_is_not_read_where_nothing_was_tried_again(stack: Stack, broker: FakeBroker) -> None:
+    await allow_retries(stack)
+    await publish(stack, "1", "2", "3")
+    await stack.clock.advance(8 * CLEANED / 2)
+    assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+
+
+async def test_request_that_expires_after_it_came_back_is_answered_in_time(stack: Stack, broker: FakeBroker) -> None:
+    await allow_retries(stack)
+    await come_back(stack)
+    assert waiting(stack) == ["1", "2", "x1"]
+    await stack.clock.advance(CLEANED)
+    assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+
+
+async def test_queue_is_read_no_more_once_nothing_can_come_back(stack: Stack, broker: FakeBroker) -> None:
+    await allow_retries(stack)
+    await come_back(stack, "3")
+    await stack.clock.advance(2 * CLEANED)
+    count = broker.count("consume", stack.names.request_queue(Key("k")))
+    await stack.clock.advance(2 * CLEANED)
+    assert broker.count("consume", stack.names.request_queue(Key("k"))) == count > 0
+
+
+async def test_request_that_came_back_unreported_is_found_later(stack: Stack, broker: FakeBroker) -> None:
+    await allow_retries(stack)
+    await come_back(stack, is_reported=False)
+    await stack.clock.advance(CLEANED)
+    assert answers(broker) == []
+    await stack.clock.advance(sweeper.SWEEP_AGAIN * CLEANED / 2)
+    assert answers(broker) == [("x1", "expired")]
+
+
+async def test_new_leader_reads_what_may_have_come_back(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        await allow_retries(stack)
+        await publish(stack, "x1")
         await fail(stack, "k")
-        if is_reported:
-            details = {STATUS_HEADER: bytearray(b"retried"), COMPLETED_ROUTE_HEADER: "plain"}
-            report = ActivityReport("k", Event.REQUEST_COMPLETED, "w", {}, details)
-            message = Message(report.wire_body(), headers=report.wire_headers())
-            await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key="k")
+    async with managing(clock, broker) as stack:
         await publish(stack, "1", "2")
         await time_out(stack)
-
-    async def test_queue_is_not_read_where_nothing_was_tried_again(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with self.retrying(clock, broker) as stack:
-            await publish(stack, "1", "2", "3")
-            await clock.advance(8 * CLEANED / 2)
-            assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
-
-    async def test_request_that_expires_after_it_came_back_is_answered_in_time(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with self.retrying(clock, broker) as stack:
-            await self.come_back(stack)
-            assert waiting(stack) == ["1", "2", "x1"]
-            await clock.advance(CLEANED)
-            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
-
-    async def test_queue_is_read_no_more_once_nothing_can_come_back(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with self.retrying(clock, broker) as stack:
-            await self.come_back(stack, "3")
-            await clock.advance(2 * CLEANED)
-            count = broker.count("consume", stack.names.request_queue(Key("k")))
-            await clock.advance(2 * CLEANED)
-            assert broker.count("consume", stack.names.request_queue(Key("k"))) == count > 0
-
-    async def test_request_that_came_back_unreported_is_found_later(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with self.retrying(clock, broker) as stack:
-            await self.come_back(stack, is_reported=False)
-            await clock.advance(CLEANED)
-            assert answers(broker) == []
-            await clock.advance(sweeper.SWEEP_AGAIN * CLEANED / 2)
-            assert answers(broker) == [("x1", "expired")]
-
-    async def test_new_leader_reads_what_may_have_come_back(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with self.retrying(clock, broker) as stack:
-            await publish(stack, "x1")
-            await fail(stack, "k")
-        async with managing(clock, broker) as stack:
-            await publish(stack, "1", "2")
-            await time_out(stack)
-            await clock.advance(CLEANED)
-            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+        await clock.advance(CLEANED)
+        assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])

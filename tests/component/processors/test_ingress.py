@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from managed_pool import ALERTS, DATA, REST, change, managed, managing, waiting
+from managed_pool import ALERTS, COPY, DATA, REST, change, managed, managing, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Consumer, Message
@@ -51,561 +51,522 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
     return dict(stored.message.headers)
 
 
-class TestClasses:
-    async def test_request_waits_in_the_queue_of_its_priority_level(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS, data=DATA, rest=REST) as stack:
-            for level in ("none", "data", "alert"):
-                await stack.publish("a", level.encode(), headers={"level": level})
-            await clock.settle()
-            assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
+# --- classes
 
-    async def test_thousands_of_requests_that_wait_hold_back_no_other_key(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """lifecycle: bind-waits-for-stop: the worker of their key is just being stopped, so that its bind has to
-        wait."""
-        bodies = [b"%d" % number for number in range(1000)]
-        async with managing(clock, broker) as stack:
-            stack.require(A)
-            await clock.settle()
-            stack.driver.workers_of(A)[0].stubborn = True
-            stack.retire(A)
-            while not stack.workers_of(A).stopping:
-                await clock.advance(0.5)
-            for body in bodies:
-                await stack.publish("a", body)
-            await stack.publish("other", b"x")
-            await clock.advance(10.0)
-            assert (waiting(stack, None, "other"), waiting(stack, None)) == ([b"x"], [])
-            await clock.advance(30.0)
-            assert (waiting(stack, None), stack.orphans()) == (bodies, [])
 
-    async def test_every_request_passes_the_ingress(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            for body in (b"1", b"2", b"3"):
-                await stack.publish("a", body)
-                await clock.settle()
-            assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
+async def test_request_waits_in_the_queue_of_its_priority_level(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS, data=DATA, rest=REST)
+    for level in ("none", "data", "alert"):
+        await stack.publish("a", level.encode(), headers={"level": level})
+    await clock.settle()
+    assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
 
-    async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            for key in ODD_KEYS.values():
-                await stack.publish(key, key.encode(), headers={"level": "alert"})
-            await clock.settle()
-            for key in ODD_KEYS.values():
-                assert waiting(stack, 0, key) == [key.encode()]
 
-    async def test_order_of_a_key_is_kept_within_a_priority_level(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        bodies = [b"%d" % number for number in range(2 * PREFETCH)]
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            for number, body in enumerate(bodies):
-                await stack.publish("a", body, headers={"level": "alert" if number % 2 else "none"})
-            await clock.settle()
-            assert (waiting(stack, None), waiting(stack, 0)) == (bodies[::2], bodies[1::2])
+async def test_thousands_of_requests_that_wait_hold_back_no_other_key(stack: Stack, clock: VirtualClock) -> None:
+    """lifecycle: bind-waits-for-stop: the worker of their key is just being stopped, so that its bind has to
+    wait."""
+    bodies = [b"%d" % number for number in range(1000)]
+    stack.require(A)
+    await clock.settle()
+    stack.driver.workers_of(A)[0].stubborn = True
+    stack.retire(A)
+    while not stack.workers_of(A).stopping:
+        await clock.advance(0.5)
+    for body in bodies:
+        await stack.publish("a", body)
+    await stack.publish("other", b"x")
+    await clock.advance(10.0)
+    assert (waiting(stack, None, "other"), waiting(stack, None)) == ([b"x"], [])
+    await clock.advance(30.0)
+    assert (waiting(stack, None), stack.orphans()) == (bodies, [])
 
-    async def test_worker_receives_every_queue_the_most_urgent_first(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            [worker] = stack.driver.workers_of(A)
-            assert worker.spec.environment.requests_queues == ("pool-req-a_Pri0", "pool-req-a")
+
+async def test_every_request_passes_the_ingress(stack: Stack) -> None:
+    for body in (b"1", b"2", b"3"):
+        await send(stack, "a", body)
+    assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
+
+
+async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS)
+    for key in ODD_KEYS.values():
+        await stack.publish(key, key.encode(), headers={"level": "alert"})
+    await clock.settle()
+    for key in ODD_KEYS.values():
+        assert waiting(stack, 0, key) == [key.encode()]
+
+
+async def test_order_of_a_key_is_kept_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
+    bodies = [b"%d" % number for number in range(2 * PREFETCH)]
+    await change(stack, alerts=ALERTS, rest=REST)
+    for number, body in enumerate(bodies):
+        await stack.publish("a", body, headers={"level": "alert" if number % 2 else "none"})
+    await clock.settle()
+    assert (waiting(stack, None), waiting(stack, 0)) == (bodies[::2], bodies[1::2])
+
+
+async def test_worker_receives_every_queue_the_most_urgent_first(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await send(stack, "a", b"1")
+    [worker] = stack.driver.workers_of(A)
+    assert worker.spec.environment.requests_queues == ("pool-req-a_Pri0", "pool-req-a")
 
 
 BY_BODY = {"route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream", "priority": 0}
 
 
-class TestLargeBodies:
-    """The parser of JSON holds up the event loop, and with it the heartbeats of the leader."""
-
-    @pytest.fixture
-    def parsers(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """The names of the threads in which bodies are parsed."""
-        found: list[str] = []
-        loads = json.loads
-
-        def note(text: str, **options: object) -> object:
-            found.append(threading.current_thread().name)
-            return loads(text, **options)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(samples, "json", SimpleNamespace(loads=note))
-        return found
-
-    async def publish(self, stack: Stack, *bodies: bytes) -> None:
-        for body in bodies:
-            await stack.publish("a", body, content_type="application/json", content_encoding="utf-8")
-
-    async def route_all(self, stack: Stack, count: int) -> None:
-        async with asyncio.timeout(120):
-            while len(waiting(stack, 0) + waiting(stack, None)) < count:
-                await stack.clock.settle()
-                await asyncio.sleep(0.001)
-
-    @pytest.mark.proves("hostile/clients-send-json-bodies")
-    async def test_only_large_bodies_are_parsed_in_a_thread(
-        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
-    ) -> None:
-        alert, data = b'{"level": "alert", "size": 1, "more": "%s"}' % (b"x" * 100_000), b'{"level": "data"}'
-        async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
-            await self.publish(stack, alert, data)
-            await self.route_all(stack, 2)
-            assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
-        here = threading.current_thread().name
-        assert sorted(thread == here for thread in parsers) == [False, True]
-
-    @pytest.mark.proves("hostile/clients-send-json-bodies")
-    async def test_request_behind_a_large_one_does_not_overtake_it(
-        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str]
-    ) -> None:
-        bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
-        async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
-            await self.publish(stack, *bodies)
-            await self.route_all(stack, 4)
-            assert waiting(stack, None) == bodies
-
-    @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
-    async def test_body_that_no_condition_reads_is_not_parsed(
-        self, clock: VirtualClock, broker: FakeBroker, parsers: list[str], routes: dict[str, object]
-    ) -> None:
-        async with managing(clock, broker, **routes) as stack:
-            await self.publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
-            await self.route_all(stack, 1)
-        assert parsers == []
+# --- The parser of JSON holds up the event loop, and with it the heartbeats of the leader
 
 
-class TestAcceptance:
-    async def test_deadline_of_the_route_is_fixed_when_the_request_is_accepted(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            now = round(clock.time() * 1000)
-            await stack.publish("a", headers={"level": "alert"})
-            await clock.settle()
-            assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
-            assert headers_of(stack, 0)[ROUTE_HEADER] == "alerts"
+@pytest.fixture
+def parsers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads in which bodies are parsed."""
+    found: list[str] = []
+    loads = json.loads
 
-    @pytest.mark.parametrize("coalesce", [True, False])
-    async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(
-        self, clock: VirtualClock, broker: FakeBroker, coalesce: bool
-    ) -> None:
-        async with managing(clock, broker, rest={"route": REST, "coalesce": coalesce}) as stack:
-            await stack.publish("a", headers={COALESCE_HEADER: not coalesce})
-            await clock.settle()
-            assert headers_of(stack, None).get(COALESCE_HEADER, False) is coalesce
+    def note(text: str, **options: object) -> object:
+        found.append(threading.current_thread().name)
+        return loads(text, **options)  # type: ignore[arg-type]
 
-    async def test_request_without_a_route_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "no-route")], [], False)
-
-    async def test_expired_request_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            past = round(clock.time() * 1000) - 60_000
-            await stack.publish("a", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: past})
-            await clock.settle()
-            assert answers(broker) == [("c", "expired")]
-
-    async def test_invalid_key_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            await stack.publish("\udcff", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert answers(broker) == [("c", "invalid")]
-
-    @pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
-    async def test_invalid_encoding_ends_no_term(self, clock: VirtualClock, broker: FakeBroker, encoding: str) -> None:
-        ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"
-        async with managing(clock, broker, ours=ours, rest=REST) as stack:
-            await stack.publish("a", b'{"level": "x"}', content_type="application/json", content_encoding=encoding)
-            await clock.settle()
-            assert (stack.orphans(), len(waiting(stack, None))) == ([], 1)
-
-    async def test_second_endpoint_gets_a_one_way_copy(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, headers={PATH_HEADER: "/sql"})
-            await clock.settle()
-            [own] = broker.queues[stack.names.request_queue(A)].ready
-            [other] = broker.queues[stack.names.request_queue(Key("b"), 4)].ready
-            assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
-            assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, b"/store")
-
-    async def test_copy_that_cannot_be_had_is_dropped_and_the_request_goes_on(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        broker.declare_queue("pool-req-b", {"x-queue-type": "classic"})
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.advance(1.0)
-            held = [key for key in ("a", "b") if stack.is_held(Key(key))]
-            assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
-
-    async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.advance(7200.0)
-            places = stack.places()
-            assert (answers(broker), places) == ([("c", "start-failed")], [])
-
-    async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-
-        async def hold_copy(command: Command) -> None:
-            if command == ("publish", "pool-work-xchg_Pri4", False):
-                await asyncio.Event().wait()
-
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            broker.hook = hold_copy
-            await stack.publish("a", b"1")
-            await clock.advance(1.0)
-            assert (waiting(stack, None), waiting(stack, 4, "b")) == ([b"1"], [])
-            await stack.kill()
-        broker.hook = None
-        async with managing(clock, broker) as stack:
-            await clock.advance(1.0)
-            assert waiting(stack, 4, "b") == [b"1"]
-
-    async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        bodies = [b"%d" % number for number in range(50)]
-        async with managing(clock, broker, alerts=ALERTS, rest=REST, copy=copy) as stack:
-            for number, body in enumerate(bodies):
-                await stack.publish("a", body, headers={"level": "alert" if number % 3 else "none"})
-            await clock.settle()
-            assert waiting(stack, 4, "b") == bodies
-
-    async def test_full_queue_is_answered_and_acknowledged(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async def full(command: Command) -> None:
-            if command.target == "pool-work-xchg":
-                raise QueueFullError("full")
-
-        async with managing(clock, broker) as stack:
-            broker.hook = full
-            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (answers(broker), stack.orphans()) == ([("c", "maxlen")], [])
+    monkeypatch.setattr(samples, "json", SimpleNamespace(loads=note))
+    return found
 
 
-class TestCrash:
-    @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
-    async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command.target == "pool-work-xchg" and command.done:
-                await never.wait()
-
-        async with managing(clock, broker) as stack:
-            broker.hook = hang
-            await stack.publish("a", b"1")
-            await clock.settle()
-            await stack.kill()
-        broker.hook = None
-        async with managing(clock, broker) as stack:
-            await clock.settle()
-            stored = broker.queues[stack.names.request_queue(A)].ready
-            assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
-
-    @pytest.mark.proves("managed/leader-dies-refused-request")
-    async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("ack", "pool-orphan", False):
-                await never.wait()
-
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            broker.hook = hang
-            deadline = round(clock.time() * 1000) + 1000
-            await stack.publish("a", headers={DEADLINE_HEADER: deadline}, reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await stack.kill()
-        broker.hook = None
-        await clock.advance(3600.0)
-        async with managing(clock, broker) as stack:
-            await clock.settle()
-            assert answers(broker) == [("c", "no-route"), ("c", "no-route")]
-            assert stack.metrics.registry.get_sample_value("osrdyne_refused_again_total") == 1.0
-
-    async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            message = {
-                DEADLINE_HEADER: round(clock.time() * 1000) + 5_000,
-                ROUTE_HEADER: "older",
-                COALESCE_HEADER: True,
-            }
-            await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
-            await clock.settle()
-            found = headers_of(stack, 0, "b")
-            assert found.items() >= message.items()
-
-    async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_under_way(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            await change(stack, rest=REST)
-            await publish_to(stack, stack.names.work_exchange(0), "b", b"1")
-            await clock.settle()
-            assert (waiting(stack, 0, "b"), stack.orphans()) == ([b"1"], [])
+async def publish(stack: Stack, *bodies: bytes) -> None:
+    for body in bodies:
+        await stack.publish("a", body, content_type="application/json", content_encoding="utf-8")
 
 
-class TestChange:
-    async def test_direct_pool_takes_no_routes(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with leading(clock, broker=broker) as stack:
-            with pytest.raises(PoolConflictError, match=r"pool\.kind"):
-                await change(stack, rest=REST)
-
-    async def test_routes_outlive_the_leader(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, alerts=ALERTS):
-            await clock.settle()
-        async with managing(clock, broker) as stack:
-            await stack.publish("a", b"1", headers={"level": "alert"})
-            await clock.settle()
-            assert waiting(stack, 0) == [b"1"]
-
-    async def test_running_group_gets_a_queue_for_a_new_priority_level(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            await change(stack, alerts=ALERTS, rest=REST)
-            await stack.publish("a", b"2", headers={"level": "alert"})
-            await clock.settle()
-            assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
-
-    async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """Decision 0020, for a group that has its other queues already."""
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            broker.commands.clear()
-            await change(stack, alerts=ALERTS, rest=REST)
-            await clock.settle()
-            commands = [(command.name, command.target) for command in broker.commands]
-            new = ("declare", stack.names.request_queue(A, 0))
-            written = ("declare", stack.names.register_queues(1)[1])
-            bound = ("bind", stack.names.request_queue(A, 0))
-            assert commands.index(new) < commands.index(written) < commands.index(bound)
-
-    async def test_pending_requests_keep_their_priority_level_when_the_routes_change(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            await stack.publish("a", b"1", headers={"level": "alert"})
-            await clock.settle()
-            await change(stack, rest=REST)
-            await stack.publish("a", b"2", headers={"level": "alert"})
-            await clock.settle()
-            assert (waiting(stack, 0), waiting(stack, None)) == ([b"1"], [b"2"])
-
-    async def test_routes_that_an_earlier_leader_wrote_late_come_into_force(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            late = load_manifest(json.dumps({"routes": {"alerts": ALERTS}}))
-            await RouteStore(stack.management, pool=POOL).save(late, author="earlier", at=0.0)
-            await clock.advance(FOLLOW_INTERVAL + 1)
-            await stack.publish("a", b"1", headers={"level": "alert"})
-            await clock.settle()
-            assert waiting(stack, 0) == [b"1"]
-
-    async def test_routes_that_cannot_be_compared_stay_active(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            stack.management.available = False
-            await clock.advance(FOLLOW_INTERVAL + 1)
-            await stack.publish("a", b"1", headers={"level": "alert"})
-            await clock.settle()
-            assert waiting(stack, 0) == [b"1"]
-
-    async def test_workers_receive_a_new_priority_level(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            broker.declare_queue("control", {})
-            broker.bind("control", stack.names.control_exchange, "group.a")
-            await stack.report("a", Event.READY)
-            await change(stack, alerts=ALERTS, rest=REST)
-            await clock.advance(1.0)
-            queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
-            assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
-
-    async def test_worker_that_never_reports_for_priorities_is_warned_about(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            await stack.publish("old", b"1")
-            await stack.publish("new", b"1")
-            await clock.settle()
-            await stack.report("old", Event.REQUEST_RECEIVED)
-            await stack.report("new", Event.IDLE, in_flight=0)
-            await clock.advance(SILENT_FOR / 2)
-            assert stack.term.routing.routes.levels.silent == {}
-            await clock.advance(SILENT_FOR)
-            assert [*stack.term.routing.routes.levels.silent.values()] == ["old"]
-            await stack.report("old", Event.IDLE, in_flight=0)
-            await clock.advance(SILENT_FOR)
-            assert stack.term.routing.routes.levels.silent == {}
-
-    async def test_worker_is_notified_once_and_again_after_a_while(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            before = broker.count("publish", "pool-ctl-xchg")
-            for event in (Event.STARTED, *[Event.BUSY, Event.IDLE] * 20):
-                await stack.report("a", event)
-                await clock.advance(1.0)
-            assert broker.count("publish", "pool-ctl-xchg") - before == 1
-            await clock.advance(SEND_AGAIN_AFTER)
-            assert broker.count("publish", "pool-ctl-xchg") - before == 2
-            await stack.report("a", Event.STARTED)  # a process that was started anew with the same name
-            assert broker.count("publish", "pool-ctl-xchg") - before == 3
-
-    async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_of_the_group(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            delivery = await stack.take("a")
-            await delivery.ack()
-            await delivery.channel.close()
-            stack.retire(A)
-            while stack.status_of(A) is not None:
-                await clock.advance(1.0)
-            broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
-            await change(stack, alerts=ALERTS, rest=REST)
-            await clock.advance(300.0)
-            assert ("pool-req-a" in broker.queues, "pool-req-a_Pri0" in broker.queues) == (False, True)
-
-    async def test_requests_of_a_priority_level_that_a_failed_group_gets_later_are_answered(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        driver = FakeDriver(clock, pool=POOL)
-        driver.fail_next_start(StartFailedError("no such image"))
-        async with leading(clock, broker=broker, driver=driver, settings=managed()) as stack:
-            await stack.publish("a", reply_to=REPLIES, correlation_id="1")
-            await clock.advance(1.0)
-            await change(stack, alerts=ALERTS, rest=REST)
-            await stack.publish("a", headers={"level": "alert"}, reply_to=REPLIES, correlation_id="2")
-            await clock.advance(2.0)
-            assert answers(broker) == [("1", "start-failed"), ("2", "start-failed")]
-
-    async def test_only_queues_of_the_failed_group_itself_are_answered(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        foreign = broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await change(stack, alerts=ALERTS, rest=REST)
-        driver = FakeDriver(clock, pool=POOL)
-        driver.fail_next_start(StartFailedError("no such image"))
-        async with leading(clock, broker=broker, driver=driver, settings=managed()):
-            await clock.advance(1.0)
-            assert (answers(broker), foreign.holders) == ([("c", "start-failed")], [])
-
-    async def test_control_message_that_is_not_taken_ends_no_term(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async def refuse(command: Command) -> None:
-            if command == ("publish", "pool-ctl-xchg", False):
-                raise BrokerSilentError("No confirm in time.")
-
-        async with managing(clock, broker, rest=REST) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            broker.hook = refuse
-            await stack.report("a", Event.READY, in_flight=0)
-            await clock.advance(20.0)
-            assert not stack.task.done()
-
-    async def test_worker_started_by_hand_receives_its_queues(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            broker.declare_queue("control", {})
-            broker.bind("control", stack.names.control_exchange, "group.b")
-            await stack.publish("b", b"1", headers={"level": "alert"})
-            await clock.settle()
-            await stack.report("b", Event.STARTED, "by-hand")
-            await clock.settle()
-            queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
-            assert queues_sent[-1] == ["pool-req-b_Pri0", "pool-req-b"]
-
-    async def test_exchange_of_a_priority_level_exists_before_its_first_request(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, alerts=ALERTS) as stack:
-            exchanges = stack.priority_exchanges()
-            assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
-                "pool-work-xchg",
-                "pool-work-xchg_Pri0",
-            ]
-            assert {"pool-work-xchg", "pool-work-xchg_Pri0"} <= broker.exchanges.keys()
+async def route_all(stack: Stack, count: int) -> None:
+    async with asyncio.timeout(120):
+        while len(waiting(stack, 0) + waiting(stack, None)) < count:
+            await stack.clock.settle()
+            await asyncio.sleep(0.001)
 
 
-async def test_idle_group_goes_with_all_its_queues(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-        await stack.publish("a", b"1", headers={"level": "alert"})
+@pytest.mark.proves("hostile/clients-send-json-bodies")
+async def test_only_large_bodies_are_parsed_in_a_thread(
+    clock: VirtualClock, broker: FakeBroker, parsers: list[str]
+) -> None:
+    alert, data = b'{"level": "alert", "size": 1, "more": "%s"}' % (b"x" * 100_000), b'{"level": "data"}'
+    async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
+        await publish(stack, alert, data)
+        await route_all(stack, 2)
+        assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
+    here = threading.current_thread().name
+    assert sorted(thread == here for thread in parsers) == [False, True]
+
+
+@pytest.mark.proves("hostile/clients-send-json-bodies")
+async def test_request_behind_a_large_one_does_not_overtake_it(stack: Stack, parsers: list[str]) -> None:
+    bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
+    await change(stack, alerts=BY_BODY, rest=REST)
+    await publish(stack, *bodies)
+    await route_all(stack, 4)
+    assert waiting(stack, None) == bodies
+
+
+@pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
+async def test_body_that_no_condition_reads_is_not_parsed(
+    clock: VirtualClock, broker: FakeBroker, parsers: list[str], routes: dict[str, object]
+) -> None:
+    async with managing(clock, broker, **routes) as stack:
+        await publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
+        await route_all(stack, 1)
+    assert parsers == []
+
+
+# --- acceptance
+
+
+async def test_deadline_of_the_route_is_fixed_when_the_request_is_accepted(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS)
+    now = round(clock.time() * 1000)
+    await send(stack, "a", headers={"level": "alert"})
+    assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
+    assert headers_of(stack, 0)[ROUTE_HEADER] == "alerts"
+
+
+@pytest.mark.parametrize("coalesce", [True, False])
+async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(stack: Stack, coalesce: bool) -> None:
+    await change(stack, rest={"route": REST, "coalesce": coalesce})
+    await send(stack, "a", headers={COALESCE_HEADER: not coalesce})
+    assert headers_of(stack, None).get(COALESCE_HEADER, False) is coalesce
+
+
+async def test_request_without_a_route_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, alerts=ALERTS)
+    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
+    assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "no-route")], [], False)
+
+
+async def test_expired_request_is_answered(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    past = round(clock.time() * 1000) - 60_000
+    await send(stack, "a", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: past})
+    assert answers(broker) == [("c", "expired")]
+
+
+async def test_invalid_key_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "\udcff", reply_to=REPLIES, correlation_id="c")
+    assert answers(broker) == [("c", "invalid")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
+async def test_invalid_encoding_ends_no_term(stack: Stack, encoding: str) -> None:
+    ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"
+    await change(stack, ours=ours, rest=REST)
+    await send(stack, "a", b'{"level": "x"}', content_type="application/json", content_encoding=encoding)
+    assert (stack.orphans(), len(waiting(stack, None))) == ([], 1)
+
+
+async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST, copy=COPY)
+    await send(stack, "a", b"1", reply_to=REPLIES, headers={PATH_HEADER: "/sql"})
+    [own] = broker.queues[stack.names.request_queue(A)].ready
+    [other] = broker.queues[stack.names.request_queue(Key("b"), 4)].ready
+    assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
+    assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, b"/store")
+
+
+async def test_copy_that_cannot_be_had_is_dropped_and_the_request_goes_on(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    broker.declare_queue("pool-req-b", {"x-queue-type": "classic"})
+    async with managing(clock, broker, rest=REST, copy=COPY) as stack:
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        await clock.advance(1.0)
+        held = [key for key in ("a", "b") if stack.is_held(Key(key))]
+        assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
+
+
+async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    async with managing(clock, broker, rest=REST, copy=COPY) as stack:
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        await clock.advance(7200.0)
+        places = stack.places()
+        assert (answers(broker), places) == ([("c", "start-failed")], [])
+
+
+async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async def hold_copy(command: Command) -> None:
+        if command == ("publish", "pool-work-xchg_Pri4", False):
+            await asyncio.Event().wait()
+
+    async with managing(clock, broker, rest=REST, copy=COPY) as stack:
+        broker.hook = hold_copy
+        await stack.publish("a", b"1")
+        await clock.advance(1.0)
+        assert (waiting(stack, None), waiting(stack, 4, "b")) == ([b"1"], [])
+        await stack.kill()
+    broker.hook = None
+    async with managing(clock, broker) as stack:
+        await clock.advance(1.0)
+        assert waiting(stack, 4, "b") == [b"1"]
+
+
+async def test_copies_keep_the_order_of_the_requests(stack: Stack, clock: VirtualClock) -> None:
+    bodies = [b"%d" % number for number in range(50)]
+    await change(stack, alerts=ALERTS, rest=REST, copy=COPY)
+    for number, body in enumerate(bodies):
+        await stack.publish("a", body, headers={"level": "alert" if number % 3 else "none"})
+    await clock.settle()
+    assert waiting(stack, 4, "b") == bodies
+
+
+async def test_full_queue_is_answered_and_acknowledged(stack: Stack, broker: FakeBroker) -> None:
+    async def full(command: Command) -> None:
+        if command.target == "pool-work-xchg":
+            raise QueueFullError("full")
+
+    broker.hook = full
+    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
+    assert (answers(broker), stack.orphans()) == ([("c", "maxlen")], [])
+
+
+# --- crash
+
+
+@pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
+async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command.target == "pool-work-xchg" and command.done:
+            await never.wait()
+
+    async with managing(clock, broker) as stack:
+        broker.hook = hang
+        await send(stack, "a", b"1")
+        await stack.kill()
+    broker.hook = None
+    async with managing(clock, broker) as stack:
         await clock.settle()
-        await stack.report("a", Event.READY)
-        consumer = await consume_class(stack, "a", 0)
+        stored = broker.queues[stack.names.request_queue(A)].ready
+        assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
+
+
+@pytest.mark.proves("managed/leader-dies-refused-request")
+async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("ack", "pool-orphan", False):
+            await never.wait()
+
+    async with managing(clock, broker, alerts=ALERTS) as stack:
+        broker.hook = hang
+        deadline = round(clock.time() * 1000) + 1000
+        await send(stack, "a", headers={DEADLINE_HEADER: deadline}, reply_to=REPLIES, correlation_id="c")
+        await stack.kill()
+    broker.hook = None
+    await clock.advance(3600.0)
+    async with managing(clock, broker) as stack:
         await clock.settle()
-        delivery = await consumer.get()
-        await delivery.ack()
-        await delivery.channel.close()
-        await clock.advance(3600.0)
-        assert [name for name in broker.queues if name.startswith("pool-req-")] == []
+        assert answers(broker) == [("c", "no-route"), ("c", "no-route")]
+        assert stack.metrics.registry.get_sample_value("osrdyne_refused_again_total") == 1.0
 
 
-class TestChecks:
-    """The fold of checks (`osrdyne.ingress.checks`) within the router."""
+async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    message = {
+        DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000,
+        ROUTE_HEADER: "older",
+        COALESCE_HEADER: True,
+    }
+    await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
+    await stack.clock.settle()
+    found = headers_of(stack, 0, "b")
+    assert found.items() >= message.items()
 
-    async def test_refusal_of_a_check_is_answered_with_the_time_to_wait(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            quota = RequestCheck("quota", lambda arrival, now_ms: Refusal(Status.CAPACITY, "full", 2500))
-            stack.term.processors.checks.requests += (quota,)
-            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            [answer] = broker.queues[REPLIES].ready
-            assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "capacity")], [], False)
-            assert answer.message.headers["x-retry-after"] == 2.5
 
-    async def test_refused_copy_is_dropped_and_the_request_goes_on(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            refusal = Refusal(Status.CAPACITY, "open")
-            check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
-            stack.term.processors.checks.deliveries += (check,)
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (waiting(stack, None), answers(broker), stack.has_queue("b")) == ([b"1"], [], False)
+async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_under_way(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS)
+    await change(stack, rest=REST)
+    await publish_to(stack, stack.names.work_exchange(0), "b", b"1")
+    await stack.clock.settle()
+    assert (waiting(stack, 0, "b"), stack.orphans()) == ([b"1"], [])
+
+
+# --- change
+
+
+async def test_direct_pool_takes_no_routes(direct: Stack) -> None:
+    with pytest.raises(PoolConflictError, match=r"pool\.kind"):
+        await change(direct, rest=REST)
+
+
+async def test_routes_outlive_the_leader(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS):
+        await clock.settle()
+    async with managing(clock, broker) as stack:
+        await send(stack, "a", b"1", headers={"level": "alert"})
+        assert waiting(stack, 0) == [b"1"]
+
+
+async def test_running_group_gets_a_queue_for_a_new_priority_level(stack: Stack) -> None:
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    await change(stack, alerts=ALERTS, rest=REST)
+    await send(stack, "a", b"2", headers={"level": "alert"})
+    assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
+
+
+async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
+    """Decision 0020, for a group that has its other queues already."""
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    broker.commands.clear()
+    await change(stack, alerts=ALERTS, rest=REST)
+    await stack.clock.settle()
+    commands = [(command.name, command.target) for command in broker.commands]
+    new = ("declare", stack.names.request_queue(A, 0))
+    written = ("declare", stack.names.register_queues(1)[1])
+    bound = ("bind", stack.names.request_queue(A, 0))
+    assert commands.index(new) < commands.index(written) < commands.index(bound)
+
+
+async def test_pending_requests_keep_their_priority_level_when_the_routes_change(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await send(stack, "a", b"1", headers={"level": "alert"})
+    await change(stack, rest=REST)
+    await send(stack, "a", b"2", headers={"level": "alert"})
+    assert (waiting(stack, 0), waiting(stack, None)) == ([b"1"], [b"2"])
+
+
+async def test_routes_that_an_earlier_leader_wrote_late_come_into_force(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, rest=REST)
+    late = load_manifest(json.dumps({"routes": {"alerts": ALERTS}}))
+    await RouteStore(stack.management, pool=POOL).save(late, author="earlier", at=0.0)
+    await clock.advance(FOLLOW_INTERVAL + 1)
+    await send(stack, "a", b"1", headers={"level": "alert"})
+    assert waiting(stack, 0) == [b"1"]
+
+
+async def test_routes_that_cannot_be_compared_stay_active(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS)
+    stack.management.available = False
+    await clock.advance(FOLLOW_INTERVAL + 1)
+    await send(stack, "a", b"1", headers={"level": "alert"})
+    assert waiting(stack, 0) == [b"1"]
+
+
+async def test_workers_receive_a_new_priority_level(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    broker.declare_queue("control", {})
+    broker.bind("control", stack.names.control_exchange, "group.a")
+    await stack.report("a", Event.READY)
+    await change(stack, alerts=ALERTS, rest=REST)
+    await clock.advance(1.0)
+    queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
+    assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+
+async def test_worker_that_never_reports_for_priorities_is_warned_about(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await stack.publish("old", b"1")
+    await send(stack, "new", b"1")
+    await stack.report("old", Event.REQUEST_RECEIVED)
+    await stack.report("new", Event.IDLE, in_flight=0)
+    await clock.advance(SILENT_FOR / 2)
+    assert stack.term.routing.routes.levels.silent == {}
+    await clock.advance(SILENT_FOR)
+    assert [*stack.term.routing.routes.levels.silent.values()] == ["old"]
+    await stack.report("old", Event.IDLE, in_flight=0)
+    await clock.advance(SILENT_FOR)
+    assert stack.term.routing.routes.levels.silent == {}
+
+
+async def test_worker_is_notified_once_and_again_after_a_while(stack: Stack, broker: FakeBroker) -> None:
+    """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    before = broker.count("publish", "pool-ctl-xchg")
+    for event in (Event.STARTED, *[Event.BUSY, Event.IDLE] * 20):
+        await stack.report("a", event)
+        await stack.clock.advance(1.0)
+    assert broker.count("publish", "pool-ctl-xchg") - before == 1
+    await stack.clock.advance(SEND_AGAIN_AFTER)
+    assert broker.count("publish", "pool-ctl-xchg") - before == 2
+    await stack.report("a", Event.STARTED)  # a process that was started anew with the same name
+    assert broker.count("publish", "pool-ctl-xchg") - before == 3
+
+
+async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_of_the_group(stack: Stack) -> None:
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    delivery = await stack.take("a")
+    await delivery.ack()
+    await delivery.channel.close()
+    stack.retire(A)
+    while stack.status_of(A) is not None:
+        await stack.clock.advance(1.0)
+    stack.broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
+    await change(stack, alerts=ALERTS, rest=REST)
+    await stack.clock.advance(300.0)
+    assert ("pool-req-a" in stack.broker.queues, "pool-req-a_Pri0" in stack.broker.queues) == (False, True)
+
+
+async def test_requests_of_a_priority_level_that_a_failed_group_gets_later_are_answered(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    driver = FakeDriver(clock, pool=POOL)
+    driver.fail_next_start(StartFailedError("no such image"))
+    async with leading(clock, broker=broker, driver=driver, settings=managed()) as stack:
+        await stack.publish("a", reply_to=REPLIES, correlation_id="1")
+        await clock.advance(1.0)
+        await change(stack, alerts=ALERTS, rest=REST)
+        await stack.publish("a", headers={"level": "alert"}, reply_to=REPLIES, correlation_id="2")
+        await clock.advance(2.0)
+        assert answers(broker) == [("1", "start-failed"), ("2", "start-failed")]
+
+
+async def test_only_queues_of_the_failed_group_itself_are_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+    foreign = broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
+    async with managing(clock, broker, rest=REST) as stack:
+        await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+        await change(stack, alerts=ALERTS, rest=REST)
+    driver = FakeDriver(clock, pool=POOL)
+    driver.fail_next_start(StartFailedError("no such image"))
+    async with leading(clock, broker=broker, driver=driver, settings=managed()):
+        await clock.advance(1.0)
+        assert (answers(broker), foreign.holders) == ([("c", "start-failed")], [])
+
+
+async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
+    async def refuse(command: Command) -> None:
+        if command == ("publish", "pool-ctl-xchg", False):
+            raise BrokerSilentError("No confirm in time.")
+
+    await change(stack, rest=REST)
+    await send(stack, "a", b"1")
+    broker.hook = refuse
+    await stack.report("a", Event.READY, in_flight=0)
+    await stack.clock.advance(20.0)
+    assert not stack.task.done()
+
+
+async def test_worker_started_by_hand_receives_its_queues(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, alerts=ALERTS)
+    broker.declare_queue("control", {})
+    broker.bind("control", stack.names.control_exchange, "group.b")
+    await send(stack, "b", b"1", headers={"level": "alert"})
+    await stack.report("b", Event.STARTED, "by-hand")
+    await stack.clock.settle()
+    queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
+    assert queues_sent[-1] == ["pool-req-b_Pri0", "pool-req-b"]
+
+
+async def test_exchange_of_a_priority_level_exists_before_its_first_request(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, alerts=ALERTS)
+    exchanges = stack.priority_exchanges()
+    assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
+        "pool-work-xchg",
+        "pool-work-xchg_Pri0",
+    ]
+    assert {"pool-work-xchg", "pool-work-xchg_Pri0"} <= broker.exchanges.keys()
+
+
+async def test_idle_group_goes_with_all_its_queues(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await send(stack, "a", b"1", headers={"level": "alert"})
+    await stack.report("a", Event.READY)
+    consumer = await consume_class(stack, "a", 0)
+    await clock.settle()
+    delivery = await consumer.get()
+    await delivery.ack()
+    await delivery.channel.close()
+    await clock.advance(3600.0)
+    assert [name for name in broker.queues if name.startswith("pool-req-")] == []
+
+
+# --- The fold of checks (`osrdyne.ingress.checks`) within the router
+
+
+async def test_refusal_of_a_check_is_answered_with_the_time_to_wait(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    quota = RequestCheck("quota", lambda arrival, now_ms: Refusal(Status.CAPACITY, "full", 2500))
+    stack.term.processors.checks.requests += (quota,)
+    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
+    [answer] = broker.queues[REPLIES].ready
+    assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "capacity")], [], False)
+    assert answer.message.headers["x-retry-after"] == 2.5
+
+
+async def test_refused_copy_is_dropped_and_the_request_goes_on(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST, copy=COPY)
+    refusal = Refusal(Status.CAPACITY, "open")
+    check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
+    stack.term.processors.checks.deliveries += (check,)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    assert (waiting(stack, None), answers(broker), stack.has_queue("b")) == ([b"1"], [], False)

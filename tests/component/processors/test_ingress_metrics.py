@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from managed_pool import ALERTS, DATA, REST, change, managing
+from managed_pool import ALERTS, DATA, REST, change, managing, send
 
 from osrdyne.amqp import Message
 from osrdyne.pool.state.queues.backlog import Waiting
@@ -14,11 +13,6 @@ from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 RESYNC = 60.0
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> float | None:
@@ -32,24 +26,22 @@ async def publish(stack: Stack, *levels: str, key: str = "a") -> None:
     await stack.clock.settle()
 
 
-async def test_accepted_requests_are_counted_by_route_and_priority_level(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-        await publish(stack, "alert", "alert", "none")
-        assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
+async def test_accepted_requests_are_counted_by_route_and_priority_level(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await publish(stack, "alert", "alert", "none")
+    assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
 
 
-async def test_time_to_forward_includes_the_wait_for_the_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_time_to_forward_includes_the_wait_for_the_queue(stack: Stack, broker: FakeBroker) -> None:
     async def bind_slowly(command: Command) -> None:
         if command == ("bind", "pool-req-a", False):
-            await clock.sleep(5.0)
+            await stack.clock.sleep(5.0)
 
-    async with managing(clock, broker, rest=REST) as stack:
-        broker.hook = bind_slowly
-        await publish(stack, "none")
-        await clock.advance(10.0)
-        assert stack.metrics.registry.get_sample_value("osrdyne_forward_seconds_sum") == 5.0
+    await change(stack, rest=REST)
+    broker.hook = bind_slowly
+    await publish(stack, "none")
+    await stack.clock.advance(10.0)
+    assert stack.metrics.registry.get_sample_value("osrdyne_forward_seconds_sum") == 5.0
 
 
 async def test_refused_request_is_counted_by_its_route_once_that_is_known(
@@ -62,42 +54,37 @@ async def test_refused_request_is_counted_by_its_route_once_that_is_known(
         assert (counted(stack, "start-failed", "alerts", "0"), counted(stack, "no-route")) == (1.0, 1.0)
 
 
-async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(stack: Stack) -> None:
     costly = " OR ".join(f"contains(word, 'y{number}')" for number in range(400))
     routes = {"costly": f"FROM /messages/* WHERE {costly} INTO $upstream", "rest": REST}
-    async with managing(clock, broker, **routes) as stack:
-        await stack.publish("a", headers={"word": "x" * 2**20})
-        await stack.clock.settle()
-        assert stack.metrics.registry.get_sample_value("osrdyne_conditions_limited_total") == 1.0
-        assert counted(stack, "accepted", "rest", "default") == 1.0
+    await change(stack, **routes)
+    await send(stack, "a", headers={"word": "x" * 2**20})
+    assert stack.metrics.registry.get_sample_value("osrdyne_conditions_limited_total") == 1.0
+    assert counted(stack, "accepted", "rest", "default") == 1.0
 
 
-async def test_name_of_an_unknown_route_is_not_a_label(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        made_up = Message(headers={ROUTE_HEADER: "made up"})
-        await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")
-        await clock.settle()
-        assert counted(stack, "accepted", "other", "default") == 1.0
+async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    made_up = Message(headers={ROUTE_HEADER: "made up"})
+    await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")
+    await clock.settle()
+    assert counted(stack, "accepted", "other", "default") == 1.0
 
 
-async def test_backlog_of_priority_levels_is_known_after_each_listing(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-        await publish(stack, "alert")
-        first = clock.monotonic()
-        await clock.advance(10.0)
-        await publish(stack, "alert", "none", "none", key="b")
-        second = clock.monotonic()
-        await clock.advance(RESYNC)
-        assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
+async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await publish(stack, "alert")
+    first = clock.monotonic()
+    await clock.advance(10.0)
+    await publish(stack, "alert", "none", "none", key="b")
+    second = clock.monotonic()
+    await clock.advance(RESYNC)
+    assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
 
 
-async def test_change_tells_how_many_requests_of_unused_priorities_wait(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker, alerts=ALERTS, data=DATA, rest=REST) as stack:
-        await publish(stack, "alert", "alert", "data", "none")
-        await publish(stack, "alert", key="b")
-        done = await change(stack, data=DATA, rest=REST)
-        assert (done.removed, done.pending) == ((0,), {0: 3})
+async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, data=DATA, rest=REST)
+    await publish(stack, "alert", "alert", "data", "none")
+    await publish(stack, "alert", key="b")
+    done = await change(stack, data=DATA, rest=REST)
+    assert (done.removed, done.pending) == ((0,), {0: 3})

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from managed_pool import ALERTS, REST, managing, waiting
+from managed_pool import ALERTS, REST, change, waiting
 
 from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
 from osrdyne.protocol.messages import DUPLICATE_HEADER
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 NOT_CONFIRMED = BrokerSilentError("no confirm in time")
 NOT_ROUTED = PublishRefusedError("there is no queue for it")
 LONG = 600.0
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 def fail_publishes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
@@ -37,59 +31,55 @@ async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "no
         await stack.publish(key, body, headers={"level": level})
 
 
+@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, NOT_ROUTED], ids=["not confirmed", "not routed"])
+async def test_request_that_is_tried_again_is_not_overtaken(stack: Stack, fault: OsrdyneError) -> None:
+    await change(stack, rest=REST)
+    fail_publishes(stack.broker, fault, fault)
+    await publish(stack, b"1")
+    await stack.clock.settle()
+    await publish(stack, b"2", b"3")
+    await stack.clock.advance(LONG)
+    assert (waiting(stack, None), stack.orphans()) == ([b"1", b"2", b"3"], [])
+
+
+async def test_requests_that_fail_together_go_again_in_their_order(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    fail_publishes(broker, NOT_CONFIRMED, NOT_ROUTED, NOT_ROUTED, NOT_ROUTED, NOT_CONFIRMED)
+    await publish(stack, b"1", b"2", b"3")
+    await stack.clock.settle()
+    await publish(stack, b"4")
+    await stack.clock.advance(LONG)
+    assert waiting(stack, None) == [b"1", b"2", b"3", b"4"]
+
+
+async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_key(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    fail_publishes(stack.broker, NOT_CONFIRMED)
+    await publish(stack, b"1")
+    await stack.clock.settle()
+    await publish(stack, b"2", level="alert")
+    await publish(stack, b"3", key="b")
+    await stack.clock.advance(1.0)
+    assert (waiting(stack, None), waiting(stack, 0), waiting(stack, None, "b")) == ([], [b"2"], [b"3"])
+
+
 @pytest.mark.proves("managed/rabbitmq-take-confirm-request")
-async def test_request_that_is_tried_again_is_not_overtaken(
-    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
-) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        fail_publishes(broker, fault, fault)
-        await publish(stack, b"1")
-        await clock.settle()
-        await publish(stack, b"2", b"3")
-        await clock.advance(LONG)
-        assert (waiting(stack, None), stack.orphans()) == ([b"1", b"2", b"3"], [])
-
-
-async def test_requests_that_fail_together_go_again_in_their_order(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        fail_publishes(broker, NOT_CONFIRMED, NOT_ROUTED, NOT_ROUTED, NOT_ROUTED, NOT_CONFIRMED)
-        await publish(stack, b"1", b"2", b"3")
-        await clock.settle()
-        await publish(stack, b"4")
-        await clock.advance(LONG)
-        assert waiting(stack, None) == [b"1", b"2", b"3", b"4"]
-
-
-async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_key(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-        fail_publishes(broker, NOT_CONFIRMED)
-        await publish(stack, b"1")
-        await clock.settle()
-        await publish(stack, b"2", level="alert")
-        await publish(stack, b"3", key="b")
-        await clock.advance(1.0)
-        assert (waiting(stack, None), waiting(stack, 0), waiting(stack, None, "b")) == ([], [b"2"], [b"3"])
-
-
 @pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NOT_ROUTED, None)], ids=["confirmed", "routed"])
-@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
 async def test_request_that_may_be_in_its_queue_already_is_marked(
-    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError, marked: bool | None
+    stack: Stack, fault: OsrdyneError, marked: bool | None
 ) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        fail_publishes(broker, fault, arrives=fault is NOT_CONFIRMED)
-        await publish(stack, b"1")
-        await clock.advance(LONG)
-        last = broker.queues["pool-req-a"].ready[-1].message
-        assert last.headers.get(DUPLICATE_HEADER) is marked
+    await change(stack, rest=REST)
+    fail_publishes(stack.broker, fault, arrives=fault is NOT_CONFIRMED)
+    await publish(stack, b"1")
+    await stack.clock.advance(LONG)
+    last = stack.broker.queues["pool-req-a"].ready[-1].message
+    assert last.headers.get(DUPLICATE_HEADER) is marked
 
 
-async def test_order_of_a_queue_is_forgotten_with_its_last_request(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, rest=REST) as stack:
-        fail_publishes(broker, NOT_CONFIRMED)
-        await publish(stack, b"1", b"2")
-        await clock.advance(LONG)
-        assert len(stack.term.processors.forwarder._publish_order) == 0
+async def test_order_of_a_queue_is_forgotten_with_its_last_request(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    fail_publishes(broker, NOT_CONFIRMED)
+    await publish(stack, b"1", b"2")
+    await stack.clock.advance(LONG)
+    assert len(stack.term.processors.forwarder._publish_order) == 0

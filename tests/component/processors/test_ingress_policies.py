@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from managed_pool import managing, waiting
+from managed_pool import TO_B, change, managing, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.errors import PoolConflictError
@@ -18,7 +18,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack
 
 
 async def limit(stack: Stack, *policies: dict[str, object], **document: object) -> ManifestChange:
@@ -27,45 +27,40 @@ async def limit(stack: Stack, *policies: dict[str, object], **document: object) 
 
 
 async def ask(stack: Stack, key: str, body: bytes = b"", **properties: object) -> None:
-    await stack.publish(key, body, reply_to=REPLIES, correlation_id=key, **properties)
-    await stack.clock.settle()
+    await send(stack, key, body, reply_to=REPLIES, correlation_id=key, **properties)
 
 
 @pytest.mark.proves("managed/client-sends-requests-too")
-async def test_request_beyond_the_size_is_answered_too_large(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, {"match": "a", "MaxMessageSize": 10_000})
-        await ask(stack, "a", b"x" * 10_000)
-        await ask(stack, "b", b"x" * 10_001)
-        assert (answers(broker), len(waiting(stack, None, "b")), len(waiting(stack, None))) == ([], 1, 1)
-        await ask(stack, "a", b"x" * 9_990, headers={"name": "1234567"})
-        assert (answers(broker), stack.orphans(), len(waiting(stack, None))) == ([("a", "too-large")], [], 1)
+async def test_request_beyond_the_size_is_answered_too_large(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, {"match": "a", "MaxMessageSize": 10_000})
+    await ask(stack, "a", b"x" * 10_000)
+    await ask(stack, "b", b"x" * 10_001)
+    assert (answers(broker), len(waiting(stack, None, "b")), len(waiting(stack, None))) == ([], 1, 1)
+    await ask(stack, "a", b"x" * 9_990, headers={"name": "1234567"})
+    assert (answers(broker), stack.orphans(), len(waiting(stack, None))) == ([("a", "too-large")], [], 1)
 
 
 @pytest.mark.proves("managed/client-sends-requests-too")
-async def test_age_of_zero_drops_every_request_and_answers_it(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, {"match": "a", "MaxMessageAge": 0})
-        await ask(stack, "a")
-        assert (answers(broker), stack.has_queue("a")) == ([("a", "expired")], False)
+async def test_age_of_zero_drops_every_request_and_answers_it(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, {"match": "a", "MaxMessageAge": 0})
+    await ask(stack, "a")
+    assert (answers(broker), stack.has_queue("a")) == ([("a", "expired")], False)
 
 
-async def test_age_is_the_upper_limit_of_the_time_to_live(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, default={"MaxMessageAge": "1d"})
-        now = round(clock.time() * 1000)
-        for key in "ab":
-            await ask(stack, key)
-        deadlines = [broker.queues[stack.names.request_queue(Key(key))].ready[0].message.headers for key in "ab"]
-        assert [headers[DEADLINE_HEADER] for headers in deadlines] == [now + 60_000, now + 600_000]
+async def test_age_is_the_upper_limit_of_the_time_to_live(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, default={"MaxMessageAge": "1d"})
+    now = round(stack.clock.time() * 1000)
+    for key in "ab":
+        await ask(stack, key)
+    deadlines = [broker.queues[stack.names.request_queue(Key(key))].ready[0].message.headers for key in "ab"]
+    assert [headers[DEADLINE_HEADER] for headers in deadlines] == [now + 60_000, now + 600_000]
 
 
-async def test_group_made_by_a_route_has_its_own_policy(clock: VirtualClock, broker: FakeBroker) -> None:
-    away = "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')"
-    async with managing(clock, broker, away=away) as stack:
-        await limit(stack, {"match": "b", "MaxMessageAge": 0})
-        await ask(stack, "a")
-        assert (answers(broker), stack.has_queue("b")) == ([("a", "expired")], False)
+async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, away=TO_B)
+    await limit(stack, {"match": "b", "MaxMessageAge": 0})
+    await ask(stack, "a")
+    assert (answers(broker), stack.has_queue("b")) == ([("a", "expired")], False)
 
 
 @pytest.mark.proves("managed/leader-dies-change-queue")
@@ -79,33 +74,29 @@ async def test_policies_survive_a_change_of_the_leader(clock: VirtualClock, brok
 
 
 @pytest.mark.proves("managed/policy-values-beyond-bounds")
-async def test_change_warns_of_values_that_are_moved_to_the_bounds(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        change = await limit(stack, {"match": "a", "MaxMessageSize": 1})
-        assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.0.MaxMessageSize"]
+async def test_change_warns_of_values_that_are_moved_to_the_bounds(stack: Stack) -> None:
+    change = await limit(stack, {"match": "a", "MaxMessageSize": 1})
+    assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.0.MaxMessageSize"]
 
 
-async def test_direct_pool_has_no_policies(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        with pytest.raises(PoolConflictError, match="need a managed pool"):
-            await limit(stack, {"match": "a"})
+async def test_direct_pool_has_no_policies(direct: Stack) -> None:
+    with pytest.raises(PoolConflictError, match="need a managed pool"):
+        await limit(direct, {"match": "a"})
 
 
-async def test_explanation_shows_what_the_policy_decides(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, {"match": "b", "MaxMessageAge": 0})
-        checks: IngressChecks = stack.term.processors.checks
-        policy_of, limits = stack.term.routing.policies.of, stack.term.routing.routes.ttl_limits
-        found = {}
-        for key in "abc":
-            sample = sample_arrival(key, "", headers={}, body=None, app_id=None, timeout=None, now=clock.time())
-            found[key] = explain(
-                sample, None, splitter=None, names=stack.names, limits=limits, checks=checks, policy_of=policy_of
-            )
-        assert (
-            "by MaxMessageAge of the policy of its key."
-            in {step.name: step.text for step in found["a"].steps}["deadline"]
+async def test_explanation_shows_what_the_policy_decides(stack: Stack, clock: VirtualClock) -> None:
+    await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, {"match": "b", "MaxMessageAge": 0})
+    checks: IngressChecks = stack.term.processors.checks
+    policy_of, limits = stack.term.routing.policies.of, stack.term.routing.routes.ttl_limits
+    found = {}
+    for key in "abc":
+        sample = sample_arrival(key, "", headers={}, body=None, app_id=None, timeout=None, now=clock.time())
+        found[key] = explain(
+            sample, None, splitter=None, names=stack.names, limits=limits, checks=checks, policy_of=policy_of
         )
-        assert "0 of 61440 bytes, by MaxMessageSize of the policy 'a'." in [step.text for step in found["a"].steps]
-        assert (found["b"].refused, found["c"].refused) == ("expired", None)
-        assert not [step for step in found["c"].steps if step.name in ("size", "policy")]
+    assert (
+        "by MaxMessageAge of the policy of its key." in {step.name: step.text for step in found["a"].steps}["deadline"]
+    )
+    assert "0 of 61440 bytes, by MaxMessageSize of the policy 'a'." in [step.text for step in found["a"].steps]
+    assert (found["b"].refused, found["c"].refused) == ("expired", None)
+    assert not [step for step in found["c"].steps if step.name in ("size", "policy")]

@@ -51,97 +51,84 @@ def own_keys(stack: Stack, key: str) -> list[object]:
     return [stored.message.headers.get(SPLIT_HEADER) for stored in ready]
 
 
-async def test_requests_of_one_key_go_to_several_groups_in_turn(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await publish(stack, "camera", b"1", b"2", b"3", b"4")
-        assert [waiting(stack, key) for key in ("camera", "camera-A", "camera-B")] == [[], [b"1", b"3"], [b"2", b"4"]]
-        assert {stack.running(key) for key in ("camera-A", "camera-B")} == {1}
+async def test_requests_of_one_key_go_to_several_groups_in_turn(stack: Stack) -> None:
+    await split_by(stack, TURNS)
+    await publish(stack, "camera", b"1", b"2", b"3", b"4")
+    assert [waiting(stack, key) for key in ("camera", "camera-A", "camera-B")] == [[], [b"1", b"3"], [b"2", b"4"]]
+    assert {stack.running(key) for key in ("camera-A", "camera-B")} == {1}
 
 
-async def test_request_carries_the_key_that_its_client_named(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await publish(stack, "camera", b"1", headers={SPLIT_HEADER: "forged"})
-        await publish(stack, "other", b"1", headers={SPLIT_HEADER: "forged"})
-        assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera"], [None])
+async def test_request_carries_the_key_that_its_client_named(stack: Stack) -> None:
+    await split_by(stack, TURNS)
+    await publish(stack, "camera", b"1", headers={SPLIT_HEADER: "forged"})
+    await publish(stack, "other", b"1", headers={SPLIT_HEADER: "forged"})
+    assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera"], [None])
 
 
-async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack: Stack, clock: VirtualClock) -> None:
     """lifecycle: bind-waits-for-stop: the worker of the one group is just being stopped, so that its bind has to
     wait."""
     slow = Key("camera-A")
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        stack.require(slow)
-        await clock.settle()
-        stack.driver.workers_of(slow)[0].stubborn = True
-        stack.retire(slow)
-        while not stack.workers_of(slow).stopping:
-            await clock.advance(0.5)
-        await publish(stack, "camera", b"1", b"2", b"3", b"4")
-        assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
-        await clock.advance(60.0)
-        assert waiting(stack, "camera-A") == [b"1", b"3"]
+    await split_by(stack, TURNS)
+    stack.require(slow)
+    await clock.settle()
+    stack.driver.workers_of(slow)[0].stubborn = True
+    stack.retire(slow)
+    while not stack.workers_of(slow).stopping:
+        await clock.advance(0.5)
+    await publish(stack, "camera", b"1", b"2", b"3", b"4")
+    assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
+    await clock.advance(60.0)
+    assert waiting(stack, "camera-A") == [b"1", b"3"]
 
 
-async def test_request_that_comes_back_from_its_group_is_not_split_again(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, BY_HEADER)
-        message = Message(body=b"1", headers={"h": "x", SPLIT_HEADER: "camera"})
-        exchange = stack.names.work_exchange(None)
-        await FakeChannel(broker, confirms=True).publish(message, exchange=exchange, routing_key="camera-x")
-        await clock.settle()
-        assert (waiting(stack, "camera-x"), own_keys(stack, "camera-x")) == ([b"1"], ["camera"])
+async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack, broker: FakeBroker) -> None:
+    await split_by(stack, BY_HEADER)
+    message = Message(body=b"1", headers={"h": "x", SPLIT_HEADER: "camera"})
+    exchange = stack.names.work_exchange(None)
+    await FakeChannel(broker, confirms=True).publish(message, exchange=exchange, routing_key="camera-x")
+    await stack.clock.settle()
+    assert (waiting(stack, "camera-x"), own_keys(stack, "camera-x")) == ([b"1"], ["camera"])
 
 
-async def test_key_that_becomes_too_long_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, BY_HEADER)
-        await publish(stack, "camera", b"1", headers={"h": "x" * 250}, correlation_id="c", reply_to=REPLIES)
-        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "invalid")], [], False)
+async def test_key_that_becomes_too_long_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await split_by(stack, BY_HEADER)
+    await publish(stack, "camera", b"1", headers={"h": "x" * 250}, correlation_id="c", reply_to=REPLIES)
+    assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "invalid")], [], False)
 
 
-async def test_request_that_is_refused_anyway_takes_no_turn(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await publish(stack, "camera", b"old", headers={"x-deadline": 1})
-        await publish(stack, "camera", b"1")
-        assert waiting(stack, "camera-A") == [b"1"]
+async def test_request_that_is_refused_anyway_takes_no_turn(stack: Stack) -> None:
+    await split_by(stack, TURNS)
+    await publish(stack, "camera", b"old", headers={"x-deadline": 1})
+    await publish(stack, "camera", b"1")
+    assert waiting(stack, "camera-A") == [b"1"]
 
 
-async def test_no_activation_is_about_the_group_of_the_split_key(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, BY_HEADER)
-        await publish(stack, "camera-x", b"1")
-        asked: dict[str, object] = {"h": "x", "x-no-activate": True}
-        await publish(stack, "camera", b"2", headers=asked, correlation_id="up", reply_to=REPLIES)
-        await publish(stack, "camera", b"3", headers={**asked, "h": "y"}, correlation_id="down", reply_to=REPLIES)
-        assert (waiting(stack, "camera-x"), answers(broker)) == ([b"1", b"2"], [("down", "not-running")])
+async def test_no_activation_is_about_the_group_of_the_split_key(stack: Stack, broker: FakeBroker) -> None:
+    await split_by(stack, BY_HEADER)
+    await publish(stack, "camera-x", b"1")
+    asked: dict[str, object] = {"h": "x", "x-no-activate": True}
+    await publish(stack, "camera", b"2", headers=asked, correlation_id="up", reply_to=REPLIES)
+    await publish(stack, "camera", b"3", headers={**asked, "h": "y"}, correlation_id="down", reply_to=REPLIES)
+    assert (waiting(stack, "camera-x"), answers(broker)) == ([b"1", b"2"], [("down", "not-running")])
 
 
-async def test_routes_see_the_split_key(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_routes_see_the_split_key(stack: Stack, broker: FakeBroker) -> None:
     first = {"route": "FROM /* WHERE $key = 'camera-A' INTO $upstream", "priority": 3}
     routes = {"first": first, "rest": "FROM /* INTO $upstream"}
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
-        await publish(stack, "camera", b"1", b"2")
-        high = stack.names.request_queue(Key("camera-A"), 3)
-        assert (broker.bodies(high), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
+    await split_by(stack, TURNS)
+    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    await publish(stack, "camera", b"1", b"2")
+    high = stack.names.request_queue(Key("camera-A"), 3)
+    assert (broker.bodies(high), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
 
 
-async def test_change_leaves_requests_where_they_are(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await publish(stack, "camera", b"1")
-        await split_by(stack, {})
-        await publish(stack, "camera", b"2")
-        assert (waiting(stack, "camera-A"), waiting(stack, "camera")) == ([b"1"], [b"2"])
+async def test_change_leaves_requests_where_they_are(stack: Stack) -> None:
+    await split_by(stack, TURNS)
+    await publish(stack, "camera", b"1")
+    await split_by(stack, {})
+    await publish(stack, "camera", b"2")
+    assert (waiting(stack, "camera-A"), waiting(stack, "camera")) == ([b"1"], [b"2"])
 
 
 async def test_new_leader_finds_the_active_splitter(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -153,74 +140,64 @@ async def test_new_leader_finds_the_active_splitter(clock: VirtualClock, broker:
         assert waiting(stack, "camera-A") == [b"1"]
 
 
-async def test_splitter_that_an_earlier_leader_wrote_late_comes_into_force(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        store = ManifestStore(stack.management, pool=POOL, kind=ManifestKind.SPLITTER, load=load_splitter)
-        await store.save(load_splitter(json.dumps(TURNS)), author="earlier", at=0.0)
-        await clock.advance(FOLLOW_INTERVAL + 1)
-        await publish(stack, "camera", b"1")
-        assert waiting(stack, "camera-A") == [b"1"]
+async def test_splitter_that_an_earlier_leader_wrote_late_comes_into_force(stack: Stack, clock: VirtualClock) -> None:
+    store = ManifestStore(stack.management, pool=POOL, kind=ManifestKind.SPLITTER, load=load_splitter)
+    await store.save(load_splitter(json.dumps(TURNS)), author="earlier", at=0.0)
+    await clock.advance(FOLLOW_INTERVAL + 1)
+    await publish(stack, "camera", b"1")
+    assert waiting(stack, "camera-A") == [b"1"]
 
 
-async def test_request_that_the_splitter_fails_on_ends_no_term(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        monkeypatch.setattr(stack.term.routing.splitter.splitter, "split", lambda _: [][1])
-        with structlog.testing.capture_logs() as logs:
-            await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
-        assert (answers(broker), stack.task.done()) == ([("c", "rejected")], False)
-        assert "message not processed" in [entry["event"] for entry in logs]
+async def test_request_that_the_splitter_fails_on_ends_no_term(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    await split_by(stack, TURNS)
+    monkeypatch.setattr(stack.term.routing.splitter.splitter, "split", lambda _: [][1])
+    with structlog.testing.capture_logs() as logs:
+        await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
+    assert (answers(stack.broker), stack.task.done()) == ([("c", "rejected")], False)
+    assert "message not processed" in [entry["event"] for entry in logs]
 
 
-async def test_splits_are_counted_by_rule(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, BY_HEADER)
-        await publish(stack, "camera", b"1", headers={"h": "x"})
-        await publish(stack, "camera", b"2")
-        counted = [
-            stack.metrics.registry.get_sample_value("osrdyne_splits_total", {"rule": "camera.*", "outcome": outcome})
-            for outcome in ("split", "unchanged")
-        ]
-        assert counted == [1.0, 1.0]
+async def test_splits_are_counted_by_rule(stack: Stack) -> None:
+    await split_by(stack, BY_HEADER)
+    await publish(stack, "camera", b"1", headers={"h": "x"})
+    await publish(stack, "camera", b"2")
+    counted = [
+        stack.metrics.registry.get_sample_value("osrdyne_splits_total", {"rule": "camera.*", "outcome": outcome})
+        for outcome in ("split", "unchanged")
+    ]
+    assert counted == [1.0, 1.0]
 
 
-async def test_direct_pool_has_no_splitter_and_reports_it(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        with pytest.raises(PoolConflictError, match=r"set pool\.kind to managed"):
-            await split_by(stack, TURNS)
+async def test_direct_pool_has_no_splitter_and_reports_it(direct: Stack) -> None:
+    with pytest.raises(PoolConflictError, match=r"set pool\.kind to managed"):
+        await split_by(direct, TURNS)
 
 
-async def test_cancel_reaches_every_group_that_may_have_the_request(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_cancel_reaches_every_group_that_may_have_the_request(stack: Stack, broker: FakeBroker) -> None:
     routes = {"r": 'FROM /* INTO BrokeredEndpoint("/modules/named/inputs/x")'}
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await publish(stack, "camera", b"1", b"2")
-        await publish(stack, "cam", b"3")
-        await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
-        for key in ("camera", "camera-A", "camera-B", "named", "cam"):
-            broker.declare_queue(f"ctl {key}", {})
-            topic = stack.names.control_group_routing_key(Key(key))
-            broker.bind(f"ctl {key}", stack.names.control_exchange, Key(topic))
-        message = Message(correlation_id="c", reply_to="r")
-        await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="camera")
-        await clock.settle()
-        heard = [len(broker.bodies(f"ctl {key}")) for key in ("camera", "camera-A", "camera-B", "named", "cam")]
-        assert heard == [1, 1, 1, 1, 0]
+    await split_by(stack, TURNS)
+    await publish(stack, "camera", b"1", b"2")
+    await publish(stack, "cam", b"3")
+    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    for key in ("camera", "camera-A", "camera-B", "named", "cam"):
+        broker.declare_queue(f"ctl {key}", {})
+        topic = stack.names.control_group_routing_key(Key(key))
+        broker.bind(f"ctl {key}", stack.names.control_exchange, Key(topic))
+    message = Message(correlation_id="c", reply_to="r")
+    await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="camera")
+    await stack.clock.settle()
+    heard = [len(broker.bodies(f"ctl {key}")) for key in ("camera", "camera-A", "camera-B", "named", "cam")]
+    assert heard == [1, 1, 1, 1, 0]
 
 
-async def test_poison_request_is_replayed_with_the_key_of_its_client(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, BY_HEADER)
-        await publish(stack, "camera", b"1", headers={"h": "x"})
-        consumer = await stack.consume("camera-x")
-        while stack.broker.bodies(stack.names.poison_queue) == []:
-            await (await consumer.get()).reject()
-            await clock.settle()
-        [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
-        await stack.term.processors.poison.replay([entry.id])
+async def test_poison_request_is_replayed_with_the_key_of_its_client(stack: Stack, clock: VirtualClock) -> None:
+    await split_by(stack, BY_HEADER)
+    await publish(stack, "camera", b"1", headers={"h": "x"})
+    consumer = await stack.consume("camera-x")
+    while stack.broker.bodies(stack.names.poison_queue) == []:
+        await (await consumer.get()).reject()
         await clock.settle()
-        assert waiting(stack, "camera-x") == [b"1"]
+    [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
+    await stack.term.processors.poison.replay([entry.id])
+    await clock.settle()
+    assert waiting(stack, "camera-x") == [b"1"]

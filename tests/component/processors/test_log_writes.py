@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from managed_pool import change, managed, waiting
-from replies import REPLIES, answers, broker_with_replies
+from managed_pool import change, managed, send, waiting
+from replies import REPLIES, answers
 
 from osrdyne.config.models import LifecycleSettings, TelemetrySettings
 from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
@@ -28,11 +28,6 @@ RETURNED = PublishRefusedError("there is no queue for it")
 LONG = 600.0
 
 
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
-
-
 @asynccontextmanager
 async def logging_to(
     clock: VirtualClock,
@@ -48,6 +43,12 @@ async def logging_to(
         updates["lifecycle"] = lifecycle
     async with leading(clock, broker=broker, settings=managed().model_copy(update=updates)) as stack:
         await change(stack, **(routes or {"log": LOG}))
+        yield stack
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    async with logging_to(clock, broker) as stack:
         yield stack
 
 
@@ -97,19 +98,17 @@ async def test_message_is_in_the_partition_of_its_key_with_what_readers_need(
         assert (stack.orphans(), stack.driver.workers_of(Key("plant/0"))) == ([], [])
 
 
-async def test_caller_is_answered_accepted_with_the_partition(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with logging_to(clock, broker) as stack:
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="60000")
-        await clock.settle()
-        assert answers(broker) == [("c1", "ok")]
-        [reply] = broker.queues[REPLIES].ready
-        assert reply.message.headers["x-code"] == 202
-        assert json.loads(reply.message.body)["accepted"] == {
-            "code": "ok", "message": "The log plant has the message, in partition 0.", "path": "", "log": "plant",
-            "partition": 0,
-        }  # fmt: skip
-        [stored] = broker.queues["pool-log-0"].ready
-        assert (stored.message.reply_to, stored.message.expiration) == (None, None)
+async def test_caller_is_answered_accepted_with_the_partition(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="60000")
+    assert answers(broker) == [("c1", "ok")]
+    [reply] = broker.queues[REPLIES].ready
+    assert reply.message.headers["x-code"] == 202
+    assert json.loads(reply.message.body)["accepted"] == {
+        "code": "ok", "message": "The log plant has the message, in partition 0.", "path": "", "log": "plant",
+        "partition": 0,
+    }  # fmt: skip
+    [stored] = broker.queues["pool-log-0"].ready
+    assert (stored.message.reply_to, stored.message.expiration) == (None, None)
 
 
 STEPS = {
@@ -120,8 +119,8 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.proves("telemetry/leader-dies-confirm-acknowledgement", "telemetry/leader-dies-log-confirmed")
+@pytest.mark.parametrize("step", STEPS)
 async def test_leader_killed_around_each_step_loses_no_message(
     clock: VirtualClock, broker: FakeBroker, step: str
 ) -> None:
@@ -133,8 +132,7 @@ async def test_leader_killed_around_each_step_loses_no_message(
                 await stack.kill()
 
         broker.hook = kill
-        await stack.publish("a", b"1", message_id="m1")
-        await clock.settle()
+        await send(stack, "a", b"1", message_id="m1")
         assert stack.killed
     broker.hook = None
     async with logging_to(clock, broker) as stack:
@@ -150,32 +148,24 @@ async def test_leader_killed_around_each_step_loses_no_message(
 
 
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
-async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with logging_to(clock, broker) as stack:
-        fail_writes(broker, NOT_CONFIRMED, arrives=True)
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
-        await clock.settle()
-        assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1"], [b"1"], [])
-        await clock.advance(LONG)
-        assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1", b"1"], [], [("c1", "ok")])
-        assert [headers_of(broker, place).get(DUPLICATE_HEADER) for place in (0, 1)] == [None, True]
+async def test_request_is_acknowledged_only_after_the_log_has_confirmed_it(stack: Stack, broker: FakeBroker) -> None:
+    fail_writes(broker, NOT_CONFIRMED, arrives=True)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1")
+    assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1"], [b"1"], [])
+    await stack.clock.advance(LONG)
+    assert (logged(broker), stack.orphans(), answers(broker)) == ([b"1", b"1"], [], [("c1", "ok")])
+    assert [headers_of(broker, place).get(DUPLICATE_HEADER) for place in (0, 1)] == [None, True]
 
 
-@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
-async def test_message_that_is_written_again_is_not_overtaken(
-    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
-) -> None:
-    async with logging_to(clock, broker) as stack:
-        fail_writes(broker, fault, fault)
-        await stack.publish("a", b"1")
-        await clock.settle()
-        for body in (b"2", b"3"):
-            await stack.publish("a", body)
-        await clock.advance(LONG)
-        assert (logged(broker), stack.orphans()) == ([b"1", b"2", b"3"], [])
+@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
+async def test_message_that_is_written_again_is_not_overtaken(stack: Stack, fault: OsrdyneError) -> None:
+    fail_writes(stack.broker, fault, fault)
+    await send(stack, "a", b"1")
+    for body in (b"2", b"3"):
+        await stack.publish("a", body)
+    await stack.clock.advance(LONG)
+    assert (logged(stack.broker), stack.orphans()) == ([b"1", b"2", b"3"], [])
 
 
 @pytest.mark.proves("telemetry/stream-log-deleted")
@@ -183,49 +173,40 @@ async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: Virt
     lifecycle = LifecycleSettings(topology_interval=10.0)
     async with logging_to(clock, broker, lifecycle=lifecycle) as stack:
         broker.delete_queue("pool-log-0")
-        await stack.publish("a", b"1")
-        await clock.settle()
+        await send(stack, "a", b"1")
         assert (stack.orphans(), "pool-log-0" in broker.queues) == ([b"1"], False)
         await clock.advance(60.0)
         assert (logged(broker), stack.orphans()) == ([b"1"], [])
 
 
 @pytest.mark.proves("telemetry/log-cannot-written-until")
-async def test_write_ends_at_the_callers_deadline_and_the_caller_is_answered(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with logging_to(clock, broker) as stack:
-        fail_writes(broker, *[RETURNED] * 100)
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="30000")
-        await clock.advance(60.0)
-        assert (answers(broker), stack.orphans(), logged(broker)) == ([("c1", "expired")], [], [])
+async def test_write_ends_at_the_callers_deadline_and_the_caller_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    fail_writes(broker, *[RETURNED] * 100)
+    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="30000")
+    await stack.clock.advance(60.0)
+    assert (answers(broker), stack.orphans(), logged(broker)) == ([("c1", "expired")], [], [])
 
 
-@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
 @pytest.mark.proves("telemetry/log-cannot-written-until")
+@pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
 async def test_message_that_waits_for_another_is_answered_at_its_own_deadline(
-    clock: VirtualClock, broker: FakeBroker, fault: OsrdyneError
+    stack: Stack, fault: OsrdyneError
 ) -> None:
-    async with logging_to(clock, broker) as stack:
-        fail_writes(broker, *[fault] * 8)
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
-        await clock.settle()
-        await stack.publish("a", b"2", reply_to=REPLIES, correlation_id="c2", expiration="3000")
-        await stack.publish("a", b"3", reply_to=REPLIES, correlation_id="c3")
-        await clock.advance(10.0)
-        assert (answers(broker), stack.orphans()) == ([("c2", "expired")], [b"1", b"3"])
-        await clock.advance(LONG)
-        assert (logged(broker), stack.orphans()) == ([b"1", b"3"], [])
+    fail_writes(stack.broker, *[fault] * 8)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1")
+    await stack.publish("a", b"2", reply_to=REPLIES, correlation_id="c2", expiration="3000")
+    await stack.publish("a", b"3", reply_to=REPLIES, correlation_id="c3")
+    await stack.clock.advance(10.0)
+    assert (answers(stack.broker), stack.orphans()) == ([("c2", "expired")], [b"1", b"3"])
+    await stack.clock.advance(LONG)
+    assert (logged(stack.broker), stack.orphans()) == ([b"1", b"3"], [])
 
 
-async def test_message_that_is_written_again_is_answered_at_its_deadline(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with logging_to(clock, broker) as stack:
-        fail_writes(broker, *[NOT_CONFIRMED] * 100)
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="20000")
-        await clock.advance(30.0)
-        assert (answers(broker), stack.orphans()) == ([("c1", "expired")], [])
+async def test_message_that_is_written_again_is_answered_at_its_deadline(stack: Stack, broker: FakeBroker) -> None:
+    fail_writes(broker, *[NOT_CONFIRMED] * 100)
+    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", expiration="20000")
+    await stack.clock.advance(30.0)
+    assert (answers(broker), stack.orphans()) == ([("c1", "expired")], [])
 
 
 @pytest.mark.proves("telemetry/stream-confirm-example-leader")
@@ -252,8 +233,7 @@ async def test_request_with_two_sinks_is_answered_by_the_first_and_is_in_both(
     for routes in ({"log": LOG, "hot": HOT}, {"hot": HOT, "log": LOG}):
         async with logging_to(clock, broker, **routes) as stack:
             before = len(answers(broker))
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
-            await clock.settle()
+            await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
             replies = [stored.message.reply_to for stored in broker.queues["pool-req-a"].ready]
             if next(iter(routes)) == "log":
                 assert (len(answers(broker)) - before, replies[-1]) == (1, None)
@@ -268,10 +248,9 @@ async def test_message_is_in_the_log_although_its_group_has_no_room(clock: Virtu
     lifecycle = LifecycleSettings(max_groups=1, max_waiting_groups=0, topology_interval=3600.0)
     async with logging_to(clock, broker, lifecycle=lifecycle, hot=HOT, log=LOG) as stack:
         for key, correlation_id in (("a", "c1"), ("b", "c2")):
-            await stack.publish(
-                key, key.encode(), reply_to=REPLIES, correlation_id=correlation_id, headers={"level": "alert"}
+            await send(
+                stack, key, key.encode(), reply_to=REPLIES, correlation_id=correlation_id, headers={"level": "alert"}
             )
-            await clock.settle()
         assert answers(broker) == [("c2", "capacity")]
         assert (logged(broker), stack.orphans()) == ([b"a", b"b"], [])
 
@@ -282,15 +261,13 @@ async def test_message_is_in_the_log_although_it_may_start_no_group(clock: Virtu
     async with logging_to(clock, broker, hot=HOT, log=LOG) as stack:
         for number, level in enumerate(("alert", "normal")):
             name = f"c{number}"
-            await stack.publish(
-                "a", level.encode(), reply_to=REPLIES, correlation_id=name, headers={**modest, "level": level}
+            await send(
+                stack, "a", level.encode(), reply_to=REPLIES, correlation_id=name, headers={**modest, "level": level}
             )
-            await clock.settle()
         assert answers(broker) == [("c0", "not-running"), ("c1", "ok")]
         assert (logged(broker), stack.orphans(), stack.running("a")) == ([b"alert", b"normal"], [], 0)
         await stack.publish("a", b"starts", headers={"level": "alert"})
-        await stack.publish("a", b"up", headers={**modest, "level": "alert"})
-        await clock.settle()
+        await send(stack, "a", b"up", headers={**modest, "level": "alert"})
         assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
 
 
@@ -316,17 +293,15 @@ async def test_message_is_in_the_log_although_a_policy_refuses_its_group(
     async with logging_to(clock, broker, hot=hot, log=LOG) as stack:
         no_age = load_policies(json.dumps({"policies": [{"match": "b", "MaxMessageAge": 0}]}))
         await stack.term.routing.policies.change(no_age, author="me")
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
-        await clock.settle()
+        await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
         assert answers(broker) == [("c1", "expired")]
         assert (logged(broker), stack.orphans()) == ([b"1"], [])
 
 
 @pytest.mark.proves("telemetry/route-names-log-pool")
-async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with logging_to(clock, broker) as stack:
-        with pytest.raises(InvalidDocumentError, match="has the log 'plant'"):
-            await change(stack, log=LOG.replace("plant", "other"))
+async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(stack: Stack) -> None:
+    with pytest.raises(InvalidDocumentError, match="has the log 'plant'"):
+        await change(stack, log=LOG.replace("plant", "other"))
 
 
 @pytest.mark.proves("telemetry/route-names-log-pool")
@@ -337,6 +312,5 @@ async def test_kept_route_to_a_log_that_is_gone_refuses_its_requests(clock: Virt
     renamed = managed().model_copy(update={"telemetry": TelemetrySettings(name="renamed", partitions=1)})
     async with leading(clock, broker=broker, settings=renamed) as stack:
         assert type(stack.management) is type(management)
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1")
-        await clock.settle()
+        await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1")
         assert (answers(broker), stack.orphans(), logged(broker)) == ([("c1", "rejected")], [], [])

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from managed_pool import REST, managing
+from managed_pool import REST, managing, send
 from managed_pool import waiting as pool_waiting
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
@@ -32,6 +32,11 @@ A = Key("a")
 NOW_MS = 1_700_000_000_000
 
 
+@pytest.fixture
+def stack(direct: Stack) -> Stack:
+    return direct
+
+
 def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) -> Delivery:
     return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", key, redelivered, b"", properties.properties())
 
@@ -41,346 +46,331 @@ def forwarded(delivery: Delivery, *, now_ms: int, skew_ms: int) -> Message:
     return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms, skew_ms=skew_ms)
 
 
-class TestForward:
-    @pytest.mark.proves("reference-defects/9-keys-were-bound")
-    async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock) -> None:
-        """defects: encoded-keys."""
-        async with leading(clock) as stack:
-            for key in ODD_KEYS.values():
-                await stack.publish(key, key.encode())
-            await clock.settle()
-            assert stack.orphans() == []
-            for key in ODD_KEYS.values():
-                assert stack.waiting(key) == [key.encode()]
-
-    async def test_orphans_of_a_key_keep_their_order(self, clock: VirtualClock) -> None:
-        bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
-        allowed = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("bind", "pool-req-a", False):
-                await allowed.wait()
-
-        async with leading(clock) as stack:
-            stack.broker.hook = hang
-            for body in bodies:
-                await stack.publish("a", body)
-            allowed.set()
-            await clock.settle()
-            assert stack.waiting("a") == bodies
-
-    @pytest.mark.proves("reference-defects/3-one-busy-key")
-    async def test_slow_bind_of_one_key_holds_back_only_its_own(self, clock: VirtualClock) -> None:
-        """defects: orphan-wait: one busy key blocked every other key."""
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command.name == "declare" and command.target == "pool-req-slow":
-                await never.wait()
-
-        async with leading(clock) as stack:
-            stack.broker.hook = hang
-            for number in range(10):
-                await stack.publish("slow", b"%d" % number)
-                await stack.publish(f"k{number}", b"x")
-            await clock.settle()
-            assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
-            assert len(stack.orphans()) == 10
-
-    @pytest.mark.proves("reference-defects/3-one-busy-key")
-    async def test_thousands_that_wait_for_one_key_hold_back_no_other(self, clock: VirtualClock) -> None:
-        """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
-        bodies = [b"%d" % number for number in range(2000)]
-        async with leading(clock) as stack:
-            stack.require(A)
-            await clock.settle()
-            stack.driver.workers_of(A)[0].stubborn = True
-            stack.retire(A)
-            while not stack.workers_of(A).stopping:
-                await clock.advance(0.5)
-            for body in bodies:
-                await stack.publish("a", body)
-            await stack.publish("other", b"x")
-            await clock.advance(10.0)
-            assert (stack.waiting("other"), stack.waiting("a")) == ([b"x"], [])
-            await clock.advance(30.0)
-            assert (stack.waiting("a"), stack.orphans()) == (bodies, [])
-
-    @pytest.mark.parametrize("small", [0, 1, 100])
-    @pytest.mark.proves("controller/many-large-requests-keys")
-    async def test_memory_is_the_limit_of_what_waits(
-        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
-    ) -> None:
-        """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
-        monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 10 * 1024)
-        never, most = asyncio.Event(), 0
-
-        def held(stack: Stack) -> int:
-            holders = stack.broker.queues[stack.names.orphan_queue].holders
-            return sum(len(stored.message.body) for holder in holders for stored in holder.held.values())
-
-        async def hang(command: Command) -> None:
-            nonlocal most
-            most = max(most, held(stack))
-            if command == ("bind", "pool-req-slow", False):
-                await never.wait()
-
-        settings = settings_for()
-        settings = settings.model_copy(
-            update={"requests": settings.requests.model_copy(update={"max_message_bytes": 1024})}
-        )
-        async with leading(clock, settings=settings) as stack:
-            stack.broker.hook = hang
-            for size in [10] * small + [1024] * 100:
-                await stack.publish("slow", b"x" * size)
-            await clock.advance(60.0)
-            # What fits, and no less than that without one of the largest.
-            assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
-
-    async def test_requests_larger_than_expected_lower_the_prefetch(
-        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
-        monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 20 * 1024)
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("bind", "pool-req-slow", False):
-                await never.wait()
-
-        settings = settings_for()
-        settings = settings.model_copy(
-            update={"requests": settings.requests.model_copy(update={"max_message_bytes": 10 * 1024})}
-        )
-        async with leading(clock, settings=settings) as stack:
-            stack.broker.hook = hang
-            for _ in range(20):
-                await stack.publish("slow", b"x" * 100 * 1024)
-            await clock.advance(60.0)
-            taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
-            assert taken <= 3
-
-    @pytest.mark.proves("races/queue-expires-forwarder-waits")
-    async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
-        """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
-        allowed = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("bind", "pool-req-a", False):
-                await allowed.wait()
-
-        async with leading(clock) as stack:
-            stack.broker.hook = hang
-            deadline = round((clock.time() + 20_000.0) * 1000)
-            await stack.publish("a", b"1", headers={DEADLINE_HEADER: deadline})
-            await clock.advance(10_000.0)
-            allowed.set()
-            await clock.settle()
-            assert (stack.waiting("a"), stack.is_held(A)) == ([b"1"], False)
-
-    async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(self, clock: VirtualClock) -> None:
-        """lifecycle: forward-to-exchange [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
-        async with leading(clock) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            targets = [command.target for command in stack.broker.commands if command.name == "publish"]
-            assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
-
-    @pytest.mark.proves("races/queue-expires-forwarder-waits")
-    async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-
-            async def unbind_once(command: Command) -> None:
-                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
-                    stack.broker.hook = None
-                    stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
-                    stack.set_queue(A, binding="unknown")
-                    stack.term.queues.loop.reconcile(A)
-
-            stack.broker.hook = unbind_once
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+# --- forward
 
 
-class TestCrashes:
-    async def crash(self, broker: FakeBroker, *, done: bool) -> None:
-        """A leader that dies at its forward: before the broker has it, or before it knows that the broker has it."""
-        with pytest.raises(BaseExceptionGroup):
-            async with leading(broker.clock, broker=broker) as stack:
-
-                async def cut(command: Command) -> None:
-                    if command == ("publish", "pool-req-xchg", done) and stack.is_bound("a"):
-                        for connection in stack.connections:
-                            connection.cut()
-
-                stack.broker.hook = cut
-                await stack.publish("a", b"1")
-                await broker.clock.settle()
-        broker.hook = None
-
-    async def test_crash_before_the_forward_leaves_the_orphan(self, broker: FakeBroker) -> None:
-        """lifecycle: ack-after-confirm [ackfirst]."""
-        await self.crash(broker, done=False)
-        assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [])
-
-    @pytest.mark.proves("controller/leader-dies-forwarded-request")
-    async def test_crash_after_the_forward_leaves_the_orphan_too(self, broker: FakeBroker) -> None:
-        """lifecycle: ack-after-confirm: a duplicate is allowed, a loss is not."""
-        await self.crash(broker, done=True)
-        assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [b"1"])
-
-    @pytest.mark.proves("reference-defects/5-exclusive-queues-vanished")
-    async def test_next_leader_forwards_what_was_left(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        await self.crash(broker, done=False)
-        async with leading(clock, broker=broker) as stack:
-            await clock.settle()
-            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
-
-    @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-    async def test_orphan_is_acknowledged_only_after_the_confirm(self, clock: VirtualClock) -> None:
-        order: list[str] = []
-
-        async def note(command: Command) -> None:
-            if command.done and (command.target, command.name) in {
-                ("pool-req-xchg", "publish"),
-                ("pool-orphan", "ack"),
-            }:
-                order.append(command.name)
-
-        async with leading(clock) as stack:
-            stack.broker.hook = note
-            await stack.publish("a", b"1")
-            await clock.settle()
-        assert order == ["publish", "publish", "ack"]
+@pytest.mark.proves("reference-defects/9-keys-were-bound")
+async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(stack: Stack, clock: VirtualClock) -> None:
+    """defects: encoded-keys."""
+    for key in ODD_KEYS.values():
+        await stack.publish(key, key.encode())
+    await clock.settle()
+    assert stack.orphans() == []
+    for key in ODD_KEYS.values():
+        assert stack.waiting(key) == [key.encode()]
 
 
-class TestRefusals:
-    @pytest.mark.proves("requests/routing-key-utf-8")
-    async def test_key_that_is_not_utf8_is_answered_invalid(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with leading(clock, broker=broker) as stack:
-            await stack.publish("\udcff", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", "invalid")], [], [])
+async def test_orphans_of_a_key_keep_their_order(stack: Stack, clock: VirtualClock) -> None:
+    bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
+    allowed = asyncio.Event()
 
-    async def test_expired_orphan_is_answered_and_starts_no_worker(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with leading(clock, broker=broker) as stack:
-            await stack.publish("a", reply_to=REPLIES, headers={"x-deadline": NOW_MS - 6_000})
-            await clock.settle()
-            assert (answers(broker), stack.groups()) == ([(None, "expired")], [])
+    async def hang(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await allowed.wait()
 
-    async def test_deadline_passed_within_the_allowed_skew_is_forwarded(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            await stack.publish("a", b"1", headers={"x-deadline": NOW_MS - 4_000})
-            await clock.settle()
-            assert stack.waiting("a") == [b"1"]
+    stack.broker.hook = hang
+    for body in bodies:
+        await stack.publish("a", body)
+    allowed.set()
+    await clock.settle()
+    assert stack.waiting("a") == bodies
 
-    async def test_no_activate_is_answered_while_the_group_is_not_up(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with leading(clock, broker=broker) as stack:
-            await stack.publish("a", reply_to=REPLIES, headers={NO_ACTIVATE_HEADER: True})
-            await clock.settle()
-            assert (answers(broker), stack.driver.calls) == ([(None, "not-running")], [])
 
-    async def test_no_activate_is_forwarded_while_the_group_is_on_its_way(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            stack.require(A)
-            await stack.publish("a", b"1", headers={NO_ACTIVATE_HEADER: True})
-            await clock.settle()
-            assert stack.waiting("a") == [b"1"]
+@pytest.mark.proves("reference-defects/3-one-busy-key")
+async def test_slow_bind_of_one_key_holds_back_only_its_own(stack: Stack, clock: VirtualClock) -> None:
+    """defects: orphan-wait: one busy key blocked every other key."""
+    never = asyncio.Event()
 
-    async def test_request_that_goes_in_circles_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with leading(clock, broker=broker) as stack:
-            await stack.publish("a", reply_to=REPLIES, headers={HOPS_HEADER: MAX_HOPS})
-            await clock.settle()
-            assert answers(broker) == [(None, "rejected")]
+    async def hang(command: Command) -> None:
+        if command.name == "declare" and command.target == "pool-req-slow":
+            await never.wait()
 
-    async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-        async with leading(clock, broker=broker) as stack:
-            for _ in range(3):
-                await stack.publish("a", reply_to=REPLIES)
-            await stack.publish("b", b"1")
-            await clock.settle()
-            assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
+    stack.broker.hook = hang
+    for number in range(10):
+        await stack.publish("slow", b"%d" % number)
+        await stack.publish(f"k{number}", b"x")
+    await clock.settle()
+    assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
+    assert len(stack.orphans()) == 10
 
-    @pytest.mark.parametrize(
-        ("error", "status"),
-        [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
-        ids=["full queue", "headers too large"],
+
+@pytest.mark.proves("reference-defects/3-one-busy-key")
+async def test_thousands_that_wait_for_one_key_hold_back_no_other(stack: Stack, clock: VirtualClock) -> None:
+    """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
+    bodies = [b"%d" % number for number in range(2000)]
+    stack.require(A)
+    await clock.settle()
+    stack.driver.workers_of(A)[0].stubborn = True
+    stack.retire(A)
+    while not stack.workers_of(A).stopping:
+        await clock.advance(0.5)
+    for body in bodies:
+        await stack.publish("a", body)
+    await stack.publish("other", b"x")
+    await clock.advance(10.0)
+    assert (stack.waiting("other"), stack.waiting("a")) == ([b"x"], [])
+    await clock.advance(30.0)
+    assert (stack.waiting("a"), stack.orphans()) == (bodies, [])
+
+
+@pytest.mark.proves("controller/many-large-requests-keys")
+@pytest.mark.parametrize("small", [0, 1, 100])
+async def test_memory_is_the_limit_of_what_waits(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
+    monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 10 * 1024)
+    never, most = asyncio.Event(), 0
+
+    def held(stack: Stack) -> int:
+        holders = stack.broker.queues[stack.names.orphan_queue].holders
+        return sum(len(stored.message.body) for holder in holders for stored in holder.held.values())
+
+    async def hang(command: Command) -> None:
+        nonlocal most
+        most = max(most, held(stack))
+        if command == ("bind", "pool-req-slow", False):
+            await never.wait()
+
+    settings = settings_for()
+    settings = settings.model_copy(
+        update={"requests": settings.requests.model_copy(update={"max_message_bytes": 1024})}
     )
-    async def test_forward_that_cannot_succeed_is_answered(
-        self, clock: VirtualClock, broker: FakeBroker, error: Exception, status: str
-    ) -> None:
-        async with leading(clock, broker=broker) as stack:
+    async with leading(clock, settings=settings) as stack:
+        stack.broker.hook = hang
+        for size in [10] * small + [1024] * 100:
+            await stack.publish("slow", b"x" * size)
+        await clock.advance(60.0)
+        # What fits, and no less than that without one of the largest.
+        assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
 
-            async def refuse(command: Command) -> None:
-                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
-                    raise error
 
-            stack.broker.hook = refuse
-            await stack.publish("a", reply_to=REPLIES)
-            await clock.settle()
-            assert (answers(broker), stack.orphans(), stack.task.done()) == ([(None, status)], [], False)
+async def test_requests_larger_than_expected_lower_the_prefetch(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
+    monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 20 * 1024)
+    never = asyncio.Event()
 
-    async def test_forward_that_no_queue_takes_is_tried_until_one_does(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """The orphan stays, and delays no other."""
-        refusals = 5
-        async with leading(clock, broker=broker) as stack:
+    async def hang(command: Command) -> None:
+        if command == ("bind", "pool-req-slow", False):
+            await never.wait()
 
-            async def refuse(command: Command) -> None:
-                nonlocal refusals
-                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a") and refusals:
-                    refusals -= 1
-                    raise PublishRefusedError("unroutable")
+    settings = settings_for()
+    settings = settings.model_copy(
+        update={"requests": settings.requests.model_copy(update={"max_message_bytes": 10 * 1024})}
+    )
+    async with leading(clock, settings=settings) as stack:
+        stack.broker.hook = hang
+        for _ in range(20):
+            await stack.publish("slow", b"x" * 100 * 1024)
+        await clock.advance(60.0)
+        taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
+        assert taken <= 3
 
-            stack.broker.hook = refuse
+
+@pytest.mark.proves("races/queue-expires-forwarder-waits")
+async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, clock: VirtualClock) -> None:
+    """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
+    allowed = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await allowed.wait()
+
+    stack.broker.hook = hang
+    deadline = round((clock.time() + 20_000.0) * 1000)
+    await stack.publish("a", b"1", headers={DEADLINE_HEADER: deadline})
+    await clock.advance(10_000.0)
+    allowed.set()
+    await clock.settle()
+    assert (stack.waiting("a"), stack.is_held(A)) == ([b"1"], False)
+
+
+async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(stack: Stack) -> None:
+    """lifecycle: forward-to-exchange [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
+    await send(stack, "a", b"1")
+    targets = [command.target for command in stack.broker.commands if command.name == "publish"]
+    assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
+
+
+@pytest.mark.proves("races/queue-expires-forwarder-waits")
+async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(stack: Stack) -> None:
+    async def unbind_once(command: Command) -> None:
+        if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
+            stack.broker.hook = None
+            stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
+            stack.set_queue(A, binding="unknown")
+            stack.term.queues.loop.reconcile(A)
+
+    stack.broker.hook = unbind_once
+    await send(stack, "a", b"1")
+    assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+
+# --- crashes
+
+
+async def crash(broker: FakeBroker, *, done: bool) -> None:
+    """A leader that dies at its forward: before the broker has it, or before it knows that the broker has it."""
+    with pytest.raises(BaseExceptionGroup):
+        async with leading(broker.clock, broker=broker) as stack:
+
+            async def cut(command: Command) -> None:
+                if command == ("publish", "pool-req-xchg", done) and stack.is_bound("a"):
+                    for connection in stack.connections:
+                        connection.cut()
+
+            stack.broker.hook = cut
             await stack.publish("a", b"1")
-            await clock.settle()
-            assert stack.orphans() == [b"1"]
-            await clock.advance(10.0)
-            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+            await broker.clock.settle()
+    broker.hook = None
 
-    @pytest.mark.proves("requests/reply-queue-full")
-    async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
 
-            async def refuse(command: Command) -> None:
-                if command.name == "publish" and command.target == "refuses":
-                    raise QueueFullError("nack")
+async def test_crash_before_the_forward_leaves_the_orphan(broker: FakeBroker) -> None:
+    """lifecycle: ack-after-confirm [ackfirst]."""
+    await crash(broker, done=False)
+    assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [])
 
-            stack.broker.hook = refuse
-            for reply_to in ("gone", "refuses"):
-                await stack.publish("\udcff", reply_to=reply_to)
-            await clock.advance(5.0)
-            assert (stack.orphans(), stack.task.done()) == ([], False)
-            assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
-    @pytest.mark.proves("requests/reply-queue-full")
-    async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(self, clock: VirtualClock) -> None:
-        async with leading(clock, broker=broker_with_replies(clock)) as stack:
-            refusals = PUBLISH_ATTEMPTS - 1
+@pytest.mark.proves("controller/leader-dies-forwarded-request")
+async def test_crash_after_the_forward_leaves_the_orphan_too(broker: FakeBroker) -> None:
+    """lifecycle: ack-after-confirm: a duplicate is allowed, a loss is not."""
+    await crash(broker, done=True)
+    assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [b"1"])
 
-            async def refuse(command: Command) -> None:
-                nonlocal refusals
-                if command == ("publish", REPLIES, False) and refusals:
-                    refusals -= 1
-                    raise QueueFullError("nack")
 
-            stack.broker.hook = refuse
-            await stack.publish("\udcff", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (answers(stack.broker), stack.orphans()) == ([], [b""])
-            await clock.advance(5.0)
-            assert (answers(stack.broker), stack.orphans()) == ([("c", "invalid")], [])
-            assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 0.0
+@pytest.mark.proves("reference-defects/5-exclusive-queues-vanished")
+async def test_next_leader_forwards_what_was_left(clock: VirtualClock, broker: FakeBroker) -> None:
+    await crash(broker, done=False)
+    async with leading(clock, broker=broker) as stack:
+        await clock.settle()
+        assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
+async def test_orphan_is_acknowledged_only_after_the_confirm(clock: VirtualClock) -> None:
+    order: list[str] = []
+
+    async def note(command: Command) -> None:
+        if command.done and (command.target, command.name) in {
+            ("pool-req-xchg", "publish"),
+            ("pool-orphan", "ack"),
+        }:
+            order.append(command.name)
+
+    async with leading(clock) as stack:
+        stack.broker.hook = note
+        await send(stack, "a", b"1")
+    assert order == ["publish", "publish", "ack"]
+
+
+# --- refusals
+
+
+@pytest.mark.proves("requests/routing-key-utf-8")
+async def test_key_that_is_not_utf8_is_answered_invalid(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "\udcff", b"1", reply_to=REPLIES, correlation_id="c")
+    assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", "invalid")], [], [])
+
+
+async def test_expired_orphan_is_answered_and_starts_no_worker(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", reply_to=REPLIES, headers={"x-deadline": NOW_MS - 6_000})
+    assert (answers(broker), stack.groups()) == ([(None, "expired")], [])
+
+
+async def test_deadline_passed_within_the_allowed_skew_is_forwarded(stack: Stack) -> None:
+    await send(stack, "a", b"1", headers={"x-deadline": NOW_MS - 4_000})
+    assert stack.waiting("a") == [b"1"]
+
+
+async def test_no_activate_is_answered_while_the_group_is_not_up(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", reply_to=REPLIES, headers={NO_ACTIVATE_HEADER: True})
+    assert (answers(broker), stack.driver.calls) == ([(None, "not-running")], [])
+
+
+async def test_no_activate_is_forwarded_while_the_group_is_on_its_way(stack: Stack) -> None:
+    stack.require(A)
+    await send(stack, "a", b"1", headers={NO_ACTIVATE_HEADER: True})
+    assert stack.waiting("a") == [b"1"]
+
+
+async def test_request_that_goes_in_circles_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await send(stack, "a", reply_to=REPLIES, headers={HOPS_HEADER: MAX_HOPS})
+    assert answers(broker) == [(None, "rejected")]
+
+
+async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: VirtualClock, broker: FakeBroker) -> None:
+    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    async with leading(clock, broker=broker) as stack:
+        for _ in range(3):
+            await stack.publish("a", reply_to=REPLIES)
+        await send(stack, "b", b"1")
+        assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
+    ids=["full queue", "headers too large"],
+)
+async def test_forward_that_cannot_succeed_is_answered(stack: Stack, error: Exception, status: str) -> None:
+    async def refuse(command: Command) -> None:
+        if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
+            raise error
+
+    stack.broker.hook = refuse
+    await send(stack, "a", reply_to=REPLIES)
+    assert (answers(stack.broker), stack.orphans(), stack.task.done()) == ([(None, status)], [], False)
+
+
+async def test_forward_that_no_queue_takes_is_tried_until_one_does(stack: Stack, clock: VirtualClock) -> None:
+    """The orphan stays, and delays no other."""
+    refusals = 5
+
+    async def refuse(command: Command) -> None:
+        nonlocal refusals
+        if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a") and refusals:
+            refusals -= 1
+            raise PublishRefusedError("unroutable")
+
+    stack.broker.hook = refuse
+    await send(stack, "a", b"1")
+    assert stack.orphans() == [b"1"]
+    await clock.advance(10.0)
+    assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stack: Stack, clock: VirtualClock) -> None:
+    async def refuse(command: Command) -> None:
+        if command.name == "publish" and command.target == "refuses":
+            raise QueueFullError("nack")
+
+    stack.broker.hook = refuse
+    for reply_to in ("gone", "refuses"):
+        await stack.publish("\udcff", reply_to=reply_to)
+    await clock.advance(5.0)
+    assert (stack.orphans(), stack.task.done()) == ([], False)
+    assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
+
+
+@pytest.mark.proves("requests/reply-queue-full")
+async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stack: Stack, clock: VirtualClock) -> None:
+    refusals = PUBLISH_ATTEMPTS - 1
+
+    async def refuse(command: Command) -> None:
+        nonlocal refusals
+        if command == ("publish", REPLIES, False) and refusals:
+            refusals -= 1
+            raise QueueFullError("nack")
+
+    stack.broker.hook = refuse
+    await send(stack, "\udcff", reply_to=REPLIES, correlation_id="c")
+    assert (answers(stack.broker), stack.orphans()) == ([], [b""])
+    await clock.advance(5.0)
+    assert (answers(stack.broker), stack.orphans()) == ([("c", "invalid")], [])
+    assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 0.0
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
@@ -402,7 +392,7 @@ async def test_refused_connection_for_answers_ends_no_term(
         assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
 
-async def test_stop_finishes_what_was_taken_and_leaves_the_rest(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack: Stack, broker: FakeBroker) -> None:
     """A graceful end: consumers first, then what they have taken, then the loops; workers go on."""
     allowed = asyncio.Event()
 
@@ -410,107 +400,112 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(clock: VirtualCl
         if command == ("bind", "pool-req-a", False):
             await allowed.wait()
 
-    async with leading(clock, broker=broker) as stack:
-        broker.hook = hang
-        await stack.publish("a", b"taken")
-        await clock.settle()
-        stack.stop.requested.set()
-        await clock.settle()
-        await stack.publish("b", b"late")
-        allowed.set()
-        await asyncio.wait({stack.task})
-        assert (stack.waiting("a"), stack.orphans(), stack.running("a")) == ([b"taken"], [b"late"], 1)
+    broker.hook = hang
+    await send(stack, "a", b"taken")
+    stack.stop.requested.set()
+    await stack.clock.settle()
+    await stack.publish("b", b"late")
+    allowed.set()
+    await asyncio.wait({stack.task})
+    assert (stack.waiting("a"), stack.orphans(), stack.running("a")) == ([b"taken"], [b"late"], 1)
 
 
-class TestForwarding:
-    def test_request_without_anything_is_not_refused(self) -> None:
-        request = orphan(Message()).to_request(now_ms=NOW_MS)
-        assert refuse_orphan(request, now_ms=NOW_MS, skew_ms=0) is None
+# --- forwarding
 
-    @pytest.mark.proves("reference-defects/16-user-id-closed")
-    def test_deadline_is_carried_over_with_what_is_left_of_the_expiration(self) -> None:
-        """defects: user-id: per-message expiration started anew at every hop."""
-        sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
-        delivery = orphan(Message(expiration="60000", timestamp=sent))
-        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
-        assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
 
-    def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on(self) -> None:
-        delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
-        for late in (10_000, 20_000, 40_000):
-            delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late, skew_ms=0))
-        assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
+def test_request_without_anything_is_not_refused() -> None:
+    request = orphan(Message()).to_request(now_ms=NOW_MS)
+    assert refuse_orphan(request, now_ms=NOW_MS, skew_ms=0) is None
 
-    def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection(self) -> None:
-        delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
-        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
-        assert message.expiration == str(MAX_EXPIRATION_MS)
 
-    def test_every_forward_counts_a_hop(self) -> None:
-        delivery = orphan(Message(headers={HOPS_HEADER: 3}))
-        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
-        assert message.headers[HOPS_HEADER] == 4
+@pytest.mark.proves("reference-defects/16-user-id-closed")
+def test_deadline_is_carried_over_with_what_is_left_of_the_expiration() -> None:
+    """defects: user-id: per-message expiration started anew at every hop."""
+    sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
+    delivery = orphan(Message(expiration="60000", timestamp=sent))
+    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
+    assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
 
-    @pytest.mark.parametrize(
-        "name", ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
-    )
-    def test_header_that_must_not_travel_is_left_out(self, name: str) -> None:
-        delivery = orphan(Message(headers={name: "v", "traceparent": "t"}))
-        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
-        assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
 
-    @pytest.mark.proves("reference-defects/16-user-id-closed")
-    def test_user_id_is_not_sent_on(self) -> None:
-        """defects: user-id."""
-        delivery = orphan(Message())
-        delivery.properties.user_id = "stranger"
-        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
-        assert message.properties().user_id is None
+def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() -> None:
+    delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
+    for late in (10_000, 20_000, 40_000):
+        delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late, skew_ms=0))
+    assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
 
-    @given(
-        headers=st.dictionaries(
-            st.sampled_from([HOPS_HEADER, NO_ACTIVATE_HEADER, "x-deadline", "x-rpc-path", "x-delivery-count", "h"]),
-            st.one_of(
-                st.none(),
-                st.booleans(),
-                st.integers(),
-                st.floats(),
-                st.text(),
-                st.binary(),
-                st.lists(st.integers()),
-                st.dictionaries(st.text(), st.text()),
-            ),
+
+def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -> None:
+    delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
+    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
+    assert message.expiration == str(MAX_EXPIRATION_MS)
+
+
+def test_every_forward_counts_a_hop() -> None:
+    delivery = orphan(Message(headers={HOPS_HEADER: 3}))
+    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
+    assert message.headers[HOPS_HEADER] == 4
+
+
+@pytest.mark.parametrize(
+    "name", ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
+)
+def test_header_that_must_not_travel_is_left_out(name: str) -> None:
+    delivery = orphan(Message(headers={name: "v", "traceparent": "t"}))
+    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
+    assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
+
+
+@pytest.mark.proves("reference-defects/16-user-id-closed")
+def test_user_id_is_not_sent_on() -> None:
+    """defects: user-id."""
+    delivery = orphan(Message())
+    delivery.properties.user_id = "stranger"
+    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
+    assert message.properties().user_id is None
+
+
+@given(
+    headers=st.dictionaries(
+        st.sampled_from([HOPS_HEADER, NO_ACTIVATE_HEADER, "x-deadline", "x-rpc-path", "x-delivery-count", "h"]),
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(),
+            st.floats(),
+            st.text(),
+            st.binary(),
+            st.lists(st.integers()),
+            st.dictionaries(st.text(), st.text()),
         ),
-        expiration=st.one_of(st.none(), st.text()),
-        key=st.text(max_size=300),
-    )
-    def test_hostile_request_is_forwarded_or_refused_and_never_raises(
-        self, headers: dict[str, object], expiration: str | None, key: str
-    ) -> None:
-        delivery = orphan(Message(headers=headers, expiration=expiration), key)
-        request = delivery.to_request(now_ms=NOW_MS)
-        refusal = refuse_orphan(request, now_ms=NOW_MS, skew_ms=5_000)
-        if refusal is None:
-            message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
-            assert message.expiration is None or 0 <= int(message.expiration) <= MAX_EXPIRATION_MS
-        else:
-            assert refusal.status in Status
+    ),
+    expiration=st.one_of(st.none(), st.text()),
+    key=st.text(max_size=300),
+)
+def test_hostile_request_is_forwarded_or_refused_and_never_raises(
+    headers: dict[str, object], expiration: str | None, key: str
+) -> None:
+    delivery = orphan(Message(headers=headers, expiration=expiration), key)
+    request = delivery.to_request(now_ms=NOW_MS)
+    refusal = refuse_orphan(request, now_ms=NOW_MS, skew_ms=5_000)
+    if refusal is None:
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
+        assert message.expiration is None or 0 <= int(message.expiration) <= MAX_EXPIRATION_MS
+    else:
+        assert refusal.status in Status
 
 
-async def test_hold_is_released_when_the_leader_is_killed(clock: VirtualClock) -> None:
+async def test_hold_is_released_when_the_leader_is_killed(stack: Stack) -> None:
     never = asyncio.Event()
 
     async def hang(command: Command) -> None:
         if command == ("bind", "pool-req-a", False):
             await never.wait()
 
-    async with leading(clock) as stack:
-        stack.broker.hook = hang
-        await stack.publish("a", b"1")
-        await clock.settle()
-        assert stack.is_held(A)
-        await stack.kill()
-        assert (stack.is_held(A), stack.orphans()) == (False, [b"1"])
+    stack.broker.hook = hang
+    await send(stack, "a", b"1")
+    assert stack.is_held(A)
+    await stack.kill()
+    assert (stack.is_held(A), stack.orphans()) == (False, [b"1"])
 
 
 async def test_group_stays_bound_while_its_request_is_published(clock: VirtualClock) -> None:
@@ -538,67 +533,62 @@ def repairs(stack: Stack, kind: str) -> float:
     return stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": kind}) or 0.0
 
 
-class TestReturned:
-    """A request that was forwarded and comes back shows that its queue, or the binding, is gone."""
+# --- A request that was forwarded and comes back shows that its queue, or the binding, is gone
 
-    @pytest.mark.proves("broker/request-queue-binding-deleted")
-    async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            stack.require(A)
-            await clock.advance(1.0)
-            stack.broker.delete_queue("pool-req-a")
-            bodies = [b"%d" % number for number in range(300)]
-            for body in bodies:
-                await stack.publish("a", body)
-            await clock.settle()
-            assert (sorted(stack.waiting("a")), stack.orphans()) == (sorted(bodies), [])
-            assert repairs(stack, "request_queue") == 1.0
 
-    @pytest.mark.proves("broker/request-queue-binding-deleted")
-    async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            stack.require(A)
-            await clock.advance(1.0)
-            stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert (stack.waiting("a"), repairs(stack, "request_binding")) == ([b"1"], 1.0)
-            assert stack.broker.count("declare", "pool-req-a") == 1
+@pytest.mark.proves("broker/request-queue-binding-deleted")
+async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(stack: Stack, clock: VirtualClock) -> None:
+    stack.require(A)
+    await clock.advance(1.0)
+    stack.broker.delete_queue("pool-req-a")
+    bodies = [b"%d" % number for number in range(300)]
+    for body in bodies:
+        await stack.publish("a", body)
+    await clock.settle()
+    assert (sorted(stack.waiting("a")), stack.orphans()) == (sorted(bodies), [])
+    assert repairs(stack, "request_queue") == 1.0
 
-    async def test_binding_that_cannot_be_looked_up_is_bound_again(self, clock: VirtualClock) -> None:
-        async with leading(clock) as stack:
-            stack.require(A)
-            await clock.advance(1.0)
-            stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
-            stack.management.available = False
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert (stack.waiting("a"), stack.task.done()) == ([b"1"], False)
 
-    async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_check(
-        self, clock: VirtualClock
-    ) -> None:
-        async with leading(clock) as stack:
-            stack.require(A)
-            await clock.advance(1.0)
-            looked_up = stack.broker.count("look_up", "pool-req-a")
-            channel = FakeChannel(stack.broker)
-            for _ in range(100):
-                returned = Message(body=b"1", headers={HOPS_HEADER: 1})
-                await channel.publish(returned, exchange=stack.names.orphan_exchange, routing_key="a")
-            await clock.settle()
-            assert len(stack.waiting("a")) == 100
-            assert stack.broker.count("look_up", "pool-req-a") == looked_up + 1
-            assert stack.broker.count("bind", "pool-req-a") == 1
-            assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
+@pytest.mark.proves("broker/request-queue-binding-deleted")
+async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(stack: Stack, clock: VirtualClock) -> None:
+    stack.require(A)
+    await clock.advance(1.0)
+    stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
+    await send(stack, "a", b"1")
+    assert (stack.waiting("a"), repairs(stack, "request_binding")) == ([b"1"], 1.0)
+    assert stack.broker.count("declare", "pool-req-a") == 1
 
-    async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(self, clock: VirtualClock) -> None:
-        broker = FakeBroker(clock)
-        async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
-            await stack.publish("a", b"0")
-            await clock.advance(1.0)
-            broker.delete_queue("pool-req-a_Pri3")
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert (pool_waiting(stack, 3), repairs(stack, "request_queue")) == ([b"1"], 1.0)
-            assert not stack.task.done()
+
+async def test_binding_that_cannot_be_looked_up_is_bound_again(stack: Stack, clock: VirtualClock) -> None:
+    stack.require(A)
+    await clock.advance(1.0)
+    stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
+    stack.management.available = False
+    await send(stack, "a", b"1")
+    assert (stack.waiting("a"), stack.task.done()) == ([b"1"], False)
+
+
+async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_check(stack: Stack) -> None:
+    stack.require(A)
+    await stack.clock.advance(1.0)
+    looked_up = stack.broker.count("look_up", "pool-req-a")
+    channel = FakeChannel(stack.broker)
+    for _ in range(100):
+        returned = Message(body=b"1", headers={HOPS_HEADER: 1})
+        await channel.publish(returned, exchange=stack.names.orphan_exchange, routing_key="a")
+    await stack.clock.settle()
+    assert len(stack.waiting("a")) == 100
+    assert stack.broker.count("look_up", "pool-req-a") == looked_up + 1
+    assert stack.broker.count("bind", "pool-req-a") == 1
+    assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
+
+
+async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(clock: VirtualClock) -> None:
+    broker = FakeBroker(clock)
+    async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
+        await stack.publish("a", b"0")
+        await clock.advance(1.0)
+        broker.delete_queue("pool-req-a_Pri3")
+        await send(stack, "a", b"1")
+        assert (pool_waiting(stack, 3), repairs(stack, "request_queue")) == ([b"1"], 1.0)
+        assert not stack.task.done()

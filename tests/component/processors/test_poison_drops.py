@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 import structlog
-from managed_pool import managing
+from managed_pool import managing, send
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Connection, Delivery, Message
@@ -42,33 +42,28 @@ async def poison(stack: Stack, drop: str, limit: int = 2) -> None:
     """A request that kills each worker that takes it."""
     policy = {"match": "a", "MaxDequeueRetries": limit, "PoisonMessageDrop": drop}
     await stack.term.routing.policies.change(load_policies(json.dumps({"policies": [policy]})), author="me")
-    await stack.publish("a", b"poison", reply_to=REPLIES, correlation_id="c", headers={"authorization": "secret"})
-    await stack.clock.settle()
+    await send(stack, "a", b"poison", reply_to=REPLIES, correlation_id="c", headers={"authorization": "secret"})
     for _ in range(limit + 1):
         delivery = await stack.take("a")
         await delivery.channel.close()
     await stack.clock.advance(5.0)
 
 
-async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker) as stack:
-        await poison(stack, "amqp:/queues/failed")
-        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
-        (copy,) = broker.queues["failed"].ready
-        assert (copy.message.body, copy.message.reply_to) == (b"poison", None)
-        assert copy.message.headers["x-osrdyne-poison-deliveries"] == 3
-        assert "authorization" not in copy.message.headers
+async def test_copy_is_sent_once_at_the_limit_of_the_key_beside_the_inventory(stack: Stack, broker: FakeBroker) -> None:
+    await poison(stack, "amqp:/queues/failed")
+    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+    (copy,) = broker.queues["failed"].ready
+    assert (copy.message.body, copy.message.reply_to) == (b"poison", None)
+    assert copy.message.headers["x-osrdyne-poison-deliveries"] == 3
+    assert "authorization" not in copy.message.headers
 
 
 @pytest.mark.parametrize("drop", ["amqp:/queues/missing", "amqp:/exchanges/missing", "amqp:/queues/pool-orphan"])
-async def test_copy_that_cannot_be_sent_ends_nothing(clock: VirtualClock, broker: FakeBroker, drop: str) -> None:
-    async with managing(clock, broker) as stack:
-        await poison(stack, drop)
-        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
-        assert stack.metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": "failed"}) == 1.0
-        assert stack.orphans() == []
+async def test_copy_that_cannot_be_sent_ends_nothing(stack: Stack, broker: FakeBroker, drop: str) -> None:
+    await poison(stack, drop)
+    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+    assert stack.metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": "failed"}) == 1.0
+    assert stack.orphans() == []
 
 
 # --- HTTP endpoints
@@ -147,8 +142,8 @@ async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualCl
         assert [request.headers["x-osrdyne-correlation-id"] for request in seen] == ["%FF%2F%C3%A9"]
 
 
-@pytest.mark.parametrize("status", [302, 404, 500])
 @pytest.mark.proves("managed/receiver-copy-poison-request")
+@pytest.mark.parametrize("status", [302, 404, 500])
 async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
     clock: VirtualClock, broker: FakeBroker, status: int
 ) -> None:
@@ -179,8 +174,8 @@ async def test_error_of_the_connection_shows_no_secret(clock: VirtualClock, brok
     assert "hidden" not in str(logs)
 
 
-@pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
 @pytest.mark.proves("managed/receiver-copy-poison-request")
+@pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
 async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise AssertionError("nothing may be sent")

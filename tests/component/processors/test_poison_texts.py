@@ -28,6 +28,11 @@ from osrdyne_worker.requests.scheduling.suspects import MAX_TEXTS, SUSPECT_PRIOR
 A = Key("a")
 
 
+@pytest.fixture
+def stack(direct: Stack) -> Stack:
+    return direct
+
+
 # -- the leader's memory
 
 
@@ -98,21 +103,20 @@ async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> N
 )
 @pytest.mark.proves("workers/handler-never-ends")
 async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
-    clock: VirtualClock, details: dict[str, object], deaths: int
+    stack: Stack, details: dict[str, object], deaths: int
 ) -> None:
-    async with leading(clock) as stack:
-        stack.broker.declare_queue("control", {})
-        stack.broker.bind("control", stack.names.control_exchange, stack.names.control_group_routing_key(A))
-        stack.require(A)
-        await clock.settle()
-        for _ in range(deaths):
-            assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
-            await worker_dies(stack, clock, **details)
-        [worker] = stack.driver.workers_of(A)
-        assert list(worker.spec.environment.poison) == ["text"]
-        sent = [control_from_wire(body) for body in stack.broker.bodies("control")]
-        [command] = [message for message in sent if message is not None and message.command is Command.POISON]
-        assert command.details == {"texts": {"text": stack.settings.requests.poison_time}}
+    stack.broker.declare_queue("control", {})
+    stack.broker.bind("control", stack.names.control_exchange, stack.names.control_group_routing_key(A))
+    stack.require(A)
+    await stack.clock.settle()
+    for _ in range(deaths):
+        assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
+        await worker_dies(stack, stack.clock, **details)
+    [worker] = stack.driver.workers_of(A)
+    assert list(worker.spec.environment.poison) == ["text"]
+    sent = [control_from_wire(body) for body in stack.broker.bodies("control")]
+    [command] = [message for message in sent if message is not None and message.command is Command.POISON]
+    assert command.details == {"texts": {"text": stack.settings.requests.poison_time}}
 
 
 async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its_term(clock: VirtualClock) -> None:
@@ -133,13 +137,12 @@ async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its
         assert stack.driver.workers_of(A)[0].spec.environment.poison == {}, "refused by the leader before"
 
 
-async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        stack.require(A)
-        await clock.settle()
-        for text in ("one", "two", None, 7, "x" * 65, "x" * 65):
-            await worker_dies(stack, clock, **{STUCK_FIELD: text})
-        assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
+async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(stack: Stack, clock: VirtualClock) -> None:
+    stack.require(A)
+    await clock.settle()
+    for text in ("one", "two", None, 7, "x" * 65, "x" * 65):
+        await worker_dies(stack, clock, **{STUCK_FIELD: text})
+    assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
 
 
 def after_deaths(count: int, **how: object) -> RestartBackoff:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 from managed_pool import ALERTS, REST, change, managed
 from replies import REPLIES
@@ -27,6 +29,12 @@ def one_at_a_time(**limits: object) -> Settings:
 
 def managed_one_at_a_time() -> Settings:
     return managed().model_copy(update={"lifecycle": one_at_a_time().lifecycle})
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+        yield stack
 
 
 async def inquire(stack: Stack, key: str, reply_to: str | None = REPLIES) -> None:
@@ -60,15 +68,14 @@ async def becomes_ready(stack: Stack, key: str) -> None:
     await stack.clock.advance(0.1)
 
 
-async def test_keys_learn_their_position_in_the_order_of_arrival(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
-        await require(stack, "a", "b", "c")
-        assert await ask(stack, "a") == StartProgress(0)
-        assert await ask(stack, "b") == StartProgress(1, None, "max_concurrent_starts")
-        assert await ask(stack, "c") == StartProgress(2, None, "max_concurrent_starts")
-        await becomes_ready(stack, "a")
-        assert await ask(stack, "a") is None
-        assert await positions(stack, "b", "c") == [0, 1]
+async def test_keys_learn_their_position_in_the_order_of_arrival(stack: Stack) -> None:
+    await require(stack, "a", "b", "c")
+    assert await ask(stack, "a") == StartProgress(0)
+    assert await ask(stack, "b") == StartProgress(1, None, "max_concurrent_starts")
+    assert await ask(stack, "c") == StartProgress(2, None, "max_concurrent_starts")
+    await becomes_ready(stack, "a")
+    assert await ask(stack, "a") is None
+    assert await positions(stack, "b", "c") == [0, 1]
 
 
 async def test_expected_time_is_that_of_the_latest_starts(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -140,8 +147,8 @@ async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: Virt
         assert 0 <= start.eta_s <= 10
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
 @pytest.mark.proves("requests/leader-killed-callers-wait")
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
 async def test_leader_killed_while_it_answers_costs_no_more_than_one_answer(
     clock: VirtualClock, broker: FakeBroker, answered: bool
 ) -> None:
@@ -165,31 +172,28 @@ async def test_leader_killed_while_it_answers_costs_no_more_than_one_answer(
         assert (start.position, broker.bodies(second.names.progress_queue)) == (0, [])
 
 
-async def test_worker_that_waits_for_executors_says_so(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
-        await require(stack, "a")
-        await stack.report("a", Event.STARTED, waiting_for="executors")
-        assert await ask(stack, "a") == StartProgress(0, None, "executors")
-        await becomes_ready(stack, "a")
-        await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=1)
-        assert [worker.waiting_for for worker in stack.reports_of()] == ["executors"]
-        await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=0)
-        assert [worker.waiting_for for worker in stack.reports_of()] == [None]
+async def test_worker_that_waits_for_executors_says_so(stack: Stack) -> None:
+    await require(stack, "a")
+    await stack.report("a", Event.STARTED, waiting_for="executors")
+    assert await ask(stack, "a") == StartProgress(0, None, "executors")
+    await becomes_ready(stack, "a")
+    await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=1)
+    assert [worker.waiting_for for worker in stack.reports_of()] == ["executors"]
+    await stack.report("a", Event.BUSY, in_flight=1, jobs_without_executors=0)
+    assert [worker.waiting_for for worker in stack.reports_of()] == [None]
 
 
-async def test_key_whose_start_failed_is_not_starting(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
-        stack.driver.fail_next_start(StartFailedError("no such image"))
-        await require(stack, "a")
-        await clock.advance(1)
-        assert await ask(stack, "a") is None
+async def test_key_whose_start_failed_is_not_starting(stack: Stack, clock: VirtualClock) -> None:
+    stack.driver.fail_next_start(StartFailedError("no such image"))
+    await require(stack, "a")
+    await clock.advance(1)
+    assert await ask(stack, "a") is None
 
 
 @pytest.mark.parametrize("key", ["never used", "", "infra=42\x00", "ü" * 127])
-async def test_any_key_is_answered(clock: VirtualClock, broker: FakeBroker, key: str) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await inquire(stack, key)
-        assert broker.bodies(REPLIES) == [not_starting()]
+async def test_any_key_is_answered(direct: Stack, broker: FakeBroker, key: str) -> None:
+    await inquire(direct, key)
+    assert broker.bodies(REPLIES) == [not_starting()]
 
 
 @pytest.mark.parametrize(
@@ -197,28 +201,24 @@ async def test_any_key_is_answered(clock: VirtualClock, broker: FakeBroker, key:
     [("\udcff", REPLIES), ("a", None), ("a", "pool-dl"), ("a", "pool-progress")],
     ids=["not UTF-8", "no address", "a queue of the pool", "its own queue"],
 )
-async def test_inquiry_that_must_not_be_answered_is_dropped(
-    clock: VirtualClock, broker: FakeBroker, key: str, reply_to: str | None
-) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await inquire(stack, key, reply_to)
-        queues = (REPLIES, stack.names.progress_queue, stack.names.dead_letter_queue)
-        assert [broker.bodies(queue) for queue in queues] == [[], [], []]
-        assert not stack.task.done()
+async def test_inquiry_that_must_not_be_answered_is_dropped(direct: Stack, key: str, reply_to: str | None) -> None:
+    await inquire(direct, key, reply_to)
+    queues = (REPLIES, direct.names.progress_queue, direct.names.dead_letter_queue)
+    assert [direct.broker.bodies(queue) for queue in queues] == [[], [], []]
+    assert not direct.task.done()
 
 
-async def test_thousands_of_inquiries_compute_the_order_once(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
-        await require(stack, "a", "b")
-        loop = stack.term.workers.loop
-        computed, start_queue = [], loop.start_queue
+async def test_thousands_of_inquiries_compute_the_order_once(stack: Stack, broker: FakeBroker) -> None:
+    await require(stack, "a", "b")
+    loop = stack.term.workers.loop
+    computed, start_queue = [], loop.start_queue
 
-        def count() -> list[Key]:
-            computed.append(1)
-            return start_queue()
+    def count() -> list[Key]:
+        computed.append(1)
+        return start_queue()
 
-        stack.term.processors.progress._forecast._start_queue = count
-        await clock.advance(1)
-        for _ in range(1_000):
-            await inquire(stack, "b")
-        assert (len(broker.bodies(REPLIES)), len(computed)) == (1_000, 1)
+    stack.term.processors.progress._forecast._start_queue = count
+    await stack.clock.advance(1)
+    for _ in range(1_000):
+        await inquire(stack, "b")
+    assert (len(broker.bodies(REPLIES)), len(computed)) == (1_000, 1)

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from managed_pool import ALERTS, REST, managing, waiting
+from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
@@ -54,497 +54,475 @@ def value(stack: Stack, name: str, **labels: str) -> float:
     return stack.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+# --- overflow
+
+
 @pytest.mark.parametrize("timeout", [0, 10])
-class TestOverflow:
-    async def test_incoming_request_is_rejected(self, clock: VirtualClock, broker: FakeBroker, timeout: int) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=timeout)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(timeout + 5.0)
-            assert waiting(stack, None) == bodies(*range(LIMIT))
-            assert statuses(broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
-            assert (stack.orphans(), value(stack, "osrdyne_enqueue_waiting")) == ([], 0)
-
-    async def test_incoming_request_is_discarded_and_answered_as_accepted(
-        self, clock: VirtualClock, broker: FakeBroker, timeout: int
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardIncomingMessage")
-            await ask(stack, *range(TOTAL))
-            await clock.advance(timeout + 5.0)
-            assert waiting(stack, None) == bodies(*range(LIMIT))
-            assert statuses(broker) == {f"{number}": "ok" for number in range(LIMIT, TOTAL)}
-            message = broker.queues[REPLIES].ready[0].message
-            assert (message.headers["x-code"], [*json.loads(message.body)]) == (202, ["discarded"])
-            labels = {"outcome": "discarded", "route": "", "priority": "default"}
-            counted = [value(stack, "osrdyne_ingress_total", **labels | {"priority": one}) for one in ("default", "")]
-            assert sum(counted) == TOTAL - LIMIT
-
-    async def test_oldest_request_is_taken_out_and_answered(
-        self, clock: VirtualClock, broker: FakeBroker, timeout: int
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardExistingMessage")
-            await ask(stack, *range(TOTAL))
-            await clock.advance(timeout + 5.0)
-            assert waiting(stack, None) == bodies(*range(TOTAL - LIMIT, TOTAL))
-            assert statuses(broker) == {f"{number}": "maxlen" for number in range(TOTAL - LIMIT)}
-            assert (stack.orphans(), value(stack, "osrdyne_evicted_total")) == ([], TOTAL - LIMIT)
+async def test_incoming_request_is_rejected(stack: Stack, broker: FakeBroker, timeout: int) -> None:
+    await limit(stack, EnqueueTimeout=timeout)
+    await ask(stack, *range(TOTAL))
+    await stack.clock.advance(timeout + 5.0)
+    assert waiting(stack, None) == bodies(*range(LIMIT))
+    assert statuses(broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
+    assert (stack.orphans(), value(stack, "osrdyne_enqueue_waiting")) == ([], 0)
 
 
-class TestWaiting:
-    async def test_request_takes_the_room_that_a_worker_makes_in_time(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=30)
-            await ask(stack, *range(LIMIT + 2))
-            await clock.advance(5.0)
-            assert (waiting(stack, None), answers(broker)) == (bodies(*range(LIMIT)), [])
-            taken = await FakeChannel(broker).get("pool-req-a")
-            assert taken is not None
+@pytest.mark.parametrize("timeout", [0, 10])
+async def test_incoming_request_is_discarded_and_answered_as_accepted(stack: Stack, timeout: int) -> None:
+    await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardIncomingMessage")
+    await ask(stack, *range(TOTAL))
+    await stack.clock.advance(timeout + 5.0)
+    assert waiting(stack, None) == bodies(*range(LIMIT))
+    assert statuses(stack.broker) == {f"{number}": "ok" for number in range(LIMIT, TOTAL)}
+    message = stack.broker.queues[REPLIES].ready[0].message
+    assert (message.headers["x-code"], [*json.loads(message.body)]) == (202, ["discarded"])
+    labels = {"outcome": "discarded", "route": "", "priority": "default"}
+    counted = [value(stack, "osrdyne_ingress_total", **labels | {"priority": one}) for one in ("default", "")]
+    assert sum(counted) == TOTAL - LIMIT
+
+
+@pytest.mark.parametrize("timeout", [0, 10])
+async def test_oldest_request_is_taken_out_and_answered(stack: Stack, broker: FakeBroker, timeout: int) -> None:
+    await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(TOTAL))
+    await stack.clock.advance(timeout + 5.0)
+    assert waiting(stack, None) == bodies(*range(TOTAL - LIMIT, TOTAL))
+    assert statuses(broker) == {f"{number}": "maxlen" for number in range(TOTAL - LIMIT)}
+    assert (stack.orphans(), value(stack, "osrdyne_evicted_total")) == ([], TOTAL - LIMIT)
+
+
+# --- waiting
+
+
+async def test_request_takes_the_room_that_a_worker_makes_in_time(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, EnqueueTimeout=30)
+    await ask(stack, *range(LIMIT + 2))
+    await stack.clock.advance(5.0)
+    assert (waiting(stack, None), answers(broker)) == (bodies(*range(LIMIT)), [])
+    taken = await FakeChannel(broker).get("pool-req-a")
+    assert taken is not None
+    await taken.ack()
+    await stack.clock.advance(2.0)
+    assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
+    await stack.clock.advance(30.0)
+    assert statuses(broker) == {f"{LIMIT + 1}": "queue-full"}
+
+
+@pytest.mark.proves("managed/thousands-requests-wait-room")
+async def test_requests_that_wait_hold_back_no_other_key(stack: Stack, clock: VirtualClock) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(1000))
+    await ask(stack, 1000, key="other")
+    await clock.advance(10.0)
+    assert (waiting(stack, None, "other"), len(waiting(stack, None))) == (bodies(1000), LIMIT)
+
+
+@pytest.mark.proves("managed/thousands-requests-wait-room")
+async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(3000))
+    for number in range(10):
+        await ask(stack, 10_000 + number, key="other")
+    for _ in range(20):
+        taken = await FakeChannel(broker).get("pool-req-a")
+        if taken is not None:
             await taken.ack()
-            await clock.advance(2.0)
-            assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
-            await clock.advance(30.0)
-            assert statuses(broker) == {f"{LIMIT + 1}": "queue-full"}
-
-    @pytest.mark.proves("managed/thousands-requests-wait-room")
-    async def test_requests_that_wait_hold_back_no_other_key(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(1000))
-            await ask(stack, 1000, key="other")
-            await clock.advance(10.0)
-            assert (waiting(stack, None, "other"), len(waiting(stack, None))) == (bodies(1000), LIMIT)
-
-    @pytest.mark.proves("managed/thousands-requests-wait-room")
-    async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(3000))
-            for number in range(10):
-                await ask(stack, 10_000 + number, key="other")
-            for _ in range(20):
-                taken = await FakeChannel(broker).get("pool-req-a")
-                if taken is not None:
-                    await taken.ack()
-                await clock.advance(0.5)
-            assert waiting(stack, None, "other") == bodies(*range(10_000, 10_010))
-
-    async def test_request_to_another_group_of_the_same_key_does_not_wait(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        away = "FROM /* WHERE to = 'b' INTO BrokeredEndpoint('/modules/b/inputs/store')"
-        async with managing(clock, broker, away=away, rest=REST) as stack:
-            await limit(stack, "b", EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 1), headers={"to": "b"})
-            await ask(stack, 100)
-            await clock.advance(5.0)
-            assert (len(waiting(stack, None, "b")), bodies(100)[0] in waiting(stack, None)) == (LIMIT, True)
-
-    @pytest.mark.parametrize("name", ["MAX_WAITING", "MAX_WAITING_BYTES"])
-    @pytest.mark.proves("managed/thousands-requests-wait-room")
-    async def test_too_many_waiting_requests_overflow_at_once(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
-        monkeypatch.setattr(lengths, name, {"MAX_WAITING": 10, "MAX_WAITING_BYTES": 20}[name])
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(5.0)
-            assert len(statuses(broker)) == TOTAL - LIMIT - 10
-
-    async def test_policy_that_goes_lets_waiting_requests_in_before_later_ones(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(1.0)
-            await stack.term.routing.policies.clear(author="me")
-            await ask(stack, TOTAL)
-            await clock.advance(5.0)
-            assert waiting(stack, None) == bodies(*range(TOTAL + 1))
-
-    async def test_request_that_expires_while_it_waits_is_answered(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT))
-            await ask(stack, LIMIT, expiration=5000)
-            await clock.advance(30.0)
-            assert statuses(broker) == {f"{LIMIT}": "expired"}
-
-    @pytest.mark.proves("managed/request-expires-cancelled-waits")
-    async def test_request_behind_others_is_answered_when_it_expires(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 3))
-            await ask(stack, 100, 101, expiration=5000)
-            await ask(stack, 102)
-            await clock.advance(5.0 + stack.settings.requests.max_clock_skew + 1.0)
-            assert statuses(broker) == {"100": "expired", "101": "expired"}
-            assert value(stack, "osrdyne_enqueue_waiting") == 4
-            await clock.advance(60.0)
-            refused = {f"{number}": "queue-full" for number in (LIMIT, LIMIT + 1, LIMIT + 2, 102)}
-            assert statuses(broker) == {"100": "expired", "101": "expired"} | refused
-            assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
-            assert value(stack, "osrdyne_enqueue_waiting") == 0
-
-    async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 1))
-            await ask(stack, 100, expiration=5000)
-            await clock.advance(30.0)
-            await cancel(stack, LIMIT)
-            assert statuses(broker) == {"100": "expired", f"{LIMIT}": "cancelled"}
-            assert not stack.is_held(Key("a"))
+        await stack.clock.advance(0.5)
+    assert waiting(stack, None, "other") == bodies(*range(10_000, 10_010))
 
 
-class TestCancel:
-    @pytest.mark.parametrize("number", [LIMIT, LIMIT + 1], ids=["first", "behind"])
-    @pytest.mark.proves("managed/request-expires-cancelled-waits")
-    async def test_request_that_waits_for_room_is_cancelled(
-        self, clock: VirtualClock, broker: FakeBroker, number: int
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 2))
-            await clock.advance(1.0)
-            await cancel(stack, number)
-            await clock.advance(1.0)
-            assert statuses(broker) == {f"{number}": "cancelled"}
-            await clock.advance(60.0)
-            (other,) = {LIMIT, LIMIT + 1} - {number}
-            assert statuses(broker) == {f"{number}": "cancelled", f"{other}": "queue-full"}
-            assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
-
-    @pytest.mark.parametrize(
-        ("key", "reply_to"), [("b", REPLIES), ("a", "elsewhere")], ids=["other key", "other reply address"]
-    )
-    async def test_cancel_that_names_another_request_changes_nothing(
-        self, clock: VirtualClock, broker: FakeBroker, key: str, reply_to: str
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 2))
-            await clock.advance(1.0)
-            await cancel(stack, LIMIT + 1, key=key, reply_to=reply_to)
-            await clock.advance(5.0)
-            assert (answers(broker), value(stack, "osrdyne_enqueue_waiting")) == ([], 2)
-
-    async def test_request_cancelled_while_its_queue_is_counted_is_not_published(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        counting, counted = asyncio.Event(), asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("look_up", "pool-req-a", True):
-                counting.set()
-                await counted.wait()
-
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 1))
-            await clock.advance(1.0)
-            taken = await FakeChannel(broker).get("pool-req-a")
-            assert taken is not None
-            await taken.ack()
-            broker.hook = hang
-            await clock.advance(1.0)
-            assert counting.is_set()
-            await cancel(stack, LIMIT)
-            counted.set()
-            await clock.advance(1.0)
-            assert statuses(broker) == {f"{LIMIT}": "cancelled"}
-            assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(1, LIMIT)))
-
-    @pytest.mark.parametrize("step", ["answer", "ack"])
-    @pytest.mark.proves("managed/leader-dies-answers-cancelled")
-    async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
-        self, clock: VirtualClock, broker: FakeBroker, step: str
-    ) -> None:
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command in {("publish", REPLIES, False), ("ack", "pool-orphan", False)} and command.name == (
-                "publish" if step == "answer" else "ack"
-            ):
-                await never.wait()
-
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 2))
-            await clock.advance(1.0)
-            broker.hook = hang
-            await cancel(stack, LIMIT + 1)
-            await clock.advance(1.0)
-            await stack.kill()
-        broker.hook = None
-        assert len(stack.orphans()) == 2
-        first = [] if step == "answer" else [(f"{LIMIT + 1}", "cancelled")]
-        assert answers(broker) == first
-        async with managing(clock, broker) as stack:
-            await clock.advance(70.0)
-            # It waits anew: the next leader knows no cancels of the previous one.
-            again = [(f"{LIMIT}", "queue-full"), (f"{LIMIT + 1}", "queue-full")]
-            assert (answers(broker), waiting(stack, None)) == ([*first, *again], bodies(*range(LIMIT)))
+async def test_request_to_another_group_of_the_same_key_does_not_wait(stack: Stack, clock: VirtualClock) -> None:
+    away = "FROM /* WHERE to = 'b' INTO BrokeredEndpoint('/modules/b/inputs/store')"
+    await change(stack, away=away, rest=REST)
+    await limit(stack, "b", EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 1), headers={"to": "b"})
+    await ask(stack, 100)
+    await clock.advance(5.0)
+    assert (len(waiting(stack, None, "b")), bodies(100)[0] in waiting(stack, None)) == (LIMIT, True)
 
 
-class TestAtOnce:
-    async def test_requests_with_known_room_wait_for_no_count(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        counts: list[Command] = []
-
-        async def note(command: Command) -> None:
-            if command == ("look_up", "pool-req-a", False):
-                counts.append(command)
-
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, 0)
-            await clock.advance(5.0)
-            broker.hook = note
-            await ask(stack, *range(1, LIMIT))
-            await clock.settle()
-            assert (waiting(stack, None), counts) == (bodies(*range(LIMIT)), [])
-
-    async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        go_on = asyncio.Event()
-
-        async def hold(command: Command) -> None:
-            if command == ("publish", "pool-work-xchg", False):
-                await go_on.wait()
-
-        all_to_b = "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')"
-        async with managing(clock, broker, all=all_to_b) as stack:
-            await limit(stack, "b", EnqueueTimeout=0)
-            await ask(stack, 0, key="key-0")
-            await clock.advance(5.0)
-            broker.hook = hold
-            for number in range(1, TOTAL):
-                await ask(stack, number, key=f"key-{number}")
-            await clock.settle()
-            go_on.set()
-            await clock.advance(5.0)
-            assert waiting(stack, None, "b") == bodies(*range(LIMIT))
-            assert statuses(broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
+@pytest.mark.proves("managed/thousands-requests-wait-room")
+@pytest.mark.parametrize("name", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+async def test_too_many_waiting_requests_overflow_at_once(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(lengths, name, {"MAX_WAITING": 10, "MAX_WAITING_BYTES": 20}[name])
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=60)
+        await ask(stack, *range(TOTAL))
+        await clock.advance(5.0)
+        assert len(statuses(broker)) == TOTAL - LIMIT - 10
 
 
-class TestLevels:
-    async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        alert = {"headers": {"level": "alert"}}
-        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
-            await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-            await ask(stack, 0, 1, **alert)
-            await ask(stack, 2, 3, 4, 5, 6)
-            await clock.advance(5.0)
-            assert (waiting(stack, 0), waiting(stack, None)) == (bodies(0, 1), bodies(4, 5, 6))
-
-    async def test_copy_without_room_is_dropped_and_the_request_goes_on(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            await limit(stack, "b", EnqueueTimeout=60)
-            await ask(stack, *range(LIMIT + 3))
-            await clock.advance(5.0)
-            assert (waiting(stack, 4, "b"), answers(broker)) == (bodies(*range(LIMIT)), [])
-            assert waiting(stack, None) == bodies(*range(LIMIT + 3))
+async def test_policy_that_goes_lets_waiting_requests_in_before_later_ones(stack: Stack, clock: VirtualClock) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(TOTAL))
+    await clock.advance(1.0)
+    await stack.term.routing.policies.clear(author="me")
+    await ask(stack, TOTAL)
+    await clock.advance(5.0)
+    assert waiting(stack, None) == bodies(*range(TOTAL + 1))
 
 
-class TestTakingOut:
-    async def test_error_with_one_queue_repeats_nothing_of_another(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        confirmed, errors = asyncio.Event(), [BrokerUnavailableError("The channel was closed.")]
-
-        async def act(command: Command) -> None:
-            if command == ("publish", REPLIES, True):
-                await confirmed.wait()
-            if command == ("get", "pool-req-b", False) and errors:
-                raise errors.pop()
-
-        async with managing(clock, broker) as stack:
-            await limit(stack, "{key}", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-            await ask(stack, *range(LIMIT))
-            await ask(stack, *range(100, 100 + LIMIT), key="b")
-            await clock.advance(1.0)
-            broker.hook = act
-            await ask(stack, LIMIT)
-            await clock.advance(1.0)
-            await ask(stack, 100 + LIMIT, key="b")
-            await clock.advance(1.0)
-            confirmed.set()
-            await clock.advance(5.0)
-            assert (errors, statuses(broker)) == ([], {"0": "maxlen", "100": "maxlen"})
-            assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
-            assert waiting(stack, None, "b") == bodies(*range(101, 101 + LIMIT))
-
-    async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_queue_longer(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        answered = asyncio.Event()
-
-        async def hold(command: Command) -> None:
-            if command == ("publish", REPLIES, False):
-                await answered.wait()
-
-        copy = {
-            "route": "FROM /messages/* WHERE level = 'data' INTO BrokeredEndpoint('/modules/b/inputs/store')",
-            "priority": 4,
-        }
-        async with managing(clock, broker, rest=REST, copy=copy) as stack:
-            await limit(stack, "b", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-            await ask(stack, *range(LIMIT), key="b")
-            await clock.advance(5.0)
-            broker.hook = hold
-            await ask(stack, LIMIT, key="b")
-            await clock.advance(1.0)
-            await ask(stack, 100, headers={"level": "data"})
-            await clock.advance(1.0)
-            answered.set()
-            await clock.advance(5.0)
-            assert waiting(stack, 4, "b") == bodies(100)
-            assert waiting(stack, None, "b") == bodies(*range(2, LIMIT + 1))
-            assert statuses(broker) == {"0": "maxlen", "1": "maxlen"}
-
-    @pytest.mark.proves("managed/length-queue-cannot-counted")
-    async def test_none_is_taken_out_while_the_length_is_not_known(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async def refuse(command: Command) -> None:
-            if command == ("look_up", "pool-req-a", False):
-                raise BrokerUnavailableError("No answer.")
-
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-            await ask(stack, *range(LIMIT))
-            await clock.advance(1.0)
-            taken = await FakeChannel(broker).get("pool-req-a")
-            assert taken is not None
-            await taken.ack()
-            broker.hook = refuse
-            await ask(stack, LIMIT)
-            await clock.advance(5.0)
-            assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT)), [])
-            broker.hook = None
-            await clock.advance(5.0)
-            assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT + 1)), [])
+async def test_request_that_expires_while_it_waits_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT))
+    await ask(stack, LIMIT, expiration=5000)
+    await stack.clock.advance(30.0)
+    assert statuses(broker) == {f"{LIMIT}": "expired"}
 
 
-class TestEnd:
-    @pytest.mark.proves("managed/leader-dies-stopped-requests")
-    async def test_orderly_end_does_not_wait_for_room(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(consumers, "DRAIN_TIMEOUT", 3600.0)
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(5.0)
-            stack.stop.requested.set()
-            async with asyncio.timeout(60):
-                await asyncio.wait({stack.task})
-            assert (stack.orphans(), answers(broker)) == (bodies(*range(LIMIT, TOTAL)), [])
-            assert waiting(stack, None) == bodies(*range(LIMIT))
-
-    @pytest.mark.parametrize("end", ["kill", "stop"])
-    async def test_former_leader_shows_no_waiting_requests(
-        self, clock: VirtualClock, broker: FakeBroker, end: str
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(5.0)
-            assert value(stack, "osrdyne_enqueue_waiting") == TOTAL - LIMIT
-            if end == "kill":
-                await stack.kill()
-            else:
-                stack.stop.requested.set()
-                await asyncio.wait({stack.task})
-            assert value(stack, "osrdyne_enqueue_waiting") == 0
+@pytest.mark.proves("managed/request-expires-cancelled-waits")
+async def test_request_behind_others_is_answered_when_it_expires(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 3))
+    await ask(stack, 100, 101, expiration=5000)
+    await ask(stack, 102)
+    await stack.clock.advance(5.0 + stack.settings.requests.max_clock_skew + 1.0)
+    assert statuses(broker) == {"100": "expired", "101": "expired"}
+    assert value(stack, "osrdyne_enqueue_waiting") == 4
+    await stack.clock.advance(60.0)
+    refused = {f"{number}": "queue-full" for number in (LIMIT, LIMIT + 1, LIMIT + 2, 102)}
+    assert statuses(broker) == {"100": "expired", "101": "expired"} | refused
+    assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
+    assert value(stack, "osrdyne_enqueue_waiting") == 0
 
 
-class TestCrash:
-    @pytest.mark.proves("managed/leader-dies-stopped-requests")
-    async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=60)
-            await ask(stack, *range(TOTAL))
-            await clock.advance(5.0)
-            await stack.kill()
-        assert len(stack.orphans()) == TOTAL - LIMIT
-        async with managing(clock, broker) as stack:
-            await clock.advance(5.0)
-            assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])
-            worker = await stack.consume("a")
-            served = []
-            while len(served) < TOTAL:
-                delivery = await worker.get()
-                served.append(delivery.body)
-                await delivery.ack()
-                await clock.advance(1.0)
-            assert served == bodies(*range(TOTAL))
+async def test_group_that_held_waiting_requests_may_end_once_they_are_answered(stack: Stack) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 1))
+    await ask(stack, 100, expiration=5000)
+    await stack.clock.advance(30.0)
+    await cancel(stack, LIMIT)
+    assert statuses(stack.broker) == {"100": "expired", f"{LIMIT}": "cancelled"}
+    assert not stack.is_held(Key("a"))
 
-    @pytest.mark.parametrize("step", ["get", "answer", "ack"])
-    @pytest.mark.proves("managed/leader-dies-takes-oldest")
-    async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
-        self, clock: VirtualClock, broker: FakeBroker, step: str
-    ) -> None:
-        never = asyncio.Event()
 
-        async def hang(command: Command) -> None:
-            took = {"get": ("get", "pool-req-a"), "ack": ("ack", "pool-req-a"), "answer": ("publish", REPLIES)}[step]
-            if (command.name, command.target) == took and command.done == (step != "ack"):
-                await never.wait()
+# --- cancel
 
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-            await ask(stack, *range(LIMIT))
-            await clock.advance(1.0)
-            broker.hook = hang
-            await ask(stack, LIMIT)
-            await clock.advance(1.0)
-            await stack.kill()
-        broker.hook = None
+
+@pytest.mark.proves("managed/request-expires-cancelled-waits")
+@pytest.mark.parametrize("number", [LIMIT, LIMIT + 1], ids=["first", "behind"])
+async def test_request_that_waits_for_room_is_cancelled(stack: Stack, broker: FakeBroker, number: int) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 2))
+    await stack.clock.advance(1.0)
+    await cancel(stack, number)
+    await stack.clock.advance(1.0)
+    assert statuses(broker) == {f"{number}": "cancelled"}
+    await stack.clock.advance(60.0)
+    (other,) = {LIMIT, LIMIT + 1} - {number}
+    assert statuses(broker) == {f"{number}": "cancelled", f"{other}": "queue-full"}
+    assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(LIMIT)))
+
+
+@pytest.mark.parametrize(
+    ("key", "reply_to"), [("b", REPLIES), ("a", "elsewhere")], ids=["other key", "other reply address"]
+)
+async def test_cancel_that_names_another_request_changes_nothing(stack: Stack, key: str, reply_to: str) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 2))
+    await stack.clock.advance(1.0)
+    await cancel(stack, LIMIT + 1, key=key, reply_to=reply_to)
+    await stack.clock.advance(5.0)
+    assert (answers(stack.broker), value(stack, "osrdyne_enqueue_waiting")) == ([], 2)
+
+
+async def test_request_cancelled_while_its_queue_is_counted_is_not_published(stack: Stack, broker: FakeBroker) -> None:
+    counting, counted = asyncio.Event(), asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("look_up", "pool-req-a", True):
+            counting.set()
+            await counted.wait()
+
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 1))
+    await stack.clock.advance(1.0)
+    taken = await FakeChannel(broker).get("pool-req-a")
+    assert taken is not None
+    await taken.ack()
+    broker.hook = hang
+    await stack.clock.advance(1.0)
+    assert counting.is_set()
+    await cancel(stack, LIMIT)
+    counted.set()
+    await stack.clock.advance(1.0)
+    assert statuses(broker) == {f"{LIMIT}": "cancelled"}
+    assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(1, LIMIT)))
+
+
+@pytest.mark.proves("managed/leader-dies-answers-cancelled")
+@pytest.mark.parametrize("step", ["answer", "ack"])
+async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
+    clock: VirtualClock, broker: FakeBroker, step: str
+) -> None:
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command in {("publish", REPLIES, False), ("ack", "pool-orphan", False)} and command.name == (
+            "publish" if step == "answer" else "ack"
+        ):
+            await never.wait()
+
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=60)
+        await ask(stack, *range(LIMIT + 2))
+        await clock.advance(1.0)
+        broker.hook = hang
+        await cancel(stack, LIMIT + 1)
+        await clock.advance(1.0)
+        await stack.kill()
+    broker.hook = None
+    assert len(stack.orphans()) == 2
+    first = [] if step == "answer" else [(f"{LIMIT + 1}", "cancelled")]
+    assert answers(broker) == first
+    async with managing(clock, broker) as stack:
+        await clock.advance(70.0)
+        # It waits anew: the next leader knows no cancels of the previous one.
+        again = [(f"{LIMIT}", "queue-full"), (f"{LIMIT + 1}", "queue-full")]
+        assert (answers(broker), waiting(stack, None)) == ([*first, *again], bodies(*range(LIMIT)))
+
+
+# --- at once
+
+
+async def test_requests_with_known_room_wait_for_no_count(stack: Stack, broker: FakeBroker) -> None:
+    counts: list[Command] = []
+
+    async def note(command: Command) -> None:
+        if command == ("look_up", "pool-req-a", False):
+            counts.append(command)
+
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, 0)
+    await stack.clock.advance(5.0)
+    broker.hook = note
+    await ask(stack, *range(1, LIMIT))
+    await stack.clock.settle()
+    assert (waiting(stack, None), counts) == (bodies(*range(LIMIT)), [])
+
+
+async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(stack: Stack) -> None:
+    go_on = asyncio.Event()
+
+    async def hold(command: Command) -> None:
+        if command == ("publish", "pool-work-xchg", False):
+            await go_on.wait()
+
+    await change(stack, all=TO_B)
+    await limit(stack, "b", EnqueueTimeout=0)
+    await ask(stack, 0, key="key-0")
+    await stack.clock.advance(5.0)
+    stack.broker.hook = hold
+    for number in range(1, TOTAL):
+        await ask(stack, number, key=f"key-{number}")
+    await stack.clock.settle()
+    go_on.set()
+    await stack.clock.advance(5.0)
+    assert waiting(stack, None, "b") == bodies(*range(LIMIT))
+    assert statuses(stack.broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
+
+
+# --- levels
+
+
+async def test_requests_of_all_levels_count_and_the_least_urgent_goes_first(stack: Stack, clock: VirtualClock) -> None:
+    alert = {"headers": {"level": "alert"}}
+    await change(stack, alerts=ALERTS, rest=REST)
+    await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, 0, 1, **alert)
+    await ask(stack, 2, 3, 4, 5, 6)
+    await clock.advance(5.0)
+    assert (waiting(stack, 0), waiting(stack, None)) == (bodies(0, 1), bodies(4, 5, 6))
+
+
+async def test_copy_without_room_is_dropped_and_the_request_goes_on(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, rest=REST, copy=COPY)
+    await limit(stack, "b", EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 3))
+    await stack.clock.advance(5.0)
+    assert (waiting(stack, 4, "b"), answers(broker)) == (bodies(*range(LIMIT)), [])
+    assert waiting(stack, None) == bodies(*range(LIMIT + 3))
+
+
+# --- taking out
+
+
+async def test_error_with_one_queue_repeats_nothing_of_another(stack: Stack, broker: FakeBroker) -> None:
+    confirmed, errors = asyncio.Event(), [BrokerUnavailableError("The channel was closed.")]
+
+    async def act(command: Command) -> None:
+        if command == ("publish", REPLIES, True):
+            await confirmed.wait()
+        if command == ("get", "pool-req-b", False) and errors:
+            raise errors.pop()
+
+    await limit(stack, "{key}", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(LIMIT))
+    await ask(stack, *range(100, 100 + LIMIT), key="b")
+    await stack.clock.advance(1.0)
+    broker.hook = act
+    await ask(stack, LIMIT)
+    await stack.clock.advance(1.0)
+    await ask(stack, 100 + LIMIT, key="b")
+    await stack.clock.advance(1.0)
+    confirmed.set()
+    await stack.clock.advance(5.0)
+    assert (errors, statuses(broker)) == ([], {"0": "maxlen", "100": "maxlen"})
+    assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
+    assert waiting(stack, None, "b") == bodies(*range(101, 101 + LIMIT))
+
+
+async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_queue_longer(stack: Stack) -> None:
+    answered = asyncio.Event()
+
+    async def hold(command: Command) -> None:
+        if command == ("publish", REPLIES, False):
+            await answered.wait()
+
+    data = {"route": TO_B.replace("/*", "/messages/* WHERE level = 'data'"), "priority": 4}
+    await change(stack, rest=REST, copy=data)
+    await limit(stack, "b", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(LIMIT), key="b")
+    await stack.clock.advance(5.0)
+    stack.broker.hook = hold
+    await ask(stack, LIMIT, key="b")
+    await stack.clock.advance(1.0)
+    await ask(stack, 100, headers={"level": "data"})
+    await stack.clock.advance(1.0)
+    answered.set()
+    await stack.clock.advance(5.0)
+    assert waiting(stack, 4, "b") == bodies(100)
+    assert waiting(stack, None, "b") == bodies(*range(2, LIMIT + 1))
+    assert statuses(stack.broker) == {"0": "maxlen", "1": "maxlen"}
+
+
+@pytest.mark.proves("managed/length-queue-cannot-counted")
+async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, broker: FakeBroker) -> None:
+    async def refuse(command: Command) -> None:
+        if command == ("look_up", "pool-req-a", False):
+            raise BrokerUnavailableError("No answer.")
+
+    await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(LIMIT))
+    await stack.clock.advance(1.0)
+    taken = await FakeChannel(broker).get("pool-req-a")
+    assert taken is not None
+    await taken.ack()
+    broker.hook = refuse
+    await ask(stack, LIMIT)
+    await stack.clock.advance(5.0)
+    assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT)), [])
+    broker.hook = None
+    await stack.clock.advance(5.0)
+    assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT + 1)), [])
+
+
+# --- end
+
+
+@pytest.mark.proves("managed/leader-dies-stopped-requests")
+async def test_orderly_end_does_not_wait_for_room(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "DRAIN_TIMEOUT", 3600.0)
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=60)
+        await ask(stack, *range(TOTAL))
+        await clock.advance(5.0)
+        stack.stop.requested.set()
+        async with asyncio.timeout(60):
+            await asyncio.wait({stack.task})
+        assert (stack.orphans(), answers(broker)) == (bodies(*range(LIMIT, TOTAL)), [])
         assert waiting(stack, None) == bodies(*range(LIMIT))
-        async with managing(clock, broker) as stack:
-            await clock.advance(5.0)
-            # The request that was answered, and not acknowledged, is answered a second time with the same status.
-            times = 1 if step == "get" else 2
-            assert (answers(broker), waiting(stack, None)) == ([("0", "maxlen")] * times, bodies(*range(1, LIMIT + 1)))
 
-    @pytest.mark.proves("managed/length-queue-cannot-counted")
-    async def test_length_is_unknown_while_a_publish_is_not_confirmed(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        never = asyncio.Event()
 
-        async def hang(command: Command) -> None:
-            if command == ("publish", "pool-work-xchg", True):
-                await never.wait()
+@pytest.mark.parametrize("end", ["kill", "stop"])
+async def test_former_leader_shows_no_waiting_requests(stack: Stack, clock: VirtualClock, end: str) -> None:
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(TOTAL))
+    await clock.advance(5.0)
+    assert value(stack, "osrdyne_enqueue_waiting") == TOTAL - LIMIT
+    if end == "kill":
+        await stack.kill()
+    else:
+        stack.stop.requested.set()
+        await asyncio.wait({stack.task})
+    assert value(stack, "osrdyne_enqueue_waiting") == 0
 
-        monkeypatch.setattr(lengths, "COUNT_TIMEOUT", 0.01)
-        async with managing(clock, broker) as stack:
-            await limit(stack, EnqueueTimeout=5)
-            await ask(stack, *range(LIMIT - 1))
+
+# --- crash
+
+
+@pytest.mark.proves("managed/leader-dies-stopped-requests")
+async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=60)
+        await ask(stack, *range(TOTAL))
+        await clock.advance(5.0)
+        await stack.kill()
+    assert len(stack.orphans()) == TOTAL - LIMIT
+    async with managing(clock, broker) as stack:
+        await clock.advance(5.0)
+        assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])
+        worker = await stack.consume("a")
+        served = []
+        while len(served) < TOTAL:
+            delivery = await worker.get()
+            served.append(delivery.body)
+            await delivery.ack()
             await clock.advance(1.0)
-            broker.hook = hang
-            await ask(stack, LIMIT - 1, LIMIT)
-            await clock.advance(1.0)
-            assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])
+        assert served == bodies(*range(TOTAL))
+
+
+@pytest.mark.proves("managed/leader-dies-takes-oldest")
+@pytest.mark.parametrize("step", ["get", "answer", "ack"])
+async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
+    clock: VirtualClock, broker: FakeBroker, step: str
+) -> None:
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        took = {"get": ("get", "pool-req-a"), "ack": ("ack", "pool-req-a"), "answer": ("publish", REPLIES)}[step]
+        if (command.name, command.target) == took and command.done == (step != "ack"):
+            await never.wait()
+
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+        await ask(stack, *range(LIMIT))
+        await clock.advance(1.0)
+        broker.hook = hang
+        await ask(stack, LIMIT)
+        await clock.advance(1.0)
+        await stack.kill()
+    broker.hook = None
+    assert waiting(stack, None) == bodies(*range(LIMIT))
+    async with managing(clock, broker) as stack:
+        await clock.advance(5.0)
+        # The request that was answered, and not acknowledged, is answered a second time with the same status.
+        times = 1 if step == "get" else 2
+        assert (answers(broker), waiting(stack, None)) == ([("0", "maxlen")] * times, bodies(*range(1, LIMIT + 1)))
+
+
+@pytest.mark.proves("managed/length-queue-cannot-counted")
+async def test_length_is_unknown_while_a_publish_is_not_confirmed(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("publish", "pool-work-xchg", True):
+            await never.wait()
+
+    monkeypatch.setattr(lengths, "COUNT_TIMEOUT", 0.01)
+    async with managing(clock, broker) as stack:
+        await limit(stack, EnqueueTimeout=5)
+        await ask(stack, *range(LIMIT - 1))
+        await clock.advance(1.0)
+        broker.hook = hang
+        await ask(stack, LIMIT - 1, LIMIT)
+        await clock.advance(1.0)
+        assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])

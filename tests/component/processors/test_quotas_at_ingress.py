@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import structlog
 from managed_pool import managing, waiting
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PoolConflictError
@@ -19,7 +19,7 @@ from osrdyne.ingress.requests import sample_arrival
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.fakes.stack import Stack
 
 NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 
@@ -27,11 +27,6 @@ NOON = 1_700_049_600.0  # 2023-11-15T12:00:00Z
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock(time=NOON)
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 async def limit(stack: Stack, **document: object) -> None:
@@ -53,38 +48,33 @@ def waits(broker: FakeBroker) -> list[object]:
 
 
 @pytest.mark.proves("quotas/clients-send-more-daily")
-async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"messages_per_day": 10})
-        await ask(stack, 13)
-        assert (len(waiting(stack, None)), statuses(broker)) == (10, {"quota-exceeded": 3})
-        assert waits(broker) == [DAY / 2] * 3
-        await clock.advance(DAY / 2)
-        broker.queues[REPLIES].ready.clear()
-        await ask(stack, 11)
-        assert statuses(broker)["quota-exceeded"] == 1
+async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(stack: Stack) -> None:
+    await limit(stack, pool={"messages_per_day": 10})
+    await ask(stack, 13)
+    assert (len(waiting(stack, None)), statuses(stack.broker)) == (10, {"quota-exceeded": 3})
+    assert waits(stack.broker) == [DAY / 2] * 3
+    await stack.clock.advance(DAY / 2)
+    stack.broker.queues[REPLIES].ready.clear()
+    await ask(stack, 11)
+    assert statuses(stack.broker)["quota-exceeded"] == 1
 
 
 @pytest.mark.proves("quotas/clients-send-more-daily")
-async def test_send_rate_refuses_what_comes_too_fast(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"send_rate": 2, "burst": 3})
-        await ask(stack, 4)
-        assert (statuses(broker), waits(broker)) == ({"rate-limited": 1}, [0.5])
-        await clock.advance(1.0)
-        await ask(stack, 2)
-        assert (len(waiting(stack, None)), len(answers(broker))) == (5, 1)
+async def test_send_rate_refuses_what_comes_too_fast(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await limit(stack, pool={"send_rate": 2, "burst": 3})
+    await ask(stack, 4)
+    assert (statuses(broker), waits(broker)) == ({"rate-limited": 1}, [0.5])
+    await clock.advance(1.0)
+    await ask(stack, 2)
+    assert (len(waiting(stack, None)), len(answers(broker))) == (5, 1)
 
 
-async def test_principal_is_the_user_and_else_the_application(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, rules=[{"name": "r", "per": "principal", "messages_per_day": 1}])
-        await ask(stack, 2, app_id="one")
-        await ask(stack, 2, app_id="two")
-        await ask(stack, 2)
-        assert (len(waiting(stack, None)), statuses(broker)) == (3, {"quota-exceeded": 3})
+async def test_principal_is_the_user_and_else_the_application(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, rules=[{"name": "r", "per": "principal", "messages_per_day": 1}])
+    await ask(stack, 2, app_id="one")
+    await ask(stack, 2, app_id="two")
+    await ask(stack, 2)
+    assert (len(waiting(stack, None)), statuses(broker)) == (3, {"quota-exceeded": 3})
 
 
 @pytest.mark.proves("quotas/leader-killed-counts-what")
@@ -131,60 +121,55 @@ async def test_leader_that_ends_in_order_loses_nothing(clock: VirtualClock, brok
         assert (usage and usage.meters[0].used) == 7
 
 
-async def test_request_that_returns_from_its_group_counts_once(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"messages_per_day": 1})
+async def test_request_that_returns_from_its_group_counts_once(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, pool={"messages_per_day": 1})
+    await ask(stack)
+    # As when its group was unbound meanwhile.
+    channel, exchange = FakeChannel(broker, confirms=True), stack.names.work_exchange(None)
+    await channel.publish(Message(body=b"x", reply_to=REPLIES), exchange=exchange, routing_key="b")
+    await stack.clock.settle()
+    assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
+
+
+async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, pool={"messages_per_day": 3})
+    await ask(stack, 4)
+    await limit(stack, pool={"messages_per_day": 5})
+    await ask(stack, 3)
+    assert (len(waiting(stack, None)), statuses(broker)) == (5, {"quota-exceeded": 2})
+    await stack.term.routing.quotas.clear(author="me")
+    await ask(stack, 3)
+    assert len(waiting(stack, None)) == 8
+
+
+async def test_warnings_come_once_a_day(stack: Stack) -> None:
+    await limit(stack, pool={"messages_per_day": 100})
+    with structlog.testing.capture_logs() as logs:
+        await ask(stack, 99)
+    warned = [log["percent"] for log in logs if log["event"] == "daily quota nearly used up"]
+    assert warned == [70, 85, 95]
+
+
+async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:
+    await limit(stack, pool={"messages_per_day": 1})
+    for expected in (None, "quota-exceeded"):
+        for _ in range(2):
+            arrival = sample_arrival(
+                "a", "/x", headers={}, body=None, app_id=None, timeout=None, now=stack.clock.time()
+            )
+            found = explain(
+                arrival,
+                None,
+                splitter=None,
+                names=stack.names,
+                limits=stack.term.routing.routes.ttl_limits,
+                checks=stack.term.processors.checks,
+            )
+            assert found.refused == expected
+            assert any("0 of 1 blocks" in step.text for step in found.steps) is (expected is None)
         await ask(stack)
-        # As when its group was unbound meanwhile.
-        channel, exchange = FakeChannel(broker, confirms=True), stack.names.work_exchange(None)
-        await channel.publish(Message(body=b"x", reply_to=REPLIES), exchange=exchange, routing_key="b")
-        await clock.settle()
-        assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
 
 
-async def test_change_is_live_and_keeps_the_counts(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"messages_per_day": 3})
-        await ask(stack, 4)
-        await limit(stack, pool={"messages_per_day": 5})
-        await ask(stack, 3)
-        assert (len(waiting(stack, None)), statuses(broker)) == (5, {"quota-exceeded": 2})
-        await stack.term.routing.quotas.clear(author="me")
-        await ask(stack, 3)
-        assert len(waiting(stack, None)) == 8
-
-
-async def test_warnings_come_once_a_day(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"messages_per_day": 100})
-        with structlog.testing.capture_logs() as logs:
-            await ask(stack, 99)
-        warned = [log["percent"] for log in logs if log["event"] == "daily quota nearly used up"]
-        assert warned == [70, 85, 95]
-
-
-async def test_explanation_shows_the_quota_and_counts_nothing(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, pool={"messages_per_day": 1})
-        for expected in (None, "quota-exceeded"):
-            for _ in range(2):
-                arrival = sample_arrival(
-                    "a", "/x", headers={}, body=None, app_id=None, timeout=None, now=stack.clock.time()
-                )
-                found = explain(
-                    arrival,
-                    None,
-                    splitter=None,
-                    names=stack.names,
-                    limits=stack.term.routing.routes.ttl_limits,
-                    checks=stack.term.processors.checks,
-                )
-                assert found.refused == expected
-                assert any("0 of 1 blocks" in step.text for step in found.steps) is (expected is None)
-            await ask(stack)
-
-
-async def test_direct_pool_has_no_quotas(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        with pytest.raises(PoolConflictError):
-            await limit(stack, pool={"messages_per_day": 1})
+async def test_direct_pool_has_no_quotas(direct: Stack) -> None:
+    with pytest.raises(PoolConflictError):
+        await limit(direct, pool={"messages_per_day": 1})

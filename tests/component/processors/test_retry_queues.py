@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
-from managed_pool import REST, change, managed, managing, waiting
+from managed_pool import REST, change, managed, managing, send, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import ConnectionOptions, Delivery, Message
@@ -67,337 +67,320 @@ def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
     return dict(stored.message.headers)
 
 
-class TestAcceptance:
-    async def test_terms_and_priority_level_of_the_route_go_with_the_request(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, urgent=URGENT) as stack:
-            await stack.publish("a")
-            await clock.settle()
-            assert headers_of(stack, 3)[TERMS_HEADER] == ('{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}')
-            assert headers_of(stack, 3)[CLASS_HEADER] == "3"
-
-    @pytest.mark.parametrize("routes", [{"rest": REST}, {}], ids=["route without retries", "no routes"])
-    async def test_retry_headers_of_callers_are_removed(
-        self, clock: VirtualClock, broker: FakeBroker, routes: dict[str, object]
-    ) -> None:
-        async with managing(clock, broker, **routes) as stack:
-            await stack.publish("a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
-            await clock.settle()
-            assert headers_of(stack).keys() & OWN_HEADERS == set()
-
-    @pytest.mark.proves("managed/route-retries-changed-removed")
-    async def test_changed_routes_leave_the_terms_of_accepted_requests(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a")
-            await clock.settle()
-            await change(stack, rest=REST)
-            await fail(stack)
-            await time_out(stack)
-            assert headers_of(stack)[ATTEMPTS_HEADER] == 1
+# --- acceptance
 
 
-class TestWayBack:
-    @pytest.mark.parametrize("priority", [None, 3])
-    async def test_request_comes_back_to_its_priority_level_as_it_was(
-        self, clock: VirtualClock, broker: FakeBroker, priority: int | None
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN if priority is None else URGENT) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers={"x-own": "kept"})
-            await clock.settle()
-            before = headers_of(stack, priority)
-            await fail(stack, priority=priority)
-            assert (waiting(stack, priority), broker.bodies(WAIT)) == ([], [b"1"])
-            await time_out(stack)
-            after = headers_of(stack, priority)
-            [stored] = broker.queues[stack.names.request_queue(A, priority)].ready
-            assert (stored.message.reply_to, stored.message.correlation_id, stored.routing_key) == (REPLIES, "c", "a")
-            assert {name: after[name] for name in before if name != HOPS_HEADER} == {
-                name: value for name, value in before.items() if name != HOPS_HEADER
-            }
+async def test_terms_and_priority_level_of_the_route_go_with_the_request(stack: Stack) -> None:
+    await change(stack, urgent=URGENT)
+    await send(stack, "a")
+    assert headers_of(stack, 3)[TERMS_HEADER] == ('{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}')
+    assert headers_of(stack, 3)[CLASS_HEADER] == "3"
 
-    async def test_every_odd_key_finds_its_queue_again(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, urgent=URGENT) as stack:
-            for key in ODD_KEYS.values():
-                await stack.publish(key, key.encode())
-            await clock.settle()
-            for key in ODD_KEYS.values():
-                await fail(stack, key, 3)
-            await time_out(stack)
-            for key in ODD_KEYS.values():
-                assert waiting(stack, 3, key) == [key.encode()]
 
-    @pytest.mark.proves("managed/group-ends-request-waits")
-    async def test_group_that_is_gone_meanwhile_is_started_again_for_it(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, urgent=URGENT) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES)
-            await clock.settle()
-            deadline = headers_of(stack, 3)[DEADLINE_HEADER]
-            await fail(stack, priority=3, attempts=2)
-            stack.retire(A)
-            await clock.advance(120.0)
-            assert not stack.has_queue("a")
-            await time_out(stack)
-            headers = headers_of(stack, 3)
-            assert (headers[ATTEMPTS_HEADER], headers[CLASS_HEADER], headers[DEADLINE_HEADER]) == (2, "3", deadline)
-            assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
+@pytest.mark.parametrize("is_routed", [True, False], ids=["route without retries", "no routes"])
+async def test_retry_headers_of_callers_are_removed(stack: Stack, is_routed: bool) -> None:
+    if is_routed:
+        await change(stack, rest=REST)
+    await send(stack, "a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
+    assert headers_of(stack).keys() & OWN_HEADERS == set()
 
-    async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, urgent=URGENT) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            await fail(stack, priority=3)
+
+@pytest.mark.proves("managed/route-retries-changed-removed")
+async def test_changed_routes_leave_the_terms_of_accepted_requests(stack: Stack) -> None:
+    await change(stack, plain=PLAIN)
+    await send(stack, "a")
+    await change(stack, rest=REST)
+    await fail(stack)
+    await time_out(stack)
+    assert headers_of(stack)[ATTEMPTS_HEADER] == 1
+
+
+# --- way back
+
+
+@pytest.mark.parametrize("priority", [None, 3])
+async def test_request_comes_back_to_its_priority_level_as_it_was(stack: Stack, priority: int | None) -> None:
+    await change(stack, plain=PLAIN if priority is None else URGENT)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c", headers={"x-own": "kept"})
+    before = headers_of(stack, priority)
+    await fail(stack, priority=priority)
+    assert (waiting(stack, priority), stack.broker.bodies(WAIT)) == ([], [b"1"])
+    await time_out(stack)
+    after = headers_of(stack, priority)
+    [stored] = stack.broker.queues[stack.names.request_queue(A, priority)].ready
+    assert (stored.message.reply_to, stored.message.correlation_id, stored.routing_key) == (REPLIES, "c", "a")
+    assert {name: after[name] for name in before if name != HOPS_HEADER} == {
+        name: value for name, value in before.items() if name != HOPS_HEADER
+    }
+
+
+async def test_every_odd_key_finds_its_queue_again(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, urgent=URGENT)
+    for key in ODD_KEYS.values():
+        await stack.publish(key, key.encode())
+    await clock.settle()
+    for key in ODD_KEYS.values():
+        await fail(stack, key, 3)
+    await time_out(stack)
+    for key in ODD_KEYS.values():
+        assert waiting(stack, 3, key) == [key.encode()]
+
+
+@pytest.mark.proves("managed/group-ends-request-waits")
+async def test_group_that_is_gone_meanwhile_is_started_again_for_it(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, urgent=URGENT)
+    await send(stack, "a", b"1", reply_to=REPLIES)
+    deadline = headers_of(stack, 3)[DEADLINE_HEADER]
+    await fail(stack, priority=3, attempts=2)
+    stack.retire(A)
+    await stack.clock.advance(120.0)
+    assert not stack.has_queue("a")
+    await time_out(stack)
+    headers = headers_of(stack, 3)
+    assert (headers[ATTEMPTS_HEADER], headers[CLASS_HEADER], headers[DEADLINE_HEADER]) == (2, "3", deadline)
+    assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
+
+
+async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(stack: Stack) -> None:
+    await change(stack, urgent=URGENT)
+    await send(stack, "a", b"1")
+    await fail(stack, priority=3)
+    await change(stack, plain=PLAIN)
+    await stack.clock.advance(120.0)
+    await time_out(stack)
+    assert waiting(stack, 3) == [b"1"]
+
+
+async def test_unknown_priority_level_does_not_end_the_term(stack: Stack, broker: FakeBroker) -> None:
+    """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
+    await change(stack, plain=PLAIN)
+    made_up = Message(body=b"1", headers={CLASS_HEADER: "7"})
+    await FakeChannel(broker).publish(made_up, exchange=NAMES.retried_exchange, routing_key="a")
+    await stack.clock.advance(60.0)
+    assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
+
+
+async def test_request_whose_time_was_up_while_it_waited_is_answered(stack: Stack, broker: FakeBroker) -> None:
+    """No worker takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
+    await change(stack, plain=PLAIN)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    await fail(stack)
+    await time_out(stack)
+    broker.expire(stack.names.request_queue(A))
+    await stack.clock.settle()
+    assert answers(broker) == [("c", "expired")]
+
+
+@pytest.mark.proves("managed/request-kills-worker-later")
+async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    await fail(stack)
+    await time_out(stack)
+    for _ in range(managed().requests.delivery_limit + 1):
+        await (await take(stack)).channel.close()
+    await stack.clock.advance(60.0)
+    assert answers(broker) == [("c", "delivery_limit")]
+    assert broker.bodies(NAMES.poison_queue) == [b"1"]
+
+
+async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack, "a", b"1")
+        await fail(stack)
+    async with leading(clock, broker=broker) as stack:
+        await time_out(stack)
+        assert stack.waiting("a") == [b"1"]
+
+
+async def test_queue_of_a_pool_that_became_direct_gets_nothing_once_it_is_unbound(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack, "a", b"1")
+    async with leading(clock, broker=broker) as stack:
+        assert broker.route(NAMES.retried_exchange, "a", {CLASS_HEADER: "default"}) == [NAMES.orphan_queue]
+
+
+# --- queues
+
+
+async def test_new_delays_have_a_queue_when_the_change_is_reported(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": ["1s", "PT5M"]}})
+    found = [delay for delay in (1000, 30_000, 300_000) if NAMES.retry_queue(delay) in broker.queues]
+    bound = broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "300000"})
+    assert (found, bound) == ([1000, 30_000, 300_000], ["pool-retry-300000"])
+
+
+@pytest.mark.proves("managed/queue-delay-exists-arguments")
+async def test_queue_that_is_not_ours_refuses_the_change(clock: VirtualClock, broker: FakeBroker) -> None:
+    broker.declare_queue(WAIT, {"x-queue-type": "quorum"})
+    async with managing(clock, broker, rest=REST) as stack:
+        with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
             await change(stack, plain=PLAIN)
-            await clock.advance(120.0)
-            await time_out(stack)
-            assert waiting(stack, 3) == [b"1"]
-
-    async def test_unknown_priority_level_does_not_end_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            made_up = Message(body=b"1", headers={CLASS_HEADER: "7"})
-            await FakeChannel(broker).publish(made_up, exchange=NAMES.retried_exchange, routing_key="a")
-            await clock.advance(60.0)
-            assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
-
-    async def test_request_whose_time_was_up_while_it_waited_is_answered(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """No worker takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await fail(stack)
-            await time_out(stack)
-            broker.expire(stack.names.request_queue(A))
-            await clock.settle()
-            assert answers(broker) == [("c", "expired")]
-
-    @pytest.mark.proves("managed/request-kills-worker-later")
-    async def test_request_that_kills_workers_at_a_later_attempt_is_poison(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await fail(stack)
-            await time_out(stack)
-            for _ in range(managed().requests.delivery_limit + 1):
-                await (await take(stack)).channel.close()
-            await clock.advance(60.0)
-            assert answers(broker) == [("c", "delivery_limit")]
-            assert broker.bodies(NAMES.poison_queue) == [b"1"]
-
-    async def test_pool_that_becomes_a_direct_one_serves_what_waits(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            await fail(stack)
-        async with leading(clock, broker=broker) as stack:
-            await time_out(stack)
-            assert stack.waiting("a") == [b"1"]
-
-    async def test_queue_of_a_pool_that_became_direct_gets_nothing_once_it_is_unbound(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-        async with leading(clock, broker=broker) as stack:
-            assert broker.route(NAMES.retried_exchange, "a", {CLASS_HEADER: "default"}) == [NAMES.orphan_queue]
+        assert [kept.version for kept in await stack.term.routing.routes.history()] == [1]
+        await send(stack, "a", b"1")
+        assert waiting(stack, None) == [b"1"]
 
 
-class TestQueues:
-    async def test_new_delays_have_a_queue_when_the_change_is_reported(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": ["1s", "PT5M"]}})
-            found = [delay for delay in (1000, 30_000, 300_000) if NAMES.retry_queue(delay) in broker.queues]
-            bound = broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "300000"})
-            assert (found, bound) == ([1000, 30_000, 300_000], ["pool-retry-300000"])
+@pytest.mark.proves("managed/queue-delay-exists-arguments")
+async def test_kept_route_whose_queue_is_not_ours_goes_on_without_retries(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker, plain=PLAIN, urgent={**URGENT, "retry": RETRY | {"delays": [30]}}):
+        pass
+    broker.delete_queue(WAIT)
+    broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+    with structlog.testing.capture_logs() as logs:
+        async with managing(clock, broker) as stack:
+            await send(stack, "a", b"1")
+            urgent, headers = waiting(stack, 3), headers_of(stack, 3)
+    assert (urgent, TERMS_HEADER in headers) == ([b"1"], True)
+    assert stack.term.routing.routes.retries_off.keys() == {"plain"}
+    assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
 
-    @pytest.mark.proves("managed/queue-delay-exists-arguments")
-    async def test_queue_that_is_not_ours_refuses_the_change(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        broker.declare_queue(WAIT, {"x-queue-type": "quorum"})
-        async with managing(clock, broker, rest=REST) as stack:
-            with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
-                await change(stack, plain=PLAIN)
-            assert [kept.version for kept in await stack.term.routing.routes.history()] == [1]
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert waiting(stack, None) == [b"1"]
 
-    @pytest.mark.proves("managed/queue-delay-exists-arguments")
-    async def test_kept_route_whose_queue_is_not_ours_goes_on_without_retries(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN, urgent={**URGENT, "retry": RETRY | {"delays": [30]}}):
-            pass
+async def test_status_shows_which_retries_are_off_and_why(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN):
         broker.delete_queue(WAIT)
         broker.declare_queue(WAIT, {"x-queue-type": "classic"})
-        with structlog.testing.capture_logs() as logs:
-            async with managing(clock, broker) as stack:
-                await stack.publish("a", b"1")
-                await clock.settle()
-                urgent, headers = waiting(stack, 3), headers_of(stack, 3)
-        assert (urgent, TERMS_HEADER in headers) == ([b"1"], True)
-        assert stack.term.routing.routes.retries_off.keys() == {"plain"}
-        assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
-
-    async def test_status_shows_which_retries_are_off_and_why(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN):
-            broker.delete_queue(WAIT)
-            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
-        unused: Any = None
-        async with managing(clock, broker) as stack:
-            inspector = DaemonInspector(
-                pool=POOL,
-                state=DaemonState(term=stack.term),
-                driver=unused,
-                management=unused,
-                pins=unused,
-                leader=unused,
-                prices={},
-                clock=clock,
-            )
-            [component] = [one for one in inspector.components() if one.name != "topology"]
-        assert (component.name, component.ok, component.fatal) == ("retries", False, False)
-        assert component.detail.startswith(
-            "off for routes plain. The queue pool-retry-1000 exists with other arguments"
+    unused: Any = None
+    async with managing(clock, broker) as stack:
+        inspector = DaemonInspector(
+            pool=POOL,
+            state=DaemonState(term=stack.term),
+            driver=unused,
+            management=unused,
+            pins=unused,
+            leader=unused,
+            prices={},
+            clock=clock,
         )
+        [component] = [one for one in inspector.components() if one.name != "topology"]
+    assert (component.name, component.ok, component.fatal) == ("retries", False, False)
+    assert component.detail.startswith("off for routes plain. The queue pool-retry-1000 exists with other arguments")
 
-    @pytest.mark.proves("managed/queue-delay-exists-arguments")
-    async def test_retries_work_again_once_the_foreign_queue_is_deleted(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN):
-            broker.delete_queue(WAIT)
-            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
-        async with managing(clock, broker) as stack:
-            assert "pool-retry-1000" in stack.term.routing.routes.retries_off["plain"]
-            broker.delete_queue(WAIT)
-            await clock.advance(POLL_INTERVAL + 1)
-            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
-            await stack.publish("a", b"1")
-            await clock.settle()
-            assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
 
-    async def test_change_of_another_route_is_made_and_warns(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN):
-            broker.delete_queue(WAIT)
-            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
-        async with managing(clock, broker) as stack:
-            changed = await change(stack, plain=PLAIN, rest=REST)
-        assert [(one.path, "pool-retry-1000" in one.message) for one in changed.warnings] == [("routes.plain", True)]
+@pytest.mark.proves("managed/queue-delay-exists-arguments")
+async def test_retries_work_again_once_the_foreign_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN):
+        broker.delete_queue(WAIT)
+        broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+    async with managing(clock, broker) as stack:
+        assert "pool-retry-1000" in stack.term.routing.routes.retries_off["plain"]
+        broker.delete_queue(WAIT)
+        await clock.advance(POLL_INTERVAL + 1)
+        assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+        await send(stack, "a", b"1")
+        assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
 
-    async def test_new_queue_is_persisted_before_it_is_bound(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """Decision 0020."""
-        async with managing(clock, broker, rest=REST) as stack:
-            broker.commands.clear()
-            await change(stack, plain=PLAIN)
-            commands = [(command.name, command.target) for command in broker.commands]
-            names = NAMES.register_queues(1)
-            written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
-            assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
 
-    async def test_unusable_durability_queue_does_not_prevent_retries(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        for name in NAMES.register_queues(1):
-            broker.declare_queue(name, {"x-queue-type": "classic"})
-        async with managing(clock, broker, plain=PLAIN):
-            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+async def test_change_of_another_route_is_made_and_warns(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN):
+        broker.delete_queue(WAIT)
+        broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+    async with managing(clock, broker) as stack:
+        changed = await change(stack, plain=PLAIN, rest=REST)
+    assert [(one.path, "pool-retry-1000" in one.message) for one in changed.warnings] == [("routes.plain", True)]
 
-    @pytest.mark.proves("managed/route-retries-changed-removed")
-    async def test_unused_queue_goes_when_no_accepted_request_can_need_it(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await change(stack, rest=REST)
-            await clock.advance(TTL - 1)
-            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
-            await clock.advance(4 * POLL_INTERVAL)
-            assert [name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)] == []
 
-    @pytest.mark.proves("managed/route-retries-changed-removed")
-    async def test_unused_queue_stays_while_a_request_waits_in_it(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
-        """For longer than it should; in the end its time is up, and that is the answer to its caller."""
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await fail(stack)
-            await change(stack, rest=REST)
-            await clock.advance(TTL + 5 * POLL_INTERVAL)
-            assert broker.bodies(WAIT) == [b"1"]
-            await time_out(stack)
-            assert answers(broker) == [("c", "expired")]
-            await clock.advance(3 * POLL_INTERVAL)
-            assert WAIT not in broker.queues
+async def test_new_queue_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
+    """Decision 0020."""
+    await change(stack, rest=REST)
+    broker.commands.clear()
+    await change(stack, plain=PLAIN)
+    commands = [(command.name, command.target) for command in broker.commands]
+    names = NAMES.register_queues(1)
+    written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
+    assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
 
-    async def test_queue_that_is_used_again_stays(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await change(stack, rest=REST)
-            await clock.advance(TTL + POLL_INTERVAL / 2)  # it may be unbound by now
-            await change(stack, plain=PLAIN)
-            await clock.advance(TTL + 5 * POLL_INTERVAL)
-            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
-    async def test_requests_that_wait_are_counted_by_their_delay(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            await fail(stack)
-            await clock.advance(POLL_INTERVAL)
-            assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
+async def test_unusable_durability_queue_does_not_prevent_retries(clock: VirtualClock, broker: FakeBroker) -> None:
+    for name in NAMES.register_queues(1):
+        broker.declare_queue(name, {"x-queue-type": "classic"})
+    async with managing(clock, broker, plain=PLAIN):
+        assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
-    @pytest.mark.proves("managed/queue-delay-retry-exchange")
-    async def test_deleted_wait_queue_is_declared_again(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN):
-            broker.delete_queue(WAIT)
-            await clock.advance(POLL_INTERVAL + 1)
-            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
-    @pytest.mark.parametrize("kind", ["managed", "direct"])
-    async def test_next_leader_deletes_what_it_finds_unused(
-        self, clock: VirtualClock, broker: FakeBroker, kind: str
-    ) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await change(stack, rest=REST)
-        settings = managed() if kind == "managed" else None
-        async with leading(clock, broker=broker, settings=settings):
-            await clock.advance(TTL + 5 * POLL_INTERVAL)
-            assert WAIT not in broker.queues
+@pytest.mark.proves("managed/route-retries-changed-removed")
+async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack: Stack, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await change(stack, rest=REST)
+    await stack.clock.advance(TTL - 1)
+    assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+    await stack.clock.advance(4 * POLL_INTERVAL)
+    assert [name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)] == []
 
-    async def test_probe_gives_back_what_it_gets(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            await fail(stack)
-            commands = stack.term._session.retry_queues(stack.management)
-            broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
-            original = broker.queues[WAIT].changed
 
-            def late() -> None:
-                """An unexpected case: a request that arrives during the probe."""
-                broker.queues[WAIT].ready += held
-                held.clear()
-                original()
+@pytest.mark.proves("managed/route-retries-changed-removed")
+async def test_unused_queue_stays_while_a_request_waits_in_it(stack: Stack, broker: FakeBroker) -> None:
+    """For longer than it should; in the end its time is up, and that is the answer to its caller."""
+    await change(stack, plain=PLAIN)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    await fail(stack)
+    await change(stack, rest=REST)
+    await stack.clock.advance(TTL + 5 * POLL_INTERVAL)
+    assert broker.bodies(WAIT) == [b"1"]
+    await time_out(stack)
+    assert answers(broker) == [("c", "expired")]
+    await stack.clock.advance(3 * POLL_INTERVAL)
+    assert WAIT not in broker.queues
 
-            broker.queues[WAIT].changed = late  # type: ignore[method-assign]
-            assert await commands.delete_if_proven_empty(1000) is DeleteOutcome.NOT_EMPTY
-            await clock.settle()
-            assert waiting(stack, None) == [b"1"]
+
+async def test_queue_that_is_used_again_stays(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await change(stack, rest=REST)
+    await clock.advance(TTL + POLL_INTERVAL / 2)  # it may be unbound by now
+    await change(stack, plain=PLAIN)
+    await clock.advance(TTL + 5 * POLL_INTERVAL)
+    assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+
+
+async def test_requests_that_wait_are_counted_by_their_delay(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, plain=PLAIN)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    await fail(stack)
+    await clock.advance(POLL_INTERVAL)
+    assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
+
+
+@pytest.mark.proves("managed/queue-delay-retry-exchange")
+async def test_deleted_wait_queue_is_declared_again(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN):
+        broker.delete_queue(WAIT)
+        await clock.advance(POLL_INTERVAL + 1)
+        assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+
+
+@pytest.mark.parametrize("kind", ["managed", "direct"])
+async def test_next_leader_deletes_what_it_finds_unused(clock: VirtualClock, broker: FakeBroker, kind: str) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await change(stack, rest=REST)
+    settings = managed() if kind == "managed" else None
+    async with leading(clock, broker=broker, settings=settings):
+        await clock.advance(TTL + 5 * POLL_INTERVAL)
+        assert WAIT not in broker.queues
+
+
+async def test_probe_gives_back_what_it_gets(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, plain=PLAIN)
+    await send(stack, "a", b"1")
+    await fail(stack)
+    commands = stack.term._session.retry_queues(stack.management)
+    broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
+    original = broker.queues[WAIT].changed
+
+    def late() -> None:
+        """An unexpected case: a request that arrives during the probe."""
+        broker.queues[WAIT].ready += held
+        held.clear()
+        original()
+
+    broker.queues[WAIT].changed = late  # type: ignore[method-assign]
+    assert await commands.delete_if_proven_empty(1000) is DeleteOutcome.NOT_EMPTY
+    await clock.settle()
+    assert waiting(stack, None) == [b"1"]
 
 
 def totals(messages: int | None, sampled_after: float, *, state: str = "running") -> QueueTotals:
@@ -428,8 +411,7 @@ async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> 
     stack.task = asyncio.create_task(stack.lead())
     await clock.advance(5.0)
     await change(stack, plain=PLAIN)
-    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-    await clock.settle()
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
     await fail(stack)
     steps = 0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import pytest
+from managed_pool import send
 
 from osrdyne.errors import StartFailedError
 from osrdyne.pool.routing.circuits import ActiveCircuits
@@ -18,13 +20,6 @@ from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 REPLIES = "replies"
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    broker = FakeBroker(clock)
-    broker.declare_queue(REPLIES, {})
-    return broker
 
 
 def broken_driver(clock: VirtualClock, *, starts: int = 1, log_lines: tuple[str, ...] = ("pull denied",)) -> FakeDriver:
@@ -42,51 +37,51 @@ def statuses(broker: FakeBroker) -> list[str | None]:
     return [decode_text(stored.message.headers.get("x-status")) for stored in answers(broker)]
 
 
+@pytest.fixture
+async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    """A leader whose first start fails."""
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        yield stack
+
+
 async def ask(stack: Stack, key: str = "a") -> None:
-    await stack.publish(key, reply_to=REPLIES, correlation_id="c")
-    await stack.clock.settle()
+    await send(stack, key, reply_to=REPLIES, correlation_id="c")
 
 
-async def test_request_that_waited_is_answered_with_the_last_words(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+async def test_request_that_waited_is_answered_with_the_last_words(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack)
+    (answer,) = answers(broker)
+    error = json.loads(answer.message.body)["error"]
+    assert (statuses(broker), answer.message.correlation_id) == (["start-failed"], "c")
+    assert (error["code"], error["log_lines"]) == ("start-failed", ["pull denied"])
+    assert error["message"].startswith("No such image")
+    assert stack.waiting("a") == []
+
+
+async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActiveCircuits, "counts", True)
+    monkeypatch.setattr("osrdyne.processors.failures.start_failures.fingerprint_of", lambda _: 1 / 0)
+    for _ in range(2):
         await ask(stack)
-        (answer,) = answers(broker)
-        error = json.loads(answer.message.body)["error"]
-        assert (statuses(broker), answer.message.correlation_id) == (["start-failed"], "c")
-        assert (error["code"], error["log_lines"]) == ("start-failed", ["pull denied"])
-        assert error["message"].startswith("No such image")
-        assert stack.waiting("a") == []
+    assert (statuses(stack.broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
 
 
-async def test_error_after_the_answer_rejects_no_request(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        monkeypatch.setattr(ActiveCircuits, "counts", True)
-        monkeypatch.setattr("osrdyne.processors.failures.start_failures.fingerprint_of", lambda _: 1 / 0)
-        for _ in range(2):
-            await ask(stack)
-        assert (statuses(broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
-
-
-async def test_request_during_the_back_off_is_answered_at_once(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack)
-        await clock.advance(5.0)
-        await ask(stack)
-        assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 1)
-        retry_after = answers(broker)[1].message.headers["x-retry-after"]
-        assert isinstance(retry_after, float)
-        assert 3.0 <= retry_after <= 7.0
+async def test_request_during_the_back_off_is_answered_at_once(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack)
+    await stack.clock.advance(5.0)
+    await ask(stack)
+    assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 1)
+    retry_after = answers(broker)[1].message.headers["x-retry-after"]
+    assert isinstance(retry_after, float)
+    assert 3.0 <= retry_after <= 7.0
 
 
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
-async def test_request_after_the_back_off_is_put_back_and_served(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack)
-        await clock.advance(20.0)
-        await ask(stack)
-        assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (1, 1, 1)
+async def test_request_after_the_back_off_is_put_back_and_served(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack)
+    await stack.clock.advance(20.0)
+    await ask(stack)
+    assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (1, 1, 1)
 
 
 async def test_group_that_fails_again_answers_the_request_it_put_back(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -98,32 +93,29 @@ async def test_group_that_fails_again_answers_the_request_it_put_back(clock: Vir
         assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 2)
 
 
-async def test_failed_group_without_requests_is_not_started_again(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack)
-        await clock.advance(500.0)
-        assert stack.driver.count("start") == 1
+async def test_failed_group_without_requests_is_not_started_again(stack: Stack, clock: VirtualClock) -> None:
+    await ask(stack)
+    await clock.advance(500.0)
+    assert stack.driver.count("start") == 1
 
 
-async def test_failed_group_ends_like_any_other(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack)
-        await clock.advance(1_400.0)
-        assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (
-            False,
-            [],
-            [],
-        )
+async def test_failed_group_ends_like_any_other(stack: Stack, clock: VirtualClock) -> None:
+    await ask(stack)
+    await clock.advance(1_400.0)
+    assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (
+        False,
+        [],
+        [],
+    )
 
 
-async def test_other_keys_do_not_notice(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack, "a")
-        await ask(stack, "b")
-        assert (statuses(broker), stack.running("b"), len(stack.waiting("b"))) == (["start-failed"], 1, 1)
+async def test_other_keys_do_not_notice(stack: Stack, broker: FakeBroker) -> None:
+    await ask(stack, "a")
+    await ask(stack, "b")
+    assert (statuses(broker), stack.running("b"), len(stack.waiting("b"))) == (["start-failed"], 1, 1)
 
 
-async def test_answer_under_way_when_the_group_recovers_is_finished(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_answer_under_way_when_the_group_recovers_is_finished(stack: Stack, broker: FakeBroker) -> None:
     """Answered and then served as well, one request would have two different outcomes."""
     allowed = asyncio.Event()
 
@@ -131,24 +123,22 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(clock: Virtu
         if command == ("publish", REPLIES, True):
             await allowed.wait()
 
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        broker.hook = hang
-        await ask(stack)
-        stack.pin(A)  # pinned, it starts again by itself
-        await clock.advance(12.0)
-        assert stack.running("a") == 1
-        allowed.set()
-        await clock.advance(5.0)
-        assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
+    broker.hook = hang
+    await ask(stack)
+    stack.pin(A)  # pinned, it starts again by itself
+    await stack.clock.advance(12.0)
+    assert stack.running("a") == 1
+    allowed.set()
+    await stack.clock.advance(5.0)
+    assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
 
 
-async def test_deleted_queue_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_deleted_queue_ends_no_term(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
     """defects: one-failure-for-all."""
-    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
-        await ask(stack)
-        broker.delete_queue("pool-req-a")
-        await clock.advance(10.0)
-        assert not stack.task.done()
+    await ask(stack)
+    broker.delete_queue("pool-req-a")
+    await clock.advance(10.0)
+    assert not stack.task.done()
 
 
 async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroker) -> None:

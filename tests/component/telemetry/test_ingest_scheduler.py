@@ -223,8 +223,8 @@ async def test_position_of_a_table_is_kept_for_the_next_leader(world: World, clo
     assert len(world.requests) == 1
 
 
-@given(kills=st.lists(st.floats(0.0, 90.0), min_size=1, max_size=6), duration=st.sampled_from([0.0, 3.0, 40.0]))
 @pytest.mark.proves("telemetry/leader-dies-between-request")
+@given(kills=st.lists(st.floats(0.0, 90.0), min_size=1, max_size=6), duration=st.sampled_from([0.0, 3.0, 40.0]))
 def test_leader_killed_at_any_moment_stores_each_message_once(kills: list[float], duration: float) -> None:
     async def live() -> None:
         clock = VirtualClock()
