@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import structlog
+from broker_steps import hold
 
 from osrdyne.amqp import Message
 from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord, Outcome
@@ -155,13 +156,7 @@ async def test_silent_audit_queue_delays_a_change_for_a_bounded_time(
     monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
     monkeypatch.setattr(audit, "MAX_PENDING", 2)
     async with leading(clock, broker=broker) as stack:
-        resume = asyncio.Event()
-
-        async def block(command: Command) -> None:
-            if command == Command("publish", stack.names.audit_exchange, False):
-                await resume.wait()
-
-        broker.hook = block
+        resume = hold(broker, ("publish", stack.names.audit_exchange, False))
         found = [await stack.term.processors.audit.write(change(clock, number)) for number in range(3)]
         assert found == [False, False, False]
         broker.hook = None
@@ -179,12 +174,7 @@ async def test_records_beyond_the_limit_of_waiting_ones_are_lost_at_once(
     monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
     monkeypatch.setattr(audit, "MAX_PENDING", 1)
     async with leading(clock, broker=broker) as stack:
-
-        async def block(command: Command) -> None:
-            if command == Command("publish", stack.names.audit_exchange, False):
-                await asyncio.Event().wait()
-
-        broker.hook = block
+        hold(broker, ("publish", stack.names.audit_exchange, False))
         for number in range(4):
             assert await stack.term.processors.audit.write(change(clock, number)) is False
         assert lost(stack) == 2  # one is being published, one waits

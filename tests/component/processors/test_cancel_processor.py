@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from broker_steps import refuse
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import Command as BrokerCommand
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -64,10 +64,6 @@ async def test_cancel_with_odd_identifiers_is_passed_on(stack: Stack) -> None:
 
 
 async def test_cancel_that_no_queue_takes_costs_nothing(stack: Stack) -> None:
-    async def refuse(command: BrokerCommand) -> None:
-        if command == ("publish", stack.names.control_exchange, False):
-            raise PublishRefusedError("nack")
-
-    stack.broker.hook = refuse
+    refuse(stack.broker, PublishRefusedError("nack"), ("publish", stack.names.control_exchange, False))
     await cancel(stack, "a", correlation_id="c", reply_to="r")
     assert (stack.broker.bodies(stack.names.cancel_queue), stack.task.done()) == ([], False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
+from broker_steps import hold, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 from managed_pool import send
@@ -108,30 +107,17 @@ async def test_poison_is_kept_before_the_reply_and_acknowledged_last(clock: Virt
 
 
 async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(stack: Stack, broker: FakeBroker) -> None:
-    refusals = 3
-
-    async def refuse(command: Command) -> None:
-        nonlocal refusals
-        if command == ("publish", "pool-poison-xchg", False) and refusals:
-            refusals -= 1
-            raise PublishRefusedError("nack")
-
-    broker.hook = refuse
+    refuse(broker, PublishRefusedError("nack"), ("publish", "pool-poison-xchg", False), times=3)
     await die(stack, {"x-first-death-reason": "delivery_limit"})
     await stack.clock.advance(60.0)
     assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
 
 
 async def test_slow_answer_does_not_hold_up_the_others(clock: VirtualClock, broker: FakeBroker) -> None:
-    never = asyncio.Event()
     broker.declare_queue("slow", {})
 
-    async def hang(command: Command) -> None:
-        if command == ("publish", "slow", False):
-            await never.wait()
-
     async with leading(clock, broker=broker) as stack:
-        broker.hook = hang
+        hold(broker, ("publish", "slow", False))
         for replies in ("slow", REPLIES, REPLIES):
             await die(stack, {"x-first-death-reason": "expired"}, reply_to=replies)
         assert (len(answers(broker)), broker.bodies("slow"), len(broker.bodies("pool-dl"))) == (2, [], 1)
@@ -198,12 +184,7 @@ def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object
 @pytest.mark.proves("broker/poison-inventory-pool-poison")
 async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack: Stack, broker: FakeBroker) -> None:
     """Some of them filled the prefetch, and not even `expired` was answered any more."""
-
-    async def refuse(command: Command) -> None:
-        if command == ("publish", "pool-poison-xchg", False):
-            raise PublishRefusedError("unroutable")
-
-    broker.hook = refuse
+    refuse(broker, PublishRefusedError("unroutable"), ("publish", "pool-poison-xchg", False))
     channel = FakeChannel(broker)
     for number in range(MANY):
         poison = Message(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+from broker_steps import refuse
 from managed_pool import REST, managing
 from replies import REPLIES, answers, broker_with_replies
 
@@ -47,12 +48,7 @@ async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
     clock = VirtualClock()
     broker = broker_with_replies(clock)
     async with lead(clock, broker) as stack:
-
-        async def be_silent(command: Command) -> None:
-            if command == ("publish", exchange, False) and stack.has_queue("a"):
-                raise BrokerSilentError("no confirm")
-
-        broker.hook = be_silent
+        refuse(broker, BrokerSilentError("no confirm"), ("publish", exchange, False), when=lambda: stack.has_queue("a"))
         deadline = round(clock.time() * 1000) + 60_000
         await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: deadline})
         await clock.advance(50.0)
@@ -70,12 +66,7 @@ async def test_request_without_a_deadline_is_held_no_longer_than_it_may_wait_in_
     clock = VirtualClock()
     broker = broker_with_replies(clock)
     async with lead(clock, broker) as stack:
-
-        async def be_silent(command: Command) -> None:
-            if command == ("publish", exchange, False) and stack.has_queue("a"):
-                raise BrokerSilentError("no confirm")
-
-        broker.hook = be_silent
+        refuse(broker, BrokerSilentError("no confirm"), ("publish", exchange, False), when=lambda: stack.has_queue("a"))
         await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
         await clock.advance(stack.settings.requests.ttl - 10.0)
         assert (answers(broker), stack.orphans()) == ([], [b"1"])

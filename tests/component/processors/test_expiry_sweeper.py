@@ -10,6 +10,7 @@ from itertools import count
 from typing import cast
 
 import pytest
+from broker_steps import refuse
 from managed_pool import change, send
 from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
@@ -224,11 +225,7 @@ async def test_everything_that_was_taken_is_acknowledged_in_one_step(stack: Stac
 async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
     await publish(stack, "1", "x1", "2")
 
-    async def refuse(command: Command) -> None:
-        if command == Command("publish", stack.names.work_exchange(None), done=False):
-            raise BrokerSilentError("no confirm")
-
-    broker.hook = refuse
+    refuse(broker, BrokerSilentError("no confirm"), ("publish", stack.names.work_exchange(None), False))
     await clock.advance(CLEANED)
     broker.hook = None
     consumed = broker.count("consume", stack.names.request_queue(Key("k")))
@@ -240,11 +237,7 @@ async def test_copy_that_cannot_be_published_ends_no_term(stack: Stack, broker: 
     """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
     await publish(stack, "1", "x1", "2")
 
-    async def refuse(command: Command) -> None:
-        if command == Command("publish", stack.names.work_exchange(None), done=False):
-            raise MessageTooLargeError("too large")
-
-    broker.hook = refuse
+    refuse(broker, MessageTooLargeError("too large"), ("publish", stack.names.work_exchange(None), False))
     await stack.clock.advance(5 * CLEANED)
     stored = broker.queues[stack.names.request_queue(Key("k"))].ready
     assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]

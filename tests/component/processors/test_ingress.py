@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from broker_steps import hold, refuse
 from managed_pool import ALERTS, COPY, DATA, REST, change, managed, managing, send, waiting
 from replies import REPLIES, answers
 
@@ -317,14 +318,8 @@ async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("ack", "pool-orphan", False):
-            await never.wait()
-
     async with managing(clock, broker, alerts=ALERTS) as stack:
-        broker.hook = hang
+        hold(broker, ("ack", "pool-orphan", False))
         deadline = round(clock.time() * 1000) + 1000
         await send(stack, "a", headers={DEADLINE_HEADER: deadline}, reply_to=REPLIES, correlation_id="c")
         await stack.kill()
@@ -504,13 +499,9 @@ async def test_only_queues_of_the_failed_group_itself_are_answered(clock: Virtua
 
 
 async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
-    async def refuse(command: Command) -> None:
-        if command == ("publish", "pool-ctl-xchg", False):
-            raise BrokerSilentError("No confirm in time.")
-
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
-    broker.hook = refuse
+    refuse(broker, BrokerSilentError("No confirm in time."), ("publish", "pool-ctl-xchg", False))
     await stack.report("a", Event.READY, in_flight=0)
     await stack.clock.advance(20.0)
     assert not stack.task.done()

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
+from broker_steps import hold, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 from managed_pool import REST, managing, send
@@ -62,13 +63,8 @@ async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(stack: St
 
 async def test_orphans_of_a_key_keep_their_order(stack: Stack, clock: VirtualClock) -> None:
     bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
-    allowed = asyncio.Event()
 
-    async def hang(command: Command) -> None:
-        if command == ("bind", "pool-req-a", False):
-            await allowed.wait()
-
-    stack.broker.hook = hang
+    allowed = hold(stack.broker, ("bind", "pool-req-a", False))
     for body in bodies:
         await stack.publish("a", body)
     allowed.set()
@@ -150,18 +146,13 @@ async def test_requests_larger_than_expected_lower_the_prefetch(
 ) -> None:
     """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
     monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 20 * 1024)
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("bind", "pool-req-slow", False):
-            await never.wait()
 
     settings = settings_for()
     settings = settings.model_copy(
         update={"requests": settings.requests.model_copy(update={"max_message_bytes": 10 * 1024})}
     )
     async with leading(clock, settings=settings) as stack:
-        stack.broker.hook = hang
+        hold(stack.broker, ("bind", "pool-req-slow", False))
         for _ in range(20):
             await stack.publish("slow", b"x" * 100 * 1024)
         await clock.advance(60.0)
@@ -172,13 +163,7 @@ async def test_requests_larger_than_expected_lower_the_prefetch(
 @pytest.mark.proves("races/queue-expires-forwarder-waits")
 async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, clock: VirtualClock) -> None:
     """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
-    allowed = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("bind", "pool-req-a", False):
-            await allowed.wait()
-
-    stack.broker.hook = hang
+    allowed = hold(stack.broker, ("bind", "pool-req-a", False))
     deadline = round((clock.time() + 20_000.0) * 1000)
     await stack.publish("a", b"1", headers={DEADLINE_HEADER: deadline})
     await clock.advance(10_000.0)
@@ -315,26 +300,20 @@ async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: Virt
     ids=["full queue", "headers too large"],
 )
 async def test_forward_that_cannot_succeed_is_answered(stack: Stack, error: Exception, status: str) -> None:
-    async def refuse(command: Command) -> None:
-        if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
-            raise error
-
-    stack.broker.hook = refuse
+    refuse(stack.broker, error, ("publish", "pool-req-xchg", False), when=lambda: stack.is_bound("a"))
     await send(stack, "a", reply_to=REPLIES)
     assert (answers(stack.broker), stack.orphans(), stack.task.done()) == ([(None, status)], [], False)
 
 
 async def test_forward_that_no_queue_takes_is_tried_until_one_does(stack: Stack, clock: VirtualClock) -> None:
     """The orphan stays, and delays no other."""
-    refusals = 5
-
-    async def refuse(command: Command) -> None:
-        nonlocal refusals
-        if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a") and refusals:
-            refusals -= 1
-            raise PublishRefusedError("unroutable")
-
-    stack.broker.hook = refuse
+    refuse(
+        stack.broker,
+        PublishRefusedError("unroutable"),
+        ("publish", "pool-req-xchg", False),
+        times=5,
+        when=lambda: stack.is_bound("a"),
+    )
     await send(stack, "a", b"1")
     assert stack.orphans() == [b"1"]
     await clock.advance(10.0)
@@ -357,15 +336,7 @@ async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stac
 
 @pytest.mark.proves("requests/reply-queue-full")
 async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stack: Stack, clock: VirtualClock) -> None:
-    refusals = PUBLISH_ATTEMPTS - 1
-
-    async def refuse(command: Command) -> None:
-        nonlocal refusals
-        if command == ("publish", REPLIES, False) and refusals:
-            refusals -= 1
-            raise QueueFullError("nack")
-
-    stack.broker.hook = refuse
+    refuse(stack.broker, QueueFullError("nack"), ("publish", REPLIES, False), times=PUBLISH_ATTEMPTS - 1)
     await send(stack, "\udcff", reply_to=REPLIES, correlation_id="c")
     assert (answers(stack.broker), stack.orphans()) == ([], [b""])
     await clock.advance(5.0)
@@ -394,13 +365,7 @@ async def test_refused_connection_for_answers_ends_no_term(
 
 async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack: Stack, broker: FakeBroker) -> None:
     """A graceful end: consumers first, then what they have taken, then the loops; workers go on."""
-    allowed = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("bind", "pool-req-a", False):
-            await allowed.wait()
-
-    broker.hook = hang
+    allowed = hold(broker, ("bind", "pool-req-a", False))
     await send(stack, "a", b"taken")
     stack.stop.requested.set()
     await stack.clock.settle()
@@ -495,13 +460,7 @@ def test_hostile_request_is_forwarded_or_refused_and_never_raises(
 
 
 async def test_hold_is_released_when_the_leader_is_killed(stack: Stack) -> None:
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("bind", "pool-req-a", False):
-            await never.wait()
-
-    stack.broker.hook = hang
+    hold(stack.broker, ("bind", "pool-req-a", False))
     await send(stack, "a", b"1")
     assert stack.is_held(A)
     await stack.kill()

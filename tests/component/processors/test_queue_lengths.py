@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from broker_steps import hold, note, refuse
 from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
@@ -288,33 +289,21 @@ async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
 
 
 async def test_requests_with_known_room_wait_for_no_count(stack: Stack, broker: FakeBroker) -> None:
-    counts: list[Command] = []
-
-    async def note(command: Command) -> None:
-        if command == ("look_up", "pool-req-a", False):
-            counts.append(command)
-
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, 0)
     await stack.clock.advance(5.0)
-    broker.hook = note
+    counts = note(broker, ("look_up", "pool-req-a", False))
     await ask(stack, *range(1, LIMIT))
     await stack.clock.settle()
     assert (waiting(stack, None), counts) == (bodies(*range(LIMIT)), [])
 
 
 async def test_count_includes_requests_of_other_keys_that_are_not_in_the_queue_yet(stack: Stack) -> None:
-    go_on = asyncio.Event()
-
-    async def hold(command: Command) -> None:
-        if command == ("publish", "pool-work-xchg", False):
-            await go_on.wait()
-
     await change(stack, all=TO_B)
     await limit(stack, "b", EnqueueTimeout=0)
     await ask(stack, 0, key="key-0")
     await stack.clock.advance(5.0)
-    stack.broker.hook = hold
+    go_on = hold(stack.broker, ("publish", "pool-work-xchg", False))
     for number in range(1, TOTAL):
         await ask(stack, number, key=f"key-{number}")
     await stack.clock.settle()
@@ -375,18 +364,12 @@ async def test_error_with_one_queue_repeats_nothing_of_another(stack: Stack, bro
 
 
 async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_queue_longer(stack: Stack) -> None:
-    answered = asyncio.Event()
-
-    async def hold(command: Command) -> None:
-        if command == ("publish", REPLIES, False):
-            await answered.wait()
-
     data = {"route": TO_B.replace("/*", "/messages/* WHERE level = 'data'"), "priority": 4}
     await change(stack, rest=REST, copy=data)
     await limit(stack, "b", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
     await ask(stack, *range(LIMIT), key="b")
     await stack.clock.advance(5.0)
-    stack.broker.hook = hold
+    answered = hold(stack.broker, ("publish", REPLIES, False))
     await ask(stack, LIMIT, key="b")
     await stack.clock.advance(1.0)
     await ask(stack, 100, headers={"level": "data"})
@@ -400,17 +383,13 @@ async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_qu
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")
 async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, broker: FakeBroker) -> None:
-    async def refuse(command: Command) -> None:
-        if command == ("look_up", "pool-req-a", False):
-            raise BrokerUnavailableError("No answer.")
-
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
     await ask(stack, *range(LIMIT))
     await stack.clock.advance(1.0)
     taken = await FakeChannel(broker).get("pool-req-a")
     assert taken is not None
     await taken.ack()
-    broker.hook = refuse
+    refuse(broker, BrokerUnavailableError("No answer."), ("look_up", "pool-req-a", False))
     await ask(stack, LIMIT)
     await stack.clock.advance(5.0)
     assert (waiting(stack, None), answers(broker)) == (bodies(*range(1, LIMIT)), [])
@@ -511,18 +490,12 @@ async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
 async def test_length_is_unknown_while_a_publish_is_not_confirmed(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("publish", "pool-work-xchg", True):
-            await never.wait()
-
     monkeypatch.setattr(lengths, "COUNT_TIMEOUT", 0.01)
     async with managing(clock, broker) as stack:
         await limit(stack, EnqueueTimeout=5)
         await ask(stack, *range(LIMIT - 1))
         await clock.advance(1.0)
-        broker.hook = hang
+        hold(broker, ("publish", "pool-work-xchg", True))
         await ask(stack, LIMIT - 1, LIMIT)
         await clock.advance(1.0)
         assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
 import pytest
+from broker_steps import hold
 from managed_pool import send
 
 from osrdyne.errors import StartFailedError
@@ -117,13 +117,7 @@ async def test_other_keys_do_not_notice(stack: Stack, broker: FakeBroker) -> Non
 
 async def test_answer_under_way_when_the_group_recovers_is_finished(stack: Stack, broker: FakeBroker) -> None:
     """Answered and then served as well, one request would have two different outcomes."""
-    allowed = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command == ("publish", REPLIES, True):
-            await allowed.wait()
-
-    broker.hook = hang
+    allowed = hold(broker, ("publish", REPLIES, True))
     await ask(stack)
     stack.pin(A)  # pinned, it starts again by itself
     await stack.clock.advance(12.0)
