@@ -30,3 +30,11 @@ async def direct(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack
     """A leader of a direct pool."""
     async with leading(clock, broker=broker) as stack:
         yield stack
+
+
+@pytest.fixture(params=["direct", "managed"])
+async def any_pool(request: pytest.FixtureRequest, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+    """A leader of either kind of pool."""
+    pool = leading(clock, broker=broker) if request.param == "direct" else managing(clock, broker)
+    async with pool as stack:
+        yield stack

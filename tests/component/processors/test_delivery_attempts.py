@@ -1,14 +1,12 @@
-"""Requests whose publish is tried again and whose queue becomes unavailable, in direct and managed pools."""
+"""Requests that wait for their queue, whose publish is tried again, or whose queue becomes unavailable: in direct and
+managed pools."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-
 import pytest
-from broker_steps import refuse
-from managed_pool import REST, managing
-from replies import REPLIES, answers, broker_with_replies
+from broker_steps import Step, refuse
+from managed_pool import managing
+from replies import REPLIES, answers
 
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
@@ -17,77 +15,82 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
+from osrdyne.testing.keys import ODD_KEYS
 
 A = Key("a")
-Lead = Callable[[VirtualClock, FakeBroker], AbstractAsyncContextManager[Stack]]
 
 
-def direct(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManager[Stack]:
-    return leading(clock, broker=broker)
+def forward_of(stack: Stack) -> Step:
+    """The publish of a request to its queue."""
+    exchange = (
+        stack.names.work_exchange(None) if stack.settings.pool.kind == "managed" else stack.names.requests_exchange
+    )
+    return ("publish", exchange, False)
 
 
-def managed(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManager[Stack]:
-    return managing(clock, broker, rest=REST)
+async def publish(stack: Stack, deadline: float | None = None) -> None:
+    headers = {} if deadline is None else {DEADLINE_HEADER: round((stack.clock.time() + deadline) * 1000)}
+    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers=headers)
 
 
-def without_leader(broker: FakeBroker) -> None:
-    """Declare a queue that a new leader finds unbound and without a leader."""
-    broker.declare_queue("pool-req-a", request_queue_arguments(A)).running = False
+@pytest.mark.proves("reference-defects/9-keys-were-bound")
+async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(any_pool: Stack) -> None:
+    """defects: encoded-keys."""
+    for key in ODD_KEYS.values():
+        await any_pool.publish(key, key.encode())
+    await any_pool.clock.settle()
+    assert any_pool.orphans() == []
+    for key in ODD_KEYS.values():
+        assert any_pool.waiting(key) == [key.encode()]
 
 
-def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
-    stack.broker.delete_queue("pool-req-a")
-    stack.broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-    stack.set_queue(A, exists=False, binding="unknown")
-    stack.term.queues.loop.reconcile(A)
+@pytest.mark.proves("reference-defects/3-one-busy-key")
+async def test_thousands_that_wait_for_one_key_hold_back_no_other(any_pool: Stack) -> None:
+    """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
+    bodies = [b"%d" % number for number in range(2000)]
+    any_pool.require(A)
+    await any_pool.clock.settle()
+    any_pool.driver.workers_of(A)[0].stubborn = True
+    any_pool.retire(A)
+    while not any_pool.workers_of(A).stopping:
+        await any_pool.clock.advance(0.5)
+    for body in bodies:
+        await any_pool.publish("a", body)
+    await any_pool.publish("other", b"x")
+    await any_pool.clock.advance(10.0)
+    assert (any_pool.waiting("other"), any_pool.waiting("a")) == ([b"x"], [])
+    await any_pool.clock.advance(30.0)
+    assert (any_pool.waiting("a"), any_pool.orphans()) == (bodies, [])
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
-async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(lead: Lead, exchange: str) -> None:
-    clock = VirtualClock()
-    broker = broker_with_replies(clock)
-    async with lead(clock, broker) as stack:
-        refuse(broker, BrokerSilentError("no confirm"), ("publish", exchange, False), when=lambda: stack.has_queue("a"))
-        deadline = round(clock.time() * 1000) + 60_000
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: deadline})
-        await clock.advance(50.0)
-        assert (answers(broker), stack.orphans()) == ([], [b"1"])
-        # The attempts are 5, 10, 20 and 40 seconds apart: the last wait ends at the deadline.
-        await clock.advance(10.0 + stack.settings.requests.max_clock_skew + 1.0)
-        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
-
-
-@pytest.mark.proves("broker/queue-leader-too-many")
-@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
-async def test_request_without_a_deadline_is_held_no_longer_than_it_may_wait_in_a_queue(
-    lead: Lead, exchange: str
+@pytest.mark.parametrize("deadline", [60.0, None])
+async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
+    any_pool: Stack, broker: FakeBroker, deadline: float | None
 ) -> None:
-    clock = VirtualClock()
-    broker = broker_with_replies(clock)
-    async with lead(clock, broker) as stack:
-        refuse(broker, BrokerSilentError("no confirm"), ("publish", exchange, False), when=lambda: stack.has_queue("a"))
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-        await clock.advance(stack.settings.requests.ttl - 10.0)
-        assert (answers(broker), stack.orphans()) == ([], [b"1"])
-        await clock.advance(200.0)
-        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
+    """Without a deadline, it is held no longer than it may wait in a queue."""
+    error, forward = BrokerSilentError("no confirm"), forward_of(any_pool)
+    refuse(broker, error, forward, when=lambda: any_pool.has_queue("a"))
+    requests = any_pool.settings.requests
+    await publish(any_pool, deadline)
+    await any_pool.clock.advance((deadline or requests.ttl) - 10.0)
+    assert (answers(broker), any_pool.orphans()) == ([], [b"1"])
+    # The attempts are 5, 10, 20, 40, … seconds apart: the last wait ends at the deadline.
+    await any_pool.clock.advance(11.0 + requests.max_clock_skew if deadline else 200.0)
+    assert (answers(broker), any_pool.orphans(), any_pool.task.done()) == ([("c", "expired")], [], False)
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-@pytest.mark.parametrize("lead", [direct, managed])
+@pytest.mark.parametrize("pool", [leading, managing], ids=["direct", "managed"])
 @pytest.mark.parametrize("deadline", [60.0, None])
 async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_over(
-    lead: Lead, deadline: float | None
+    clock: VirtualClock, broker: FakeBroker, pool: object, deadline: float | None
 ) -> None:
-    clock = VirtualClock()
-    broker = broker_with_replies(clock)
-    without_leader(broker)
-    async with lead(clock, broker) as stack:
-        headers = {} if deadline is None else {DEADLINE_HEADER: round((clock.time() + deadline) * 1000)}
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers=headers)
-        limit = stack.settings.requests.ttl if deadline is None else deadline
-        await clock.advance(limit - 1.0)
+    # A new leader finds the queue unbound and without a leader.
+    broker.declare_queue("pool-req-a", request_queue_arguments(A)).running = False
+    async with leading(clock, broker=broker) if pool is leading else managing(clock, broker) as stack:
+        await publish(stack, deadline)
+        await clock.advance((deadline or stack.settings.requests.ttl) - 1.0)
         assert (answers(broker), stack.orphans()) == ([], [b"1"])
         await clock.advance(10.0)
         assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
@@ -96,20 +99,19 @@ async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_
         assert stack.queue_of(A).bound_at is not None
 
 
-@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
 @pytest.mark.parametrize("error", [PublishRefusedError("unroutable"), BrokerSilentError("no confirm")])
-async def test_conflict_at_a_later_try_is_answered(lead: Lead, exchange: str, error: Exception) -> None:
-    clock = VirtualClock()
-    broker = broker_with_replies(clock)
-    async with lead(clock, broker) as stack:
+async def test_conflict_at_a_later_try_is_answered(any_pool: Stack, broker: FakeBroker, error: Exception) -> None:
+    async def refuse_once(command: Command) -> None:
+        """Meanwhile a foreign queue takes the place of the queue."""
+        if command == forward_of(any_pool) and any_pool.has_queue("a"):
+            broker.hook = None
+            broker.delete_queue("pool-req-a")
+            broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+            any_pool.set_queue(A, exists=False, binding="unknown")
+            any_pool.term.queues.loop.reconcile(A)
+            raise error
 
-        async def refuse_once(command: Command) -> None:
-            if command == ("publish", exchange, False) and stack.has_queue("a"):
-                broker.hook = None
-                put_a_foreign_queue_in_its_place(stack)
-                raise error
-
-        broker.hook = refuse_once
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
-        await clock.advance(10.0)
-        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "start-failed")], [], False)
+    broker.hook = refuse_once
+    await publish(any_pool)
+    await any_pool.clock.advance(10.0)
+    assert (answers(broker), any_pool.orphans(), any_pool.task.done()) == ([("c", "start-failed")], [], False)

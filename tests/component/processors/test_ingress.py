@@ -63,25 +63,6 @@ async def test_request_waits_in_the_queue_of_its_priority_level(stack: Stack, cl
     assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
 
 
-async def test_thousands_of_requests_that_wait_hold_back_no_other_key(stack: Stack, clock: VirtualClock) -> None:
-    """lifecycle: bind-waits-for-stop: the worker of their key is just being stopped, so that its bind has to
-    wait."""
-    bodies = [b"%d" % number for number in range(1000)]
-    stack.require(A)
-    await clock.settle()
-    stack.driver.workers_of(A)[0].stubborn = True
-    stack.retire(A)
-    while not stack.workers_of(A).stopping:
-        await clock.advance(0.5)
-    for body in bodies:
-        await stack.publish("a", body)
-    await stack.publish("other", b"x")
-    await clock.advance(10.0)
-    assert (waiting(stack, None, "other"), waiting(stack, None)) == ([b"x"], [])
-    await clock.advance(30.0)
-    assert (waiting(stack, None), stack.orphans()) == (bodies, [])
-
-
 async def test_every_request_passes_the_ingress(stack: Stack) -> None:
     for body in (b"1", b"2", b"3"):
         await send(stack, "a", body)
