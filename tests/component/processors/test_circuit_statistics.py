@@ -9,7 +9,7 @@ import structlog
 from managed_pool import REST, change, managing
 
 from osrdyne.amqp import Message
-from osrdyne.errors import PoolConflictError, StartFailedError
+from osrdyne.errors import StartFailedError
 from osrdyne.ingress.circuits.configuration import CircuitConfiguration, load_circuits
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.protocol.activity import ActivityReport, Event
@@ -172,8 +172,3 @@ async def test_damaged_statistics_are_refused_as_a_whole(clock: VirtualClock, br
         async with managing(clock, broker) as stack:
             assert counted(stack) == []
     assert "snapshot cannot be read, beginning without it" in [line["event"] for line in logs]
-
-
-async def test_direct_pool_has_no_circuits(direct: Stack) -> None:
-    with pytest.raises(PoolConflictError):
-        direct.term.routing.circuits.circuits()

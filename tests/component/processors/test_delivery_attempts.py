@@ -9,7 +9,7 @@ from managed_pool import managing
 from replies import REPLIES, answers
 
 from osrdyne.broker.topology.declarations import request_queue_arguments
-from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.errors import BrokerSilentError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
@@ -115,3 +115,15 @@ async def test_conflict_at_a_later_try_is_answered(any_pool: Stack, broker: Fake
     await publish(any_pool)
     await any_pool.clock.advance(10.0)
     assert (answers(broker), any_pool.orphans(), any_pool.task.done()) == ([("c", "start-failed")], [], False)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
+    ids=["full queue", "headers too large"],
+)
+async def test_forward_that_cannot_succeed_is_answered(any_pool: Stack, error: Exception, status: str) -> None:
+    refuse(any_pool.broker, error, forward_of(any_pool), when=lambda: any_pool.has_queue("a"))
+    await publish(any_pool)
+    await any_pool.clock.settle()
+    assert (answers(any_pool.broker), any_pool.orphans(), any_pool.task.done()) == ([("c", status)], [], False)

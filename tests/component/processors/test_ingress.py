@@ -9,12 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from broker_steps import hold, refuse
-from managed_pool import ALERTS, COPY, DATA, REST, change, managed, managing, send, waiting
+from managed_pool import ALERTS, CONTROL, COPY, DATA, REST, change, listen, managed, managing, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Consumer, Message
-from osrdyne.broker.topology.declarations import Exchange
-from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
+from osrdyne.errors import BrokerSilentError, StartFailedError
 from osrdyne.ingress.checks import DeliveryCheck, Refusal, RequestCheck
 from osrdyne.ingress.conditions import samples
 from osrdyne.ingress.routes.manifest import load_manifest
@@ -30,9 +29,8 @@ from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
-from osrdyne.testing.keys import ODD_KEYS
 
 A = Key("a")
 
@@ -55,27 +53,10 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
 # --- classes
 
 
-async def test_request_waits_in_the_queue_of_its_priority_level(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS, data=DATA, rest=REST)
-    for level in ("none", "data", "alert"):
-        await stack.publish("a", level.encode(), headers={"level": level})
-    await clock.settle()
-    assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
-
-
 async def test_every_request_passes_the_ingress(stack: Stack) -> None:
     for body in (b"1", b"2", b"3"):
         await send(stack, "a", body)
     assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
-
-
-async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS)
-    for key in ODD_KEYS.values():
-        await stack.publish(key, key.encode(), headers={"level": "alert"})
-    await clock.settle()
-    for key in ODD_KEYS.values():
-        assert waiting(stack, 0, key) == [key.encode()]
 
 
 async def test_order_of_a_key_is_kept_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
@@ -127,14 +108,12 @@ async def route_all(stack: Stack, count: int) -> None:
 
 
 @pytest.mark.proves("hostile/clients-send-json-bodies")
-async def test_only_large_bodies_are_parsed_in_a_thread(
-    clock: VirtualClock, broker: FakeBroker, parsers: list[str]
-) -> None:
+async def test_only_large_bodies_are_parsed_in_a_thread(stack: Stack, parsers: list[str]) -> None:
     alert, data = b'{"level": "alert", "size": 1, "more": "%s"}' % (b"x" * 100_000), b'{"level": "data"}'
-    async with managing(clock, broker, alerts=BY_BODY, rest=REST) as stack:
-        await publish(stack, alert, data)
-        await route_all(stack, 2)
-        assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
+    await change(stack, alerts=BY_BODY, rest=REST)
+    await publish(stack, alert, data)
+    await route_all(stack, 2)
+    assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
     here = threading.current_thread().name
     assert sorted(thread == here for thread in parsers) == [False, True]
 
@@ -150,11 +129,11 @@ async def test_request_behind_a_large_one_does_not_overtake_it(stack: Stack, par
 
 @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
 async def test_body_that_no_condition_reads_is_not_parsed(
-    clock: VirtualClock, broker: FakeBroker, parsers: list[str], routes: dict[str, object]
+    stack: Stack, parsers: list[str], routes: dict[str, object]
 ) -> None:
-    async with managing(clock, broker, **routes) as stack:
-        await publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
-        await route_all(stack, 1)
+    await change(stack, **routes)
+    await publish(stack, b'{"more": "%s"}' % (b"x" * 100_000))
+    await route_all(stack, 1)
     assert parsers == []
 
 
@@ -176,21 +155,17 @@ async def test_route_says_whether_requests_share_a_run_and_a_client_does_not(sta
     assert headers_of(stack, None).get(COALESCE_HEADER, False) is coalesce
 
 
-async def test_request_without_a_route_is_answered(stack: Stack, broker: FakeBroker) -> None:
+@pytest.mark.parametrize(
+    ("key", "headers", "status"),
+    [("a", {}, "no-route"), ("a", {DEADLINE_HEADER: 1}, "expired"), ("\udcff", {}, "invalid")],
+    ids=["without a route", "expired", "invalid key"],
+)
+async def test_refused_request_is_answered_and_starts_nothing(
+    stack: Stack, broker: FakeBroker, key: str, headers: dict[str, object], status: str
+) -> None:
     await change(stack, alerts=ALERTS)
-    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
-    assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "no-route")], [], False)
-
-
-async def test_expired_request_is_answered(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    past = round(clock.time() * 1000) - 60_000
-    await send(stack, "a", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: past})
-    assert answers(broker) == [("c", "expired")]
-
-
-async def test_invalid_key_is_answered(stack: Stack, broker: FakeBroker) -> None:
-    await send(stack, "\udcff", reply_to=REPLIES, correlation_id="c")
-    assert answers(broker) == [("c", "invalid")]
+    await send(stack, key, reply_to=REPLIES, correlation_id="c", headers=headers)
+    assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", status)], [], [])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
@@ -260,33 +235,16 @@ async def test_copies_keep_the_order_of_the_requests(stack: Stack, clock: Virtua
     assert waiting(stack, 4, "b") == bodies
 
 
-async def test_full_queue_is_answered_and_acknowledged(stack: Stack, broker: FakeBroker) -> None:
-    async def full(command: Command) -> None:
-        if command.target == "pool-work-xchg":
-            raise QueueFullError("full")
-
-    broker.hook = full
-    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
-    assert (answers(broker), stack.orphans()) == ([("c", "maxlen")], [])
-
-
 # --- crash
 
 
 @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
 async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
-    clock: VirtualClock, broker: FakeBroker
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command.target == "pool-work-xchg" and command.done:
-            await never.wait()
-
-    async with managing(clock, broker) as stack:
-        broker.hook = hang
-        await send(stack, "a", b"1")
-        await stack.kill()
+    hold(broker, ("publish", stack.names.work_exchange(None), True))
+    await send(stack, "a", b"1")
+    await stack.kill()
     broker.hook = None
     async with managing(clock, broker) as stack:
         await clock.settle()
@@ -336,25 +294,12 @@ async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_und
 # --- change
 
 
-async def test_direct_pool_takes_no_routes(direct: Stack) -> None:
-    with pytest.raises(PoolConflictError, match=r"pool\.kind"):
-        await change(direct, rest=REST)
-
-
 async def test_routes_outlive_the_leader(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, alerts=ALERTS):
         await clock.settle()
     async with managing(clock, broker) as stack:
         await send(stack, "a", b"1", headers={"level": "alert"})
         assert waiting(stack, 0) == [b"1"]
-
-
-async def test_running_group_gets_a_queue_for_a_new_priority_level(stack: Stack) -> None:
-    await change(stack, rest=REST)
-    await send(stack, "a", b"1")
-    await change(stack, alerts=ALERTS, rest=REST)
-    await send(stack, "a", b"2", headers={"level": "alert"})
-    assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
 
 
 async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
@@ -371,12 +316,14 @@ async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(sta
     assert commands.index(new) < commands.index(written) < commands.index(bound)
 
 
-async def test_pending_requests_keep_their_priority_level_when_the_routes_change(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
-    await send(stack, "a", b"1", headers={"level": "alert"})
+async def test_change_gives_a_group_new_levels_and_moves_no_request(stack: Stack) -> None:
     await change(stack, rest=REST)
+    await send(stack, "a", b"1", headers={"level": "alert"})
+    await change(stack, alerts=ALERTS, rest=REST)
     await send(stack, "a", b"2", headers={"level": "alert"})
-    assert (waiting(stack, 0), waiting(stack, None)) == ([b"1"], [b"2"])
+    await change(stack, rest=REST)
+    await send(stack, "a", b"3", headers={"level": "alert"})
+    assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1", b"3"])
 
 
 async def test_routes_that_an_earlier_leader_wrote_late_come_into_force(stack: Stack, clock: VirtualClock) -> None:
@@ -396,15 +343,14 @@ async def test_routes_that_cannot_be_compared_stay_active(stack: Stack, clock: V
     assert waiting(stack, 0) == [b"1"]
 
 
-async def test_workers_receive_a_new_priority_level(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_workers_receive_a_new_priority_level(stack: Stack, clock: VirtualClock) -> None:
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
-    broker.declare_queue("control", {})
-    broker.bind("control", stack.names.control_exchange, "group.a")
+    listen(stack, "group.a")
     await stack.report("a", Event.READY)
     await change(stack, alerts=ALERTS, rest=REST)
     await clock.advance(1.0)
-    queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
+    queues_sent = [json.loads(body)["queues"] for body in stack.broker.bodies(CONTROL)]
     assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
 
 
@@ -488,25 +434,12 @@ async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, brok
     assert not stack.task.done()
 
 
-async def test_worker_started_by_hand_receives_its_queues(stack: Stack, broker: FakeBroker) -> None:
+async def test_worker_started_by_hand_receives_its_queues(stack: Stack) -> None:
     await change(stack, alerts=ALERTS)
-    broker.declare_queue("control", {})
-    broker.bind("control", stack.names.control_exchange, "group.b")
+    listen(stack, "group.b")
     await send(stack, "b", b"1", headers={"level": "alert"})
     await stack.report("b", Event.STARTED, "by-hand")
-    await stack.clock.settle()
-    queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
-    assert queues_sent[-1] == ["pool-req-b_Pri0", "pool-req-b"]
-
-
-async def test_exchange_of_a_priority_level_exists_before_its_first_request(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, alerts=ALERTS)
-    exchanges = stack.priority_exchanges()
-    assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
-        "pool-work-xchg",
-        "pool-work-xchg_Pri0",
-    ]
-    assert {"pool-work-xchg", "pool-work-xchg_Pri0"} <= broker.exchanges.keys()
+    assert json.loads(stack.broker.bodies(CONTROL)[-1])["queues"] == ["pool-req-b_Pri0", "pool-req-b"]
 
 
 async def test_idle_group_goes_with_all_its_queues(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:

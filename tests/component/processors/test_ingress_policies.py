@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from managed_pool import TO_B, change, managing, send, waiting
+from managed_pool import TO_B, change, explained, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.errors import PoolConflictError
-from osrdyne.ingress.checks import IngressChecks
-from osrdyne.ingress.explain import explain
+from osrdyne.ingress.circuits.configuration import load_circuits
 from osrdyne.ingress.policies.manifest import load_policies
-from osrdyne.ingress.requests import sample_arrival
+from osrdyne.ingress.quotas.document import load_quotas
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.pool.routing.manifest_store import ManifestChange
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -63,40 +63,32 @@ async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: Fa
     assert (answers(broker), stack.has_queue("b")) == ([("a", "expired")], False)
 
 
-@pytest.mark.proves("managed/leader-dies-change-queue")
-async def test_policies_survive_a_change_of_the_leader(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, default={"MaxMessageAge": 0})
-        await stack.kill()
-    async with managing(clock, broker) as stack:
-        await ask(stack, "a")
-        assert answers(broker) == [("a", "expired")]
-
-
 @pytest.mark.proves("managed/policy-values-beyond-bounds")
 async def test_change_warns_of_values_that_are_moved_to_the_bounds(stack: Stack) -> None:
     change = await limit(stack, {"match": "a", "MaxMessageSize": 1})
     assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.0.MaxMessageSize"]
 
 
-async def test_direct_pool_has_no_policies(direct: Stack) -> None:
-    with pytest.raises(PoolConflictError, match="need a managed pool"):
-        await limit(direct, {"match": "a"})
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        ("routes", load_manifest('{"routes": {}}')),
+        ("splitter", load_splitter("{}")),
+        ("policies", load_policies('{"policies": []}')),
+        ("quotas", load_quotas('{"pool": {"messages_per_day": 1}}')),
+        ("circuits", load_circuits("{}")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_direct_pool_takes_no_document(direct: Stack, kind: str, document: object) -> None:
+    with pytest.raises(PoolConflictError, match=r"pool\.kind"):
+        await getattr(direct.term.routing, kind).change(document, author="me")
 
 
-async def test_explanation_shows_what_the_policy_decides(stack: Stack, clock: VirtualClock) -> None:
+async def test_explanation_shows_what_the_policy_decides(stack: Stack) -> None:
     await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, {"match": "b", "MaxMessageAge": 0})
-    checks: IngressChecks = stack.term.processors.checks
-    policy_of, limits = stack.term.routing.policies.of, stack.term.routing.routes.ttl_limits
-    found = {}
-    for key in "abc":
-        sample = sample_arrival(key, "", headers={}, body=None, app_id=None, timeout=None, now=clock.time())
-        found[key] = explain(
-            sample, None, splitter=None, names=stack.names, limits=limits, checks=checks, policy_of=policy_of
-        )
-    assert (
-        "by MaxMessageAge of the policy of its key." in {step.name: step.text for step in found["a"].steps}["deadline"]
-    )
-    assert "0 of 61440 bytes, by MaxMessageSize of the policy 'a'." in [step.text for step in found["a"].steps]
-    assert (found["b"].refused, found["c"].refused) == ("expired", None)
-    assert not [step for step in found["c"].steps if step.name in ("size", "policy")]
+    found = {key: explained(stack, key) for key in "abc"}
+    steps = {key: {step.name: step.text for step in one.steps} for key, one in found.items()}
+    assert ("MaxMessageAge" in steps["a"]["deadline"], "MaxMessageSize" in steps["a"]["size"]) == (True, True)
+    assert [found[key].refused for key in "abc"] == [None, "expired", None]
+    assert steps["c"].keys().isdisjoint({"size", "policy"})

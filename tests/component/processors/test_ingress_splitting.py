@@ -6,29 +6,22 @@ import json
 
 import pytest
 import structlog
+from managed_pool import change
+from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import PoolSettings, Settings
-from osrdyne.errors import PoolConflictError
-from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.ingress.splitter.manifest import load_splitter
-from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
-from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.fakes.stack import Stack
 
 TURNS = {"camera": {"postfixFromStatic": ["A", "B"]}}
 BY_HEADER = {"camera.*": {"postfixFromRequest": {"header": "h"}}}
-
-
-def managed() -> Settings:
-    return settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
 
 
 async def split_by(stack: Stack, rules: object) -> None:
@@ -113,14 +106,12 @@ async def test_no_activation_is_about_the_group_of_the_split_key(stack: Stack, b
     assert (waiting(stack, "camera-x"), answers(broker)) == ([b"1", b"2"], [("down", "not-running")])
 
 
-async def test_routes_see_the_split_key(stack: Stack, broker: FakeBroker) -> None:
+async def test_routes_see_the_split_key(stack: Stack) -> None:
     first = {"route": "FROM /* WHERE $key = 'camera-A' INTO $upstream", "priority": 3}
-    routes = {"first": first, "rest": "FROM /* INTO $upstream"}
     await split_by(stack, TURNS)
-    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    await change(stack, first=first, rest="FROM /* INTO $upstream")
     await publish(stack, "camera", b"1", b"2")
-    high = stack.names.request_queue(Key("camera-A"), 3)
-    assert (broker.bodies(high), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
+    assert (pool_waiting(stack, 3, "camera-A"), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
 
 
 async def test_change_leaves_requests_where_they_are(stack: Stack) -> None:
@@ -129,23 +120,6 @@ async def test_change_leaves_requests_where_they_are(stack: Stack) -> None:
     await split_by(stack, {})
     await publish(stack, "camera", b"2")
     assert (waiting(stack, "camera-A"), waiting(stack, "camera")) == ([b"1"], [b"2"])
-
-
-async def test_new_leader_finds_the_active_splitter(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await split_by(stack, TURNS)
-        await stack.kill()
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await publish(stack, "camera", b"1")
-        assert waiting(stack, "camera-A") == [b"1"]
-
-
-async def test_splitter_that_an_earlier_leader_wrote_late_comes_into_force(stack: Stack, clock: VirtualClock) -> None:
-    store = ManifestStore(stack.management, pool=POOL, kind=ManifestKind.SPLITTER, load=load_splitter)
-    await store.save(load_splitter(json.dumps(TURNS)), author="earlier", at=0.0)
-    await clock.advance(FOLLOW_INTERVAL + 1)
-    await publish(stack, "camera", b"1")
-    assert waiting(stack, "camera-A") == [b"1"]
 
 
 async def test_request_that_the_splitter_fails_on_ends_no_term(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,21 +142,14 @@ async def test_splits_are_counted_by_rule(stack: Stack) -> None:
     assert counted == [1.0, 1.0]
 
 
-async def test_direct_pool_has_no_splitter_and_reports_it(direct: Stack) -> None:
-    with pytest.raises(PoolConflictError, match=r"set pool\.kind to managed"):
-        await split_by(direct, TURNS)
-
-
 async def test_cancel_reaches_every_group_that_may_have_the_request(stack: Stack, broker: FakeBroker) -> None:
-    routes = {"r": 'FROM /* INTO BrokeredEndpoint("/modules/named/inputs/x")'}
     await split_by(stack, TURNS)
     await publish(stack, "camera", b"1", b"2")
     await publish(stack, "cam", b"3")
-    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    await change(stack, r='FROM /* INTO BrokeredEndpoint("/modules/named/inputs/x")')
     for key in ("camera", "camera-A", "camera-B", "named", "cam"):
         broker.declare_queue(f"ctl {key}", {})
-        topic = stack.names.control_group_routing_key(Key(key))
-        broker.bind(f"ctl {key}", stack.names.control_exchange, Key(topic))
+        broker.bind(f"ctl {key}", stack.names.control_exchange, stack.names.control_group_routing_key(Key(key)))
     message = Message(correlation_id="c", reply_to="r")
     await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="camera")
     await stack.clock.settle()

@@ -16,7 +16,7 @@ from replies import REPLIES, answers
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
+from osrdyne.errors import BrokerAccessError, PublishRefusedError, QueueFullError
 from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message, refuse_orphan
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
@@ -225,17 +225,6 @@ async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: Virt
             await stack.publish("a", reply_to=REPLIES)
         await send(stack, "b", b"1")
         assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
-    ids=["full queue", "headers too large"],
-)
-async def test_forward_that_cannot_succeed_is_answered(stack: Stack, error: Exception, status: str) -> None:
-    refuse(stack.broker, error, ("publish", "pool-req-xchg", False), when=lambda: stack.is_bound("a"))
-    await send(stack, "a", reply_to=REPLIES)
-    assert (answers(stack.broker), stack.orphans(), stack.task.done()) == ([(None, status)], [], False)
 
 
 async def test_forward_that_no_queue_takes_is_tried_until_one_does(stack: Stack, clock: VirtualClock) -> None:
