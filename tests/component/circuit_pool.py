@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 
 from managed_pool import REST, change, managed
 from replies import REPLIES, answers, broker_with_replies
@@ -86,7 +87,8 @@ class PlayedWorker:
         headers: dict[str, object] = {"x-status": status, "x-route": str(request.headers[ROUTE_HEADER])}
         headers |= {} if probe_id is None else {"x-probe": probe_id}
         details: dict[str, object] = {"count": 1, "outcomes": [fingerprint_of(request)], "in_flight": 0}
-        await self._report(Event.REQUEST_COMPLETED, details, headers)
+        if self.pool.random.random() >= self.pool.lost_reports:
+            await self._report(Event.REQUEST_COMPLETED, details, headers)
 
     async def report_state(self, **more: object) -> None:
         await self._report(Event.READY, {"in_flight": 0, "paused": self.paused, "generation": [1, 0], **more}, {})
@@ -112,9 +114,12 @@ class CircuitPool:
     probes: list[str] = field(default_factory=list)
     fails: bool = True
     loses_probes: bool = False
+    lost_reports: float = 0.0
+    """The share of completed requests of which no report arrives."""
     binds_late: bool = False
     """New workers get no control messages before `bind`."""
     published: int = 0
+    random: Random = field(default_factory=lambda: Random(1))
 
     make_driver: Callable[..., FakeDriver] = FakeDriver
 

@@ -8,6 +8,7 @@ import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -23,7 +24,6 @@ from osrdyne.api.app import create_app
 from osrdyne.api.endpoints.capacity import MAX_PLANS
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
-from osrdyne.ingress.circuits.configuration import CircuitConfiguration
 from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 from osrdyne.metrics import Metrics
@@ -80,14 +80,9 @@ async def test_health_and_version_answer_always(api: httpx.AsyncClient, pool: Fa
 
 async def test_ready_lists_every_component(api: httpx.AsyncClient) -> None:
     answer = await api.get("/ready")
-    assert answer.status_code == 200
-    assert answer.json() == {
-        "ready": True,
-        "pool": "fake",
-        "role": "leader",
-        "leader": "http://leader:4242",
-        "components": [{"name": "broker", "ok": True, "fatal": True, "detail": "connected"}],
-    }
+    broker = {"name": "broker", "ok": True, "fatal": True, "detail": "connected"}
+    leader = {"pool": "fake", "role": "leader", "leader": "http://leader:4242"}
+    assert (answer.status_code, answer.json()) == (200, {"ready": True, **leader, "components": [broker]})
 
 
 async def test_daemon_is_ready_without_what_it_does_not_need(api: httpx.AsyncClient, pool: FakeInspector) -> None:
@@ -119,39 +114,26 @@ async def test_daemon_that_is_still_starting_is_not_ready(api: httpx.AsyncClient
     assert (await api.get("/ready")).status_code == 503
 
 
-async def test_metrics_count_groups_and_workers_as_they_are_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_metrics_tell_what_there_is_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     running(pool, "a", "b")
-    text = (await api.get("/metrics")).text
-    assert 'osrdyne_groups{state="active"} 2.0' in text
-    assert 'osrdyne_workers{state="ready"} 2.0' in text
-    assert 'osrdyne_workers{state="busy"} 0.0' in text
-
-
-async def test_metrics_tell_what_waits_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     pool.waiting_views = [WaitingView(0, 3, 12.5), WaitingView(None, 0, None)]
-    text = (await api.get("/metrics")).text
-    assert 'osrdyne_waiting_requests{priority="0"} 3.0' in text
-    assert 'osrdyne_waiting_requests{priority="default"} 0.0' in text
-    assert [line for line in text.splitlines() if line.startswith("osrdyne_oldest")] == [
-        'osrdyne_oldest_waiting_seconds{priority="0"} 12.5'
-    ]
-
-
-async def test_metrics_tell_what_waits_for_another_attempt(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     pool.retrying_requests = {500: 3, 30_000: 0}
-    text = (await api.get("/metrics")).text
-    assert 'osrdyne_retrying_requests{delay="0.5"} 3.0' in text
-    assert 'osrdyne_retrying_requests{delay="30"} 0.0' in text
-
-
-async def test_metrics_of_a_daemon_that_stands_by_tell_nothing_that_waits(
-    api: httpx.AsyncClient, pool: FakeInspector
-) -> None:
-    pool.waiting_views, pool.retrying_requests = [WaitingView(0, 3, 12.5)], {500: 3}
-    await api.get("/metrics")
+    answer = await api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert set(answer.text.splitlines()) >= {
+        'osrdyne_groups{state="active"} 2.0',
+        'osrdyne_workers{state="ready"} 2.0',
+        'osrdyne_workers{state="busy"} 0.0',
+        'osrdyne_waiting_requests{priority="0"} 3.0',
+        'osrdyne_waiting_requests{priority="default"} 0.0',
+        'osrdyne_oldest_waiting_seconds{priority="0"} 12.5',
+        'osrdyne_retrying_requests{delay="0.5"} 3.0',
+        'osrdyne_retrying_requests{delay="30"} 0.0',
+    }
+    assert 'osrdyne_oldest_waiting_seconds{priority="default"}' not in answer.text
     pool.leading = False
-    text = (await api.get("/metrics")).text
-    assert ("osrdyne_waiting_requests{" in text, "osrdyne_retrying_requests{" in text) == (False, False)
+    standby = (await api.get("/metrics")).text
+    assert ("osrdyne_waiting_requests{" in standby, "osrdyne_retrying_requests{" in standby) == (False, False)
 
 
 async def test_metrics_do_not_wait_for_the_store_of_last_values(
@@ -163,32 +145,16 @@ async def test_metrics_do_not_wait_for_the_store_of_last_values(
     assert ("osrdyne_leading 0.0" in text, "osrdyne_last_value_events{" in text) == (True, False)
 
 
-async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:
-    answer = await api.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=")
-    assert "osrdyne_leading 0.0" in answer.text
-
-
 def running(pool: FakeInspector, *keys: str) -> None:
     for number, key in enumerate(keys):
         pool.group_views[Key(key)] = group_view(Key(key), worker_view(Key(key), f"w{number}"))
 
 
 async def test_status_without_keys_is_by_worker_id(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    running(pool, "infra=42,timetable=24")
-    assert (await api.get("/status")).json() == {
-        "workers": {
-            "w0": {
-                "worker_metadata": {
-                    "external_id": "pid-w0",
-                    "worker_id": "w0",
-                    "worker_key": "infra=42,timetable=24",
-                    "metadata": {},
-                },
-                "status": "Ready",
-            }
-        }
-    }
+    key = "infra=42,timetable=24"
+    running(pool, key)
+    metadata = {"external_id": "pid-w0", "worker_id": "w0", "worker_key": key, "metadata": {}}
+    assert (await api.get("/status")).json() == {"workers": {"w0": {"worker_metadata": metadata, "status": "Ready"}}}
 
 
 @pytest.mark.parametrize(
@@ -221,40 +187,19 @@ async def test_status_is_loading_until_one_worker_serves(api: httpx.AsyncClient,
 
 
 async def test_group_tells_state_reason_and_what_comes_next(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    running(pool, "k")
+    view = group_view(Key("k"), worker_view(Key("k"), "w0"))
+    waiting = (WaitingView(0, 3, 12.5), WaitingView(None, 0, None))
+    pool.group_views[Key("k")] = replace(view, waiting=waiting, profile="{x}", settings={"concurrency": 4})
     group = (await api.get("/v1/groups/k")).json()
     assert (group["state"], group["generation"], group["queue"]["name"]) == ("active", "7.3", "fake-req-k")
     assert group["next_transition"] == {"state": "unbound", "at": 1610.0}
     assert group["reason"] == "active: a request arrived"
     assert group["workers"][0]["worker_id"] == "w0"
-
-
-async def test_group_tells_what_waits_in_its_classes(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    waiting = (WaitingView(0, 3, 12.5), WaitingView(None, 0, None))
-    pool.group_views[Key("k")] = replace(group_view(Key("k")), waiting=waiting)
-    assert (await api.get("/v1/groups/k")).json()["waiting"] == [
+    assert (group["profile"], group["settings"]) == ("{x}", {"concurrency": 4})
+    assert group["waiting"] == [
         {"priority": 0, "requests": 3, "oldest_age": 12.5},
         {"priority": None, "requests": 0, "oldest_age": None},
     ]
-
-
-async def test_group_has_its_profile_and_settings(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    view = group_view(Key("a"))
-    pool.group_views[Key("a")] = replace(view, profile="{x}", settings={"concurrency": 4})
-    found = (await api.get("/v1/group", params={"key": "a"})).json()
-    assert (found["profile"], found["settings"]) == ("{x}", {"concurrency": 4})
-
-
-async def test_profiles_have_versions(api: httpx.AsyncClient) -> None:
-    assert (await api.get("/v1/profiles")).json() == {"pool": "fake", "version": 0, "current": None}
-    document = {"profiles": [{"match": "a", "concurrency": 2}]}
-    change = await api.put("/v1/profiles", json=document, params={"author": "me"})
-    assert change.json() == {"pool": "fake", "version": 1, "warnings": [], "changed_groups": 0}
-    assert (await api.get("/v1/profiles")).json()["current"]["manifest"] == document
-    late = await api.delete("/v1/profiles", params={"author": "me"}, headers={**JSON, "if-match": '"7"'})
-    assert (late.status_code, late.json()["version"]) == (412, 1)
-    wrong = await api.put("/v1/profiles", json={"profiles": [{"match": "{"}]}, params={"author": "me"})
-    assert wrong.json()["remedy"].startswith("`osrdyne profiles check`")
 
 
 async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
@@ -264,45 +209,31 @@ async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: Fake
     assert [group["key"] for group in answer.json()["groups"]] == ["a/b"]
 
 
-async def test_every_key_works_in_the_query(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    for key in ODD_KEYS:
+@pytest.mark.parametrize("where", ["query", "path"])
+async def test_every_key_works(api: httpx.AsyncClient, pool: FakeInspector, where: str) -> None:
+    """The path cannot have `.` and `..`: clients resolve them."""
+    for key in ODD_KEYS if where == "query" else [key for key in ODD_KEYS if key not in {".", ".."}]:
         pool.group_views.clear()
-        query = f"key={quote(key, safe='')}"
-        assert (await api.post(f"/v1/group/pin?{query}", headers=JSON)).json() == {"key": key, "accepted": "pin"}
-        assert (await api.get(f"/v1/group?{query}")).json()["key"] == key
-        assert (await api.get(f"/v1/group/logs?{query}")).json() == {"key": key, "workers": {}}
+        encoded = quote(key, safe="")
+        prefix, suffix = ("/v1/group", f"?key={encoded}") if where == "query" else (f"/v1/groups/{encoded}", "")
+        answer = await api.post(f"{prefix}/pin{suffix}", headers=JSON)
+        assert answer.json() == {"key": key, "accepted": "pin"}
+        assert (await api.get(f"{prefix}{suffix}")).json()["key"] == key
+        assert (await api.get(f"{prefix}/logs{suffix}")).json() == {"key": key, "workers": {}}
         assert list(pool.group_views) == [key]
-
-
-async def test_every_other_key_works_in_the_path(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    for key in [key for key in ODD_KEYS if key not in {".", ".."}]:
-        pool.group_views.clear()
-        path = f"/v1/groups/{quote(key, safe='')}"
-        assert (await api.post(f"{path}/start", headers=JSON)).json() == {"key": key, "accepted": "start"}
-        assert (await api.get(path)).json()["key"] == key
-        assert (await api.get(f"{path}/logs")).json() == {"key": key, "workers": {}}
-        assert list(pool.group_views) == [key]
-
-
-async def test_slashes_of_a_key_need_no_encoding(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    running(pool, "tpch/sf=0.01")
-    assert (await api.get("/v1/groups/tpch/sf=0.01")).json()["key"] == "tpch/sf=0.01"
 
 
 async def test_reload_is_answered_with_the_outcome_of_each_worker(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     assert (await api.post("/v1/group/reload?key=k", headers=JSON)).status_code == 404
     pool.group_views[Key("k")] = group_view(Key("k"))
     pool.reloads = [ReloadView("a", ReloadOutcome.RELOADED), ReloadView("b", ReloadOutcome.FAILED, "no data")]
+    outcomes = [
+        {"worker_id": "a", "outcome": "reloaded", "reason": None},
+        {"worker_id": "b", "outcome": "failed", "reason": "no data"},
+    ]
     for path in ("/v1/group/reload?key=k", "/v1/groups/k/reload?timeout=5"):
         answer = await api.post(path, headers=JSON)
-        assert answer.status_code == 200
-        assert answer.json() == {
-            "key": "k",
-            "workers": [
-                {"worker_id": "a", "outcome": "reloaded", "reason": None},
-                {"worker_id": "b", "outcome": "failed", "reason": "no data"},
-            ],
-        }
+        assert (answer.status_code, answer.json()) == (200, {"key": "k", "workers": outcomes})
     assert (await api.post("/v1/group/reload?key=k&timeout=0", headers=JSON)).status_code == 422
 
 
@@ -386,17 +317,11 @@ async def test_poison_is_replayed_and_dropped_by_id(api: httpx.AsyncClient, pool
     assert (await api.get("/v1/poison/e1")).json()["code"] == "not-found"
 
 
-async def test_standby_names_the_leader(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    pool.failure = LeadershipLostError("This daemon is on standby.", leader="http://leader:4242")
-    answer = await api.get("/v1/poison")
-    assert (answer.status_code, answer.json()["code"]) == (421, "not-leading")
-    assert answer.json()["leader"] == "http://leader:4242"
-
-
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
         (LeadershipLostError("This daemon does not lead."), 503, "not-leading"),
+        (LeadershipLostError("This daemon is on standby.", leader="http://leader:4242"), 421, "not-leading"),
         (BrokerUnavailableError("No connection to amqp://u:hidden@h."), 503, "broker-unavailable"),
         (DriverError("Docker said no."), 502, "driver-error"),
         (OsrdyneError("Something else."), 500, "error"),
@@ -409,6 +334,7 @@ async def test_error_is_a_problem_with_code_and_without_secret(
     answer = await api.post("/v1/groups/k/start", headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json().get("leader") == ("http://leader:4242" if status == 421 else None)
     assert "hidden" not in answer.text
 
 
@@ -468,49 +394,21 @@ async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient)
 MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}
 
 
-async def test_pool_without_a_manifest_reports_it(api: httpx.AsyncClient) -> None:
-    assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
-
-
-async def test_manifest_is_activated_with_its_author(api: httpx.AsyncClient) -> None:
-    answer = await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
-    assert answer.json() == {
-        "pool": "fake",
-        "version": 1,
-        "added_priorities": [2],
-        "removed_priorities": [],
-        "pending": {},
-        "warnings": [],
-    }
-    current = (await api.get("/v1/routes")).json()["current"]
-    assert (current["version"], current["author"], current["manifest"]) == (1, "me", MANIFEST)
+async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.AsyncClient) -> None:
+    answer = (await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})).json()
+    assert (answer["added_priorities"], answer["removed_priorities"], answer["pending"]) == ([2], [], {})
 
 
 async def test_wrong_manifest_is_refused_with_every_error(api: httpx.AsyncClient) -> None:
     wrong = {"routes": {"a": "FROM x INTO $up", "b": 3}}
-    answer = await api.put("/v1/routes", json=wrong, params={"author": "me"})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
-    assert [(one["path"], one["column"]) for one in answer.json()["problems"]] == [
-        ("routes.a.route", 6),
-        ("routes.a.route", 13),
-        ("routes.b", None),
-    ]
-
-
-@pytest.mark.parametrize("text_first", [True, False])
-async def test_object_counts_where_a_route_is_given_in_both_forms(api: httpx.AsyncClient, text_first: bool) -> None:
-    forms = ['"r": "FROM /text INTO $upstream"', '"r": {"route": "FROM /object INTO $upstream", "priority": 3}']
-    body = f'{{"routes": {{{", ".join(forms if text_first else forms[::-1])}}}}}'
-    answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
-    assert (answer.status_code, answer.json()["added_priorities"]) == (200, [3])
-    assert "given as text and as object" in answer.json()["warnings"][0]
+    problems = (await api.put("/v1/routes", json=wrong, params={"author": "me"})).json()["problems"]
+    found = [(one["path"], one["column"]) for one in problems]
+    assert found == [("routes.a.route", 6), ("routes.a.route", 13), ("routes.b", None)]
 
 
 @pytest.mark.parametrize(
     ("body", "place"),
     [
-        (b'{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', ("routes.r", None, None)),
-        (b'{"routes": {},\n "routes": {}}', ("routes", None, None)),
         (b'{"routes": {\n  "r": ]}}', ("", 2, 8)),
         (b"routes:\n  r: FROM / INTO $upstream", ("", 1, 1)),
         (b'{"routes":\n "\xff"}', ("", 2, None)),
@@ -518,7 +416,7 @@ async def test_object_counts_where_a_route_is_given_in_both_forms(api: httpx.Asy
         (b"[" * 100_000, ("", None, None)),
         (b'{"routes": [' + b"1," * 1_000_000 + b"1]}", ("", None, None)),
     ],
-    ids=["one form twice", "member twice", "not JSON", "YAML", "not UTF-8", "empty", "deep", "many values"],
+    ids=["not JSON", "YAML", "not UTF-8", "empty", "deep", "many values"],
 )
 async def test_text_of_the_document_is_read_and_errors_have_their_place(
     api: httpx.AsyncClient, body: bytes, place: tuple[str, int | None, int | None]
@@ -527,35 +425,6 @@ async def test_text_of_the_document_is_read_and_errors_have_their_place(
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
     assert [(one["path"], one["line"], one["column"]) for one in answer.json()["problems"]] == [place]
     assert (await api.get("/v1/routes")).json()["current"] is None
-
-
-async def test_change_of_another_version_than_expected_is_refused(api: httpx.AsyncClient) -> None:
-    async def put(version: str) -> httpx.Response:
-        headers = {"if-match": version}
-        return await api.put("/v1/routes", json=MANIFEST, params={"author": "me"}, headers=headers)
-
-    assert (await put('"1"')).status_code == 412
-    assert (await put('"0"')).status_code == 200
-    stale = await put('"0"')
-    assert (stale.status_code, stale.json()["code"], stale.json()["version"]) == (412, "version-conflict", 1)
-    assert (await api.get("/v1/routes")).headers["etag"] == '"1"'
-    assert (await put('"1"')).status_code == 200
-    old, who = JSON | {"if-match": '"1"'}, {"author": "a", "version": "1"}
-    assert (await api.delete("/v1/routes", params=who, headers=old)).status_code == 412
-    assert (await api.post("/v1/routes/rollback", params=who, headers=old)).status_code == 412
-    assert (await put("W/x")).status_code == 400
-
-
-async def test_cleared_pool_has_no_manifest_and_can_go_back(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
-    cleared = await api.delete("/v1/routes", params={"author": "you"}, headers=JSON)
-    assert cleared.json()["version"] == 2
-    assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 2, "current": None}
-    versions = (await api.get("/v1/routes/history")).json()["versions"]
-    found = [(one["version"], one["author"], one["manifest"]) for one in versions]
-    assert found == [(2, "you", None), (1, "me", MANIFEST)]
-    await api.post("/v1/routes/rollback", params={"version": 1, "author": "me"}, headers=JSON)
-    assert (await api.get("/v1/routes")).json()["current"]["manifest"] == MANIFEST
 
 
 async def test_history_without_manifests_has_their_sizes(api: httpx.AsyncClient) -> None:
@@ -568,26 +437,7 @@ async def test_explanation_names_what_is_undefined(api: httpx.AsyncClient) -> No
     routes = {"r": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream"}
     await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
     explanation = (await api.post("/v1/explain", json={"key": "k", "headers": {"level": "1"}})).json()
-    assert explanation["routes"][0]["undefined"] == "the header temperature"
-    assert "its condition is undefined: the header temperature is undefined." in explanation["steps"][1]["text"]
-
-
-async def test_change_without_an_author_is_refused(api: httpx.AsyncClient) -> None:
-    assert (await api.put("/v1/routes", json=MANIFEST)).status_code == 422
-
-
-async def test_earlier_version_comes_back_as_a_new_one(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
-    await api.put("/v1/routes", json={"routes": {}}, params={"author": "me"})
-    await api.post("/v1/routes/rollback", params={"version": 1, "author": "you"}, headers=JSON)
-    versions = (await api.get("/v1/routes/history")).json()["versions"]
-    assert [(one["version"], one["author"]) for one in versions] == [(3, "you"), (2, "me"), (1, "me")]
-    assert versions[0]["manifest"] == MANIFEST
-
-
-async def test_version_that_is_not_kept_is_a_conflict(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/routes/rollback", params={"version": 9, "author": "me"}, headers=JSON)
-    assert answer.status_code == 409
+    assert "temperature" in explanation["routes"][0]["undefined"]
 
 
 async def test_request_of_any_key_is_explained(api: httpx.AsyncClient) -> None:
@@ -598,14 +448,19 @@ async def test_request_of_any_key_is_explained(api: httpx.AsyncClient) -> None:
         assert (delivery["key"], delivery["priority"], delivery["limited_by"]) == (key, 2, "caller")
 
 
-async def test_invalid_key_is_refused(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/explain", json={"key": "x" * 256})
-    assert answer.json()["code"] == "invalid-key"
-
-
-async def test_time_limit_beyond_all_bounds_is_an_invalid_parameter(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/explain", json={"key": "k", "timeout": 1e308})
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
+@pytest.mark.parametrize(
+    ("sample", "code"),
+    [
+        ('"key": "%s"' % ("x" * 256), "invalid-key"),
+        ('"key": "k", "timeout": 1e308', "invalid-parameter"),
+        ('"key": "k", "timeout": 1e400', "invalid-parameter"),
+        ('"key": "k", "headers": {"a": 1e400}', "invalid-parameter"),
+    ],
+    ids=["key", "time limit beyond all bounds", "infinite time limit", "infinite header"],
+)
+async def test_invalid_sample_is_refused(api: httpx.AsyncClient, sample: str, code: str) -> None:
+    answer = await api.post("/v1/explain", content=f"{{{sample}}}", headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400 if code == "invalid-key" else 422, code)
 
 
 @pytest.mark.parametrize(
@@ -620,21 +475,10 @@ async def test_request_with_half_of_a_surrogate_pair_is_explained(
     assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
 
 
-@pytest.mark.parametrize("sample", ['"timeout": 1e400', '"headers": {"a": 1e400}'])
-async def test_number_without_a_bound_is_refused(api: httpx.AsyncClient, sample: str) -> None:
-    answer = await api.post("/v1/explain", content=f'{{"key": "k", {sample}}}', headers=JSON)
-    assert (answer.status_code, "finite number" in answer.text) == (422, True)
-
-
 async def test_of_very_many_errors_the_first_are_shown(api: httpx.AsyncClient) -> None:
     document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
     answer = await api.put("/v1/routes", json=document, params={"author": "me"})
-    problems = answer.json()["problems"]
-    assert (answer.status_code, len(problems), problems[-1]["message"]) == (
-        422,
-        101,
-        "900 more errors are not shown",
-    )
+    assert (answer.status_code, len(answer.json()["problems"])) == (422, 101)
 
 
 # --- splitter
@@ -648,22 +492,6 @@ async def test_rules_are_activated_in_their_order_with_warnings(api: httpx.Async
     assert (answer["version"], len(answer["warnings"])) == (1, 1)
     current = (await api.get("/v1/splitter")).json()["current"]
     assert (list(current["manifest"]), current["author"]) == (["b.*", "ba"], "me")
-
-
-async def test_wrong_rules_are_refused_with_every_error_and_change_nothing(api: httpx.AsyncClient) -> None:
-    answer = await api.put("/v1/splitter", json={"a(": {}, "b": 1}, params={"author": "me"})
-    assert (answer.status_code, len(answer.json()["problems"])) == (422, 3)
-    assert "`osrdyne splitter check`" in answer.json()["remedy"]
-    assert (await api.get("/v1/splitter")).json()["current"] is None
-
-
-async def test_earlier_rules_come_back(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/splitter", json=RULES, params={"author": "me"})
-    await api.put("/v1/splitter", json={}, params={"author": "me"})
-    await api.post("/v1/splitter/rollback", params={"version": 1, "author": "you"}, headers=JSON)
-    versions = (await api.get("/v1/splitter/history")).json()["versions"]
-    assert [(one["version"], len(one["manifest"])) for one in versions] == [(3, 2), (2, 0), (1, 2)]
-    assert (await api.get("/v1/routes")).json()["current"] is None
 
 
 async def test_explanation_has_the_step(api: httpx.AsyncClient) -> None:
@@ -741,77 +569,63 @@ async def test_circuits_can_only_be_closed_by_hand(pool: FakeInspector, api: htt
     assert (await api.put("/v1/circuits/_all/status", json={"status": "closed"})).status_code == 422  # by whom?
 
 
-async def test_configuration_of_the_circuits_has_versions(api: httpx.AsyncClient) -> None:
-    document = {"statisticsUpdateEnabled": True}
-    change = await api.put("/v1/circuits/config", json=document, params={"author": "me"})
-    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
-    assert (await api.get("/v1/circuits/config")).json()["current"]["manifest"] | document == CircuitConfiguration(
-        updates_statistics=True
-    ).document()
-    assert len((await api.get("/v1/circuits/config/history")).json()["versions"]) == 1
-    wrong = await api.put("/v1/circuits/config", json={"minQueueSampleCount": 0}, params={"author": "me"})
-    assert wrong.json()["remedy"].startswith("`osrdyne circuits config check`")
-
-
-async def test_policies_have_versions_and_an_effective_one_for_each_key(api: httpx.AsyncClient) -> None:
+async def test_effective_policy_is_that_of_each_key(api: httpx.AsyncClient) -> None:
     document = {"policies": [{"match": "a/{x}", "MaxMessageAge": 30.0}]}
-    change = await api.put("/v1/policies", json=document, params={"author": "me"})
-    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
-    assert (await api.get("/v1/policies")).json()["current"]["manifest"] == document
+    await api.put("/v1/policies", json=document, params={"author": "me"})
     found = (await api.get("/v1/policies/effective?key=a%2Fb")).json()
     assert (found["key"], found["match"]) == ("a/b", "a/{x}")
     assert found["elements"]["MaxMessageAge"] == {"value": 30.0, "origin": "proposed", "acts": True}
     assert (await api.get("/v1/policies/effective?key=b")).json()["elements"] is None
-    wrong = await api.put("/v1/policies", json={"policies": [{"match": "{"}]}, params={"author": "me"})
-    assert wrong.json()["remedy"].startswith("`osrdyne policies check`")
 
 
 @pytest.mark.parametrize(
-    ("client", "url", "status"),
+    ("client", "url", "is_allowed"),
     [
-        ("10.0.0.7", "http://api", 403),
-        ("10.0.0.7", "https://api", 200),
-        ("127.0.0.1", "http://api", 200),
-        ("::1", "http://api", 200),
+        ("10.0.0.7", "http://api", False),
+        ("10.0.0.7", "https://api", True),
+        ("127.0.0.1", "http://api", True),
+        ("::1", "http://api", True),
     ],
 )
 @pytest.mark.proves("api/client-host-asks-over")
 async def test_key_that_demands_tls_is_refused_over_plain_http_from_another_host(
-    pool: FakeInspector, client: str, url: str, status: int
+    pool: FakeInspector, client: str, url: str, is_allowed: bool
 ) -> None:
     running(pool, "a", "b/c")
     pool.tls_keys = {Key("a")}
+    pool.poison_views = [poison_view("e1", key=Key("a")), poison_view("e2", key=Key("b"))]
     transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1"), client=(client, 5000))
     async with httpx.AsyncClient(transport=transport, base_url=url) as api:
-        for path in ("/v1/group?key=a", "/v1/groups/a", "/v1/policies/effective?key=a"):
-            answer = await api.get(path)
-            assert (answer.status_code, answer.json().get("code")) == (
-                status,
-                "tls-required" if status == 403 else None,
-            )
-        pool.poison_views = [poison_view("e1", key=Key("a")), poison_view("e2", key=Key("b"))]
-        explained = {"json": {"key": "a"}}
-        for method, path, more in (
-            ("GET", "/v1/poison/e1", {}), ("GET", "/v1/poison", {}), ("GET", "/v1/poison?bodies=true", {}),
-            ("GET", "/v1/poison?key=a", {}), ("POST", "/v1/explain", explained),
-        ):  # fmt: skip
-            answer = await api.request(method, path, **more)
-            assert answer.status_code == status, path
-        for path in ("/v1/poison/e2", "/v1/poison?key=b"):
+        demanding = [
+            *["/v1/group?key=a", "/v1/groups/a", "/v1/policies/effective?key=a"],
+            *["/v1/poison/e1", "/v1/poison", "/v1/poison?bodies=true", "/v1/poison?key=a"],
+        ]
+        answers = {path: await api.get(path) for path in demanding}
+        answers["explain"] = await api.post("/v1/explain", json={"key": "a"})
+        for path, answer in answers.items():
+            found = (answer.status_code, answer.json().get("code"))
+            assert found == ((200, None) if is_allowed else (403, "tls-required")), path
+        stopped = await api.post("/v1/group/stop?key=a", headers=JSON)
+        assert stopped.status_code == (202 if is_allowed else 403)
+        for path in ("/v1/poison/e2", "/v1/poison?key=b", "/v1/groups/b/c"):
             assert (await api.get(path)).status_code == 200, path
-        started = await api.post("/v1/group/stop?key=a", headers=JSON)
-        assert started.status_code == (403 if status == 403 else 202)
-        assert (await api.get("/v1/groups/b/c")).status_code == 200
+
+
+@asynccontextmanager
+async def behind_a_proxy(pool: FakeInspector, user: bytes, role: bytes) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a trusted proxy that names the user."""
+    settings = ApiSettings(trusted_proxies=("10.0.0.7",), allowed_hosts=("api",))
+    access = Access(Authenticators(proxies=TrustedProxies(settings)))
+    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1", access=access), client=("10.0.0.7", 5000))
+    headers = [(b"x-forwarded-user", user), (b"x-forwarded-role", role)]
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as api:
+        yield api
 
 
 async def test_trusted_proxy_is_responsible_for_the_tls_of_its_clients(pool: FakeInspector) -> None:
     running(pool, "a")
     pool.tls_keys = {Key("a")}
-    settings = ApiSettings(trusted_proxies=("10.0.0.7",), allowed_hosts=("api",))
-    access = Access(Authenticators(proxies=TrustedProxies(settings)))
-    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1", access=access), client=("10.0.0.7", 5000))
-    headers = {"x-forwarded-user": "alice", "x-forwarded-role": "viewer"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as api:
+    async with behind_a_proxy(pool, b"alice", b"viewer") as api:
         assert (await api.get("/v1/group?key=a")).status_code == 200
 
 
@@ -821,30 +635,20 @@ async def test_trusted_proxy_is_responsible_for_the_tls_of_its_clients(pool: Fak
     ids=["latin", "with a control character in latin-1", "other", "not UTF-8"],
 )
 async def test_user_that_a_proxy_names_is_read_as_utf_8(pool: FakeInspector, name: bytes, author: str | None) -> None:
-    settings = ApiSettings(trusted_proxies=("10.0.0.7",), allowed_hosts=("api",))
-    access = Access(Authenticators(proxies=TrustedProxies(settings)))
-    transport = httpx.ASGITransport(create_app(pool, Metrics(), version="1", access=access), client=("10.0.0.7", 5000))
-    headers = [(b"x-forwarded-user", name), (b"x-forwarded-role", b"admin")]
-    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as api:
+    async with behind_a_proxy(pool, name, b"admin") as api:
         changed = await api.put("/v1/policies", json={"policies": []}, params={"author": "other"})
         assert changed.status_code == (200 if author else 401)
         if author is not None:
             assert (await api.get("/v1/policies")).json()["current"]["author"] == author
 
 
-async def test_quotas_have_versions_and_their_use_is_shown_and_measured(api: httpx.AsyncClient) -> None:
-    assert (await api.get("/v1/quota")).json() == {"pool": "fake", "version": 0, "current": None, "usage": None}
+async def test_use_of_quotas_is_shown_and_measured(api: httpx.AsyncClient) -> None:
+    assert (await api.get("/v1/quota")).json()["usage"] is None
     document = {"pool": {"messages_per_day": 10}, "rules": [{"name": "r", "per": "rule", "send_rate": 1}]}
-    change = await api.put("/v1/quota", json=document, params={"author": "me"})
-    assert change.json() == {"pool": "fake", "version": 1, "warnings": []}
-    found = (await api.get("/v1/quota")).json()
-    assert found["current"]["manifest"] == document
-    assert [(one["name"], one["used"], one["quota"]) for one in found["usage"]["meters"]] == [
-        ("pool", 0, 10), ("rule r", 0, None),
-    ]  # fmt: skip
+    await api.put("/v1/quota", json=document, params={"author": "me"})
+    meters = (await api.get("/v1/quota")).json()["usage"]["meters"]
+    assert [(one["name"], one["used"], one["quota"]) for one in meters] == [("pool", 0, 10), ("rule r", 0, None)]
     assert 'osrdyne_quota_used_ratio{meter="pool"} 0.0' in (await api.get("/metrics")).text
-    wrong = await api.put("/v1/quota", json={"pool": {}}, params={"author": "me"})
-    assert wrong.json()["remedy"].startswith("`osrdyne quota check`")
 
 
 async def test_lag_is_that_of_the_pool_and_of_its_groups(pool: FakeInspector, api: httpx.AsyncClient) -> None:
