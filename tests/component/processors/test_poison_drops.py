@@ -109,18 +109,27 @@ async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, ke
     await clock.settle()
 
 
+class Endpoint:
+    """Answers every request with this, or raises it; and keeps what it has got."""
+
+    def __init__(self, answer: int | Exception = 204) -> None:
+        self.answer = answer
+        self.seen: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return httpx.Response(self.answer, headers={"location": "https://example.org/else"})
+
+
 async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(204)
-
-    async with sending(clock, answer) as drops:
+    endpoint = Endpoint()
+    async with sending(clock, endpoint) as drops:
         await submit(clock, drops, broker)
-        (request,) = seen
+        (request,) = endpoint.seen
         assert str(request.url) == f"https://{PUBLIC[0]}/hook?{SECRET}"
         assert (request.headers["host"], request.extensions["sni_hostname"]) == ("example.org", "example.org")
         assert (request.content, request.headers["content-type"]) == (b"body", "text/plain")
@@ -129,90 +138,56 @@ async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
 
 
 async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualClock, broker: FakeBroker) -> None:
-    seen: list[httpx.Request] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(204)
-
-    async with sending(clock, answer) as drops:
+    endpoint = Endpoint()
+    async with sending(clock, endpoint) as drops:
         asked = delivery(broker, correlation_id=b"\xff/\xc3\xa9".decode("utf-8", "surrogateescape"))
         drops.submit(Key("a"), asked, reason="delivery_limit", deliveries=3)
         await clock.settle()
-        assert [request.headers["x-osrdyne-correlation-id"] for request in seen] == ["%FF%2F%C3%A9"]
+        assert [request.headers["x-osrdyne-correlation-id"] for request in endpoint.seen] == ["%FF%2F%C3%A9"]
 
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
-@pytest.mark.parametrize("status", [302, 404, 500])
+@pytest.mark.parametrize("answer", [302, 404, 500, httpx.ConnectError(f"no connection to {URL}")], ids=str)
 async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
-    clock: VirtualClock, broker: FakeBroker, status: int
+    clock: VirtualClock, broker: FakeBroker, answer: int | Exception
 ) -> None:
-    calls = 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal calls
-        calls += 1
-        return httpx.Response(status, headers={"location": "https://example.org/else"})
-
+    endpoint = Endpoint(answer)
     with structlog.testing.capture_logs() as logs:
-        async with sending(clock, answer) as drops:
+        async with sending(clock, endpoint) as drops:
             await submit(clock, drops, broker)
             await clock.advance(3600.0)
-            assert (calls, outcome(drops, "failed")) == (1, 1.0)
+            assert (len(endpoint.seen), outcome(drops, "failed")) == (1, 1.0)
     assert "hidden" not in str(logs)
     assert "https://example.org:443" in str(logs)
-
-
-async def test_error_of_the_connection_shows_no_secret(clock: VirtualClock, broker: FakeBroker) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError(f"no connection to {request.url}")
-
-    with structlog.testing.capture_logs() as logs:
-        async with sending(clock, answer) as drops:
-            await submit(clock, drops, broker)
-            assert outcome(drops, "failed") == 1.0
-    assert "hidden" not in str(logs)
 
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
 async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise AssertionError("nothing may be sent")
-
-    async with sending(clock, answer, addresses=addresses) as drops:
+    endpoint = Endpoint()
+    async with sending(clock, endpoint, addresses=addresses) as drops:
         await submit(clock, drops, broker)
-        assert outcome(drops, "failed") == 1.0
+        assert (endpoint.seen, outcome(drops, "failed")) == ([], 1.0)
 
 
 async def test_configured_network_is_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with sending(
-        clock, lambda request: httpx.Response(200), addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)
-    ) as drops:
+    async with sending(clock, Endpoint(), addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)) as drops:
         await submit(clock, drops, broker)
         assert outcome(drops, "sent") == 1.0
 
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
+@pytest.mark.parametrize(("name", "limit"), [("MAX_WAITING", 3), ("MAX_WAITING_BYTES", 3 * len(b"body"))])
 async def test_copies_that_wait_are_bounded(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
-    monkeypatch.setattr(poison_drop, "MAX_WAITING", 3)
-    async with sending(clock, lambda request: httpx.Response(200)) as drops:
+    monkeypatch.setattr(poison_drop, name, limit)
+    async with sending(clock, Endpoint()) as drops:
         for _ in range(10):
             drops.submit(Key("a"), delivery(broker), reason="poison", deliveries=1)
         assert outcome(drops, "dropped") == 7.0
         await clock.settle()
         assert outcome(drops, "sent") == 3.0
-
-
-async def test_bytes_that_wait_are_bounded(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poison_drop, "MAX_WAITING_BYTES", 10)
-    async with sending(clock, lambda request: httpx.Response(200)) as drops:
-        drops.submit(Key("a"), delivery(broker, b"x" * 11), reason="poison", deliveries=1)
-        assert outcome(drops, "dropped") == 1.0
 
 
 async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock: VirtualClock, broker: FakeBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 K = Key("k")
@@ -85,61 +87,52 @@ class Pool:
 SETTINGS = settings_for().model_copy(update={"requests": RequestSettings(delivery_limit=3)})
 
 
-async def test_death_noticed_after_the_dead_letter_is_waited_for() -> None:
-    clock = VirtualClock()
-    async with leading(clock, settings=SETTINGS) as stack:
-        stack.broker.declare_queue("replies", {})
-        pool = Pool(stack)
-        await pool.send(b"deadly")
-        await pool.report(b"deadly", b"beside")
-        await pool.reject_to_the_end()
-        assert await pool.detail() is None
-        pool.worker_dies()
-        await clock.settle()
-        [entry] = await pool.entries()
-        assert [(death.ended_with, death.others, death.log_lines) for death in entry.deaths] == [
-            ("signal SIGKILL", 1, ("out of memory",))
-        ]
-        assert (entry.key, entry.body, entry.unexplained) == ("k", b"deadly", 3)
-        assert "1 of 4 deliveries ended with the death" in str(await pool.detail())
+@pytest.fixture
+async def pool(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Pool]:
+    async with leading(clock, broker=broker, settings=SETTINGS) as stack:
+        yield Pool(stack)
 
 
-async def test_worker_that_lives_on_is_waited_for_and_not_blamed() -> None:
-    clock = VirtualClock()
-    async with leading(clock, settings=SETTINGS) as stack:
-        stack.broker.declare_queue("replies", {})
-        pool = Pool(stack)
-        await pool.send(b"cut off")
-        await pool.report(b"cut off")
-        await pool.reject_to_the_end()
-        await clock.advance(PATIENCE + 0.1)
-        [entry] = await pool.entries()
-        assert (entry.deaths, entry.unexplained) == ((), 4)
-        assert "may be innocent" in str(await pool.detail())
+async def test_death_noticed_after_the_dead_letter_is_waited_for(pool: Pool) -> None:
+    await pool.send(b"deadly")
+    await pool.report(b"deadly", b"beside")
+    await pool.reject_to_the_end()
+    assert await pool.detail() is None
+    pool.worker_dies()
+    await pool.stack.clock.settle()
+    [entry] = await pool.entries()
+    assert [(death.ended_with, death.others, death.log_lines) for death in entry.deaths] == [
+        ("signal SIGKILL", 1, ("out of memory",))
+    ]
+    assert (entry.key, entry.body, entry.unexplained) == ("k", b"deadly", 3)
+    assert "1 of 4 deliveries ended with the death" in str(await pool.detail())
 
 
-async def test_request_that_only_waited_in_the_queue_is_not_blamed() -> None:
-    clock = VirtualClock()
-    async with leading(clock, settings=SETTINGS) as stack:
-        stack.broker.declare_queue("replies", {})
-        pool = Pool(stack)
-        await pool.send(b"innocent")
-        await pool.report(b"deadly")
-        pool.worker_dies()
-        await clock.settle()
-        await pool.reject_to_the_end()
-        [entry] = await pool.entries()
-        assert (entry.deaths, entry.unexplained) == ((), 4)
+async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool: Pool) -> None:
+    await pool.send(b"cut off")
+    await pool.report(b"cut off")
+    await pool.reject_to_the_end()
+    await pool.stack.clock.advance(PATIENCE + 0.1)
+    [entry] = await pool.entries()
+    assert (entry.deaths, entry.unexplained) == ((), 4)
+    assert "may be innocent" in str(await pool.detail())
 
 
-async def test_two_readings_at_once_both_see_everything() -> None:
-    clock = VirtualClock()
-    async with leading(clock) as stack:
-        for number in range(3):
-            await FakeChannel(stack.broker).publish(
-                Message(b"%d" % number), exchange=stack.names.poison_exchange, routing_key=""
-            )
-        query = PoisonQuery(bodies=True)
-        pages = await asyncio.gather(*(stack.term.processors.poison.page(query) for _ in range(3)))
-        assert [len(page.entries) for page in pages] == [3, 3, 3]
-        assert pages[0] == pages[1] == pages[2]
+async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool: Pool) -> None:
+    await pool.send(b"innocent")
+    await pool.report(b"deadly")
+    pool.worker_dies()
+    await pool.stack.clock.settle()
+    await pool.reject_to_the_end()
+    [entry] = await pool.entries()
+    assert (entry.deaths, entry.unexplained) == ((), 4)
+
+
+async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
+    for number in range(3):
+        message = Message(b"%d" % number)
+        await FakeChannel(direct.broker).publish(message, exchange=direct.names.poison_exchange, routing_key="")
+    query = PoisonQuery(bodies=True)
+    pages = await asyncio.gather(*(direct.term.processors.poison.page(query) for _ in range(3)))
+    assert [len(page.entries) for page in pages] == [3, 3, 3]
+    assert pages[0] == pages[1] == pages[2]

@@ -23,6 +23,8 @@ from osrdyne.testing.fakes.stack import Stack
 
 LIMIT = 5
 TOTAL = 40
+LEVELS = ("default", "")
+"""The labels of the default level, once a request has a route and before."""
 
 
 async def limit(stack: Stack, match: str = "a", **elements: object) -> None:
@@ -39,6 +41,13 @@ async def cancel(stack: Stack, number: int, *, key: str = "a", reply_to: str = R
     message = Message(correlation_id=f"{number}", reply_to=reply_to)
     await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key=key)
     await stack.clock.settle()
+
+
+async def serve_one(stack: Stack) -> None:
+    """A worker takes one request, if there is one."""
+    taken = await FakeChannel(stack.broker).get("pool-req-a")
+    if taken is not None:
+        await taken.ack()
 
 
 def bodies(*numbers: int) -> list[bytes]:
@@ -59,37 +68,31 @@ def value(stack: Stack, name: str, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("timeout", [0, 10])
-async def test_incoming_request_is_rejected(stack: Stack, broker: FakeBroker, timeout: int) -> None:
-    await limit(stack, EnqueueTimeout=timeout)
+@pytest.mark.parametrize(
+    ("overflow", "status"),
+    [("RejectIncomingMessage", "queue-full"), ("DiscardIncomingMessage", "ok"), ("DiscardExistingMessage", "maxlen")],
+)
+async def test_each_request_beyond_the_length_is_answered(
+    stack: Stack, broker: FakeBroker, timeout: int, overflow: str, status: str
+) -> None:
+    await limit(stack, EnqueueTimeout=timeout, Overflow=overflow)
     await ask(stack, *range(TOTAL))
     await stack.clock.advance(timeout + 5.0)
-    assert waiting(stack, None) == bodies(*range(LIMIT))
-    assert statuses(broker) == {f"{number}": "queue-full" for number in range(LIMIT, TOTAL)}
+    kept = range(TOTAL - LIMIT, TOTAL) if status == "maxlen" else range(LIMIT)
+    assert waiting(stack, None) == bodies(*kept)
+    assert statuses(broker) == {f"{number}": status for number in range(TOTAL) if number not in kept}
     assert (stack.orphans(), value(stack, "osrdyne_enqueue_waiting")) == ([], 0)
+    assert value(stack, "osrdyne_evicted_total") == (TOTAL - LIMIT if status == "maxlen" else 0)
+    counted = [value(stack, "osrdyne_ingress_total", outcome="discarded", route="", priority=one) for one in LEVELS]
+    assert sum(counted) == (TOTAL - LIMIT if status == "ok" else 0)
 
 
-@pytest.mark.parametrize("timeout", [0, 10])
-async def test_incoming_request_is_discarded_and_answered_as_accepted(stack: Stack, timeout: int) -> None:
-    await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardIncomingMessage")
-    await ask(stack, *range(TOTAL))
-    await stack.clock.advance(timeout + 5.0)
-    assert waiting(stack, None) == bodies(*range(LIMIT))
-    assert statuses(stack.broker) == {f"{number}": "ok" for number in range(LIMIT, TOTAL)}
-    message = stack.broker.queues[REPLIES].ready[0].message
-    assert (message.headers["x-code"], [*json.loads(message.body)]) == (202, ["discarded"])
-    labels = {"outcome": "discarded", "route": "", "priority": "default"}
-    counted = [value(stack, "osrdyne_ingress_total", **labels | {"priority": one}) for one in ("default", "")]
-    assert sum(counted) == TOTAL - LIMIT
-
-
-@pytest.mark.parametrize("timeout", [0, 10])
-async def test_oldest_request_is_taken_out_and_answered(stack: Stack, broker: FakeBroker, timeout: int) -> None:
-    await limit(stack, EnqueueTimeout=timeout, Overflow="DiscardExistingMessage")
-    await ask(stack, *range(TOTAL))
-    await stack.clock.advance(timeout + 5.0)
-    assert waiting(stack, None) == bodies(*range(TOTAL - LIMIT, TOTAL))
-    assert statuses(broker) == {f"{number}": "maxlen" for number in range(TOTAL - LIMIT)}
-    assert (stack.orphans(), value(stack, "osrdyne_evicted_total")) == ([], TOTAL - LIMIT)
+async def test_discarded_request_is_answered_as_accepted(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, Overflow="DiscardIncomingMessage", EnqueueTimeout=0)
+    await ask(stack, *range(LIMIT + 1))
+    await stack.clock.advance(5.0)
+    [answer] = broker.queues[REPLIES].ready
+    assert (answer.message.headers["x-code"], [*json.loads(answer.message.body)]) == (202, ["discarded"])
 
 
 # --- waiting
@@ -100,22 +103,11 @@ async def test_request_takes_the_room_that_a_worker_makes_in_time(stack: Stack, 
     await ask(stack, *range(LIMIT + 2))
     await stack.clock.advance(5.0)
     assert (waiting(stack, None), answers(broker)) == (bodies(*range(LIMIT)), [])
-    taken = await FakeChannel(broker).get("pool-req-a")
-    assert taken is not None
-    await taken.ack()
+    await serve_one(stack)
     await stack.clock.advance(2.0)
     assert waiting(stack, None) == bodies(*range(1, LIMIT + 1))
     await stack.clock.advance(30.0)
     assert statuses(broker) == {f"{LIMIT + 1}": "queue-full"}
-
-
-@pytest.mark.proves("managed/thousands-requests-wait-room")
-async def test_requests_that_wait_hold_back_no_other_key(stack: Stack, clock: VirtualClock) -> None:
-    await limit(stack, EnqueueTimeout=60)
-    await ask(stack, *range(1000))
-    await ask(stack, 1000, key="other")
-    await clock.advance(10.0)
-    assert (waiting(stack, None, "other"), len(waiting(stack, None))) == (bodies(1000), LIMIT)
 
 
 @pytest.mark.proves("managed/thousands-requests-wait-room")
@@ -125,9 +117,7 @@ async def test_other_keys_do_not_wait_either_while_a_slow_worker_makes_room(stac
     for number in range(10):
         await ask(stack, 10_000 + number, key="other")
     for _ in range(20):
-        taken = await FakeChannel(broker).get("pool-req-a")
-        if taken is not None:
-            await taken.ack()
+        await serve_one(stack)
         await stack.clock.advance(0.5)
     assert waiting(stack, None, "other") == bodies(*range(10_000, 10_010))
 
@@ -240,9 +230,7 @@ async def test_request_cancelled_while_its_queue_is_counted_is_not_published(sta
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(LIMIT + 1))
     await stack.clock.advance(1.0)
-    taken = await FakeChannel(broker).get("pool-req-a")
-    assert taken is not None
-    await taken.ack()
+    await serve_one(stack)
     broker.hook = hang
     await stack.clock.advance(1.0)
     assert counting.is_set()
@@ -386,9 +374,7 @@ async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, bro
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
     await ask(stack, *range(LIMIT))
     await stack.clock.advance(1.0)
-    taken = await FakeChannel(broker).get("pool-req-a")
-    assert taken is not None
-    await taken.ack()
+    await serve_one(stack)
     refuse(broker, BrokerUnavailableError("No answer."), ("look_up", "pool-req-a", False))
     await ask(stack, LIMIT)
     await stack.clock.advance(5.0)
