@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from osrdyne.amqp import Message
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import sample_arrival
@@ -14,6 +15,7 @@ from osrdyne.pool.routing.routes import RouteChange
 from osrdyne.protocol.control import ControlMessage, control_from_wire
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
@@ -43,6 +45,13 @@ async def change(stack: Stack, **routes: object) -> RouteChange:
     changed = await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
     assert isinstance(changed, RouteChange)
     return changed
+
+
+async def cancel(stack: Stack, key: str = "a", **properties: object) -> None:
+    """Cancel a request as its client does."""
+    message = Message(**properties)  # type: ignore[arg-type]
+    await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key=key)
+    await stack.clock.settle()
 
 
 def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:

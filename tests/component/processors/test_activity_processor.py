@@ -15,7 +15,7 @@ from osrdyne.pool.state.groups.paused_groups import PausedGroups
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
-from osrdyne.pool.state.workers.worker_reports import WorkerRegistry, WorkerState
+from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.processors.activity import ActivityProcessor, ProcessReports
 from osrdyne.processors.forgeries import Forgeries
@@ -149,21 +149,13 @@ def test_report_without_work_does_not_count_as_use(setting: Setting, event: Even
 
 def test_report_about_an_unknown_key_creates_nothing(setting: Setting) -> None:
     setting.report(Event.REQUEST_RECEIVED)
-    assert (setting.tracker.keys(), setting.worker_reports.all(), setting.processor._counted_at) == ([], [], {})
+    assert (setting.tracker.keys(), setting.worker_reports.all()) == ([], [])
 
 
 def test_report_about_a_group_on_its_way_out_brings_it_back(setting: Setting) -> None:
     setting.queue_status.update(A, exists=True)
     setting.report(Event.BUSY, in_flight=1)
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
-
-
-def test_state_of_the_worker_is_kept(setting: Setting) -> None:
-    setting.tracker.require_worker_group(A)
-    setting.report(Event.READY)
-    assert [(worker.worker_id, worker.state) for worker in setting.worker_reports.of_key(A)] == [
-        ("w", WorkerState.READY)
-    ]
 
 
 async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(setting: Setting) -> None:

@@ -7,20 +7,19 @@ import json
 import threading
 from types import SimpleNamespace
 
+import managed_pool
 import pytest
-from managed_pool import REST, change, managing, send, waiting
+from managed_pool import REST, change, heard, listen, managing, send, waiting
 from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
-from osrdyne.amqp import Message
 from osrdyne.ingress.conditions import samples
 from osrdyne.processors.requests.cancellations import MAX_KEPT, KeptCancels, RequestName
-from osrdyne.protocol.activity import ActivityReport, Event
-from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -32,28 +31,21 @@ async def ask(stack: Stack) -> None:
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
 
 
-async def cancel(stack: Stack) -> None:
-    message = Message(correlation_id="c", reply_to=REPLIES)
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="a")
-    await stack.clock.settle()
+async def cancel(stack: Stack, key: str = "a") -> None:
+    await managed_pool.cancel(stack, key, correlation_id="c", reply_to=REPLIES)
 
 
 async def report(stack: Stack, worker: str = W) -> None:
-    ready = ActivityReport(A, Event.READY, worker)
-    message = Message(ready.wire_body(), headers=ready.wire_headers())
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key=A)
-    await stack.clock.settle()
+    await stack.report("a", Event.READY, worker)
 
 
-def listen(stack: Stack, worker: WorkerId = W) -> None:
-    stack.broker.declare_queue(f"ctl-{worker}", {})
-    key = stack.names.control_worker_routing_key(worker)
-    stack.broker.bind(f"ctl-{worker}", stack.names.control_exchange, key)  # type: ignore[arg-type]
+def listen_as_worker(stack: Stack) -> None:
+    listen(stack, stack.names.control_worker_routing_key(W))
 
 
-def heard(stack: Stack, worker: WorkerId = W) -> list[dict[str, object]]:
-    messages = [control_from_wire(body) for body in stack.broker.bodies(f"ctl-{worker}")]
-    return [dict(one.details) for one in messages if one is not None and one.command is Command.CANCEL]
+def cancelled(stack: Stack) -> list[dict[str, object]]:
+    """The cancels that the worker has received."""
+    return [dict(one.details) for one in heard(stack) if one.command is Command.CANCEL]
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
@@ -63,11 +55,11 @@ async def test_later_worker_is_notified_once(stack: Stack, clock: VirtualClock) 
     await fail(stack)
     await cancel(stack)
     await report(stack)  # it does not listen yet
-    listen(stack)
+    listen_as_worker(stack)
     await clock.advance(100.0)
     await report(stack)
     await report(stack)
-    assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
+    assert cancelled(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
 
 
 async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
@@ -96,28 +88,27 @@ async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
             while not waiting(stack, None):
                 await clock.settle()
                 await asyncio.sleep(0.001)
-        listen(stack)
+        listen_as_worker(stack)
         await report(stack)
-        assert [one["correlation_id"] for one in heard(stack)] == ["c"]
+        assert [one["correlation_id"] for one in cancelled(stack)] == ["c"]
 
 
-async def test_worker_of_another_group_is_not_notified(stack: Stack, broker: FakeBroker) -> None:
+async def test_worker_of_another_group_is_not_notified(stack: Stack) -> None:
     await change(stack, plain=PLAIN)
     await ask(stack)
-    message = Message(correlation_id="c", reply_to=REPLIES)
-    await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="b")
-    listen(stack)
+    await cancel(stack, "b")
+    listen_as_worker(stack)
     await report(stack)
-    assert heard(stack) == []
+    assert cancelled(stack) == []
 
 
 async def test_nothing_is_kept_where_no_request_waits(stack: Stack) -> None:
     await change(stack, rest=REST)
     await ask(stack)
     await cancel(stack)
-    listen(stack)
+    listen_as_worker(stack)
     await report(stack)
-    assert heard(stack) == []
+    assert cancelled(stack) == []
 
 
 @pytest.mark.proves("managed/worker-ends-request-tried")
@@ -137,9 +128,9 @@ async def test_new_request_of_the_name_is_another_one(stack: Stack) -> None:
     await ask(stack)
     await cancel(stack)
     await ask(stack)
-    listen(stack)
+    listen_as_worker(stack)
     await report(stack)
-    assert (heard(stack), waiting(stack, None)) == ([], [b"1", b"1"])
+    assert (cancelled(stack), waiting(stack, None)) == ([], [b"1", b"1"])
 
 
 @pytest.mark.parametrize("worker", ["x" * 5000, "漢" * 200, "#", ""], ids=["long", "wide", "pattern", "empty"])
@@ -148,9 +139,9 @@ async def test_odd_name_of_a_worker_does_no_harm(stack: Stack, worker: str) -> N
     await ask(stack)
     await cancel(stack)
     await report(stack, worker)
-    listen(stack)
+    listen_as_worker(stack)
     await report(stack)
-    assert (len(heard(stack)), stack.task.done()) == (1, False)
+    assert (len(cancelled(stack)), stack.task.done()) == (1, False)
 
 
 async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: VirtualClock) -> None:

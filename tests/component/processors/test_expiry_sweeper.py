@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -12,21 +11,18 @@ from typing import cast
 import pytest
 from broker_steps import refuse
 from managed_pool import change, send
-from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
-from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.retries import POLL_INTERVAL
 from osrdyne.processors.expiry import sweeper
 from osrdyne.processors.expiry.plan import TakenRequest, copy_of
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
-from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import Command, FakeBroker
@@ -34,6 +30,7 @@ from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 SHORT, LONG = "20000", "500000"
 """Lifetimes in milliseconds."""
+QUEUE = "pool-req-k"
 CLEANED = 60.0
 """Seconds by which the short ones have expired, and the queue was swept."""
 
@@ -72,7 +69,7 @@ def waiting(stack: Stack, key: str = "k") -> list[str]:
 async def reject_first(stack: Stack) -> None:
     """A worker fails on the first request, and ends."""
     channel = FakeChannel(stack.broker)
-    delivery = await channel.get(stack.names.request_queue(Key("k")))
+    delivery = await channel.get(QUEUE)
     assert delivery is not None
     await delivery.reject()
     await channel.close()
@@ -115,18 +112,10 @@ async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack
     assert waiting(stack) == ["1"]
 
 
-async def test_queue_without_the_option_is_left_alone(clock: VirtualClock, broker: FakeBroker) -> None:
-    settings = settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
-    async with leading(clock, broker=broker, settings=settings) as stack:
-        await publish(stack, "1", "x1")
-        await clock.advance(CLEANED)
-        assert (waiting(stack), answers(broker)) == (["1", "x1"], [])
-
-
 async def test_queue_where_nothing_has_expired_is_not_touched(stack: Stack, broker: FakeBroker) -> None:
     await publish(stack, "1", "2", "3")
     await stack.clock.advance(CLEANED)
-    assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+    assert broker.count("consume", QUEUE) == 0
 
 
 async def test_request_that_a_worker_holds_stays_with_it(stack: Stack, clock: VirtualClock) -> None:
@@ -145,7 +134,7 @@ async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack,
     late: list[str] = []
 
     async def arrive(command: Command) -> None:
-        if command.name in {"consume", "cancel"} and command.target == stack.names.request_queue(Key("k")):
+        if command.name in {"consume", "cancel"} and command.target == QUEUE:
             late.append(f"late {len(late)}")
             await stack.publish("k", late[-1].encode(), expiration=LONG)
 
@@ -160,7 +149,7 @@ async def test_copy_is_marked_and_carries_its_failed_deliveries(stack: Stack, br
     await publish(stack, "1", "x1", "2")
     await reject_first(stack)
     await stack.clock.advance(CLEANED)
-    first, second = broker.queues[stack.names.request_queue(Key("k"))].ready
+    first, second = broker.queues[QUEUE].ready
     assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
     assert FAILED_DELIVERIES_HEADER not in second.message.headers
     assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
@@ -195,22 +184,21 @@ async def test_request_that_failed_too_often_before_and_after_becomes_poison(
 
 async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
     high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
-    routes = {"high": high, "rest": "FROM /* INTO $upstream"}
-    await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    await change(stack, high=high, rest="FROM /* INTO $upstream")
     await publish(stack, "1", "x1", "2")
     await publish(stack, "h1", "xh", "h2", level="high")
     await clock.advance(CLEANED)
-    store = stack.names.request_queue(Key("k"), 2)
-    assert (waiting(stack), broker.bodies(store)) == (["1", "2"], [b"h1", b"h2"])
+    assert (waiting(stack), broker.bodies(f"{QUEUE}_Pri2")) == (["1", "2"], [b"h1", b"h2"])
 
 
-async def test_what_an_earlier_leader_passed_on_is_cleaned(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await publish(stack, "1", "x1", "2")
-        await stack.kill()
-    async with managing(clock, broker) as stack:
+async def test_what_an_earlier_leader_passed_on_is_cleaned(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
+) -> None:
+    await publish(stack, "1", "x1", "2")
+    await stack.kill()
+    async with managing(clock, broker) as following:
         await clock.advance(CLEANED)
-        assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+        assert (waiting(following), answers(broker)) == (["1", "2"], [("x1", "expired")])
 
 
 @pytest.mark.proves("requests/channel-closes-soon-many")
@@ -218,17 +206,15 @@ async def test_everything_that_was_taken_is_acknowledged_in_one_step(stack: Stac
     """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
     await publish(stack, *"123456", "x1", "7")
     await stack.clock.advance(CLEANED)
-    queue = stack.names.request_queue(Key("k"))
-    assert (waiting(stack), broker.count("ack", queue)) == ([*"1234567"], 1)
+    assert (waiting(stack), broker.count("ack", QUEUE)) == ([*"1234567"], 1)
 
 
 async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
     await publish(stack, "1", "x1", "2")
-
     refuse(broker, BrokerSilentError("no confirm"), ("publish", stack.names.work_exchange(None), False))
     await clock.advance(CLEANED)
     broker.hook = None
-    consumed = broker.count("consume", stack.names.request_queue(Key("k")))
+    consumed = broker.count("consume", QUEUE)
     await publish(stack, "3")
     assert ([body for body in waiting(stack) if body != "x1"], consumed) == (["1", "2", "3"], 1)
 
@@ -236,35 +222,32 @@ async def test_ingress_goes_on_when_a_copy_is_not_taken(stack: Stack, clock: Vir
 async def test_copy_that_cannot_be_published_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
     """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
     await publish(stack, "1", "x1", "2")
-
     refuse(broker, MessageTooLargeError("too large"), ("publish", stack.names.work_exchange(None), False))
     await stack.clock.advance(5 * CLEANED)
-    stored = broker.queues[stack.names.request_queue(Key("k"))].ready
+    stored = broker.queues[QUEUE].ready
     assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]
     assert not stack.task.done()
 
 
 async def test_queue_without_a_leader_is_not_taken_for_swept(stack: Stack, broker: FakeBroker) -> None:
-    queue = stack.names.request_queue(Key("k"))
 
     async def lose_leader(command: Command) -> None:
-        if command == Command("consume", queue, done=True):
-            broker.set_running(queue, False)
+        if command == Command("consume", QUEUE, done=True):
+            broker.set_running(QUEUE, False)
 
     await publish(stack, "1", "x1", "2")
     broker.hook = lose_leader
     await stack.clock.advance(32.0)
-    cancelled = broker.count("cancel", queue)
-    broker.set_running(queue, True)
+    cancelled = broker.count("cancel", QUEUE)
+    broker.set_running(QUEUE, True)
     await stack.clock.advance(CLEANED)
     assert (cancelled, waiting(stack)) == (0, ["1", "2"])
 
 
 async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack: Stack, broker: FakeBroker) -> None:
-    queue = stack.names.request_queue(Key("k"))
 
     async def stop(command: Command) -> None:
-        if command == Command("consume", queue, done=True):
+        if command == Command("consume", QUEUE, done=True):
             stack.stop.requested.set()
             await stack.clock.sleep(1.0)
 
@@ -272,33 +255,21 @@ async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(stack: Stac
     broker.hook = stop
     await stack.clock.advance(CLEANED)
     assert stack.task.done()
-    assert [(one.message.body, one.returns) for one in broker.queues[queue].ready] == [(b"1", 0), (b"2", 0)]
+    assert [(one.message.body, one.returns) for one in broker.queues[QUEUE].ready] == [(b"1", 0), (b"2", 0)]
 
 
-async def test_queue_that_is_too_long_is_left_alone(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_that_is_too_long_is_left_alone(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "MAX_TAKEN", 2)
-    async with managing(clock, broker) as stack:
-        await publish(stack, "1", "x1", "2")
-        await clock.advance(CLEANED)
-        assert waiting(stack) == ["1", "x1", "2"]
+    await publish(stack, "1", "x1", "2")
+    await stack.clock.advance(CLEANED)
+    assert waiting(stack) == ["1", "x1", "2"]
 
 
-async def test_queue_that_holds_too_much_gets_everything_back(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_that_holds_too_much_gets_everything_back(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "MAX_TAKEN_BYTES", 3)
-    async with managing(clock, broker) as stack:
-        await publish(stack, "1", "x1", "2")
-        await clock.advance(5 * CLEANED)
-        stored = broker.queues[stack.names.request_queue(Key("k"))].ready
-        assert [one.returns for one in stored] == [sweeper.MAX_FAILURES] * 3
-
-
-def test_option_needs_a_managed_pool_and_reports_it() -> None:
-    with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
-        Settings(requests=RequestSettings(check_entire_queue_on_cleanup=True))
+    await publish(stack, "1", "x1", "2")
+    await stack.clock.advance(5 * CLEANED)
+    assert [one.returns for one in stack.broker.queues[QUEUE].ready] == [sweeper.MAX_FAILURES] * 3
 
 
 # --- The leader is killed after every step of a sweep
@@ -349,7 +320,7 @@ async def story(
     async with managing(clock, broker) as stack:
         if not busy:
             await clock.advance(CLEANED)
-        while stack.broker.queues[stack.names.request_queue(Key("k"))].ready:
+        while stack.broker.queues[QUEUE].ready:
             await serve_one(stack, served)
         await clock.settle()
     return there_was, served
@@ -359,7 +330,7 @@ async def serve_one(stack: Stack, served: list[tuple[bytes, bool]]) -> None:
     """A worker takes one request, if there is one."""
     channel = FakeChannel(stack.broker)
     hook, stack.broker.hook = stack.broker.hook, None
-    delivery = await channel.get(stack.names.request_queue(Key("k")))
+    delivery = await channel.get(QUEUE)
     if delivery is not None:
         marked = delivery.redelivered or delivery.headers.get(DUPLICATE_HEADER) is True
         served.append((delivery.body, marked))
@@ -367,7 +338,7 @@ async def serve_one(stack: Stack, served: list[tuple[bytes, bool]]) -> None:
     stack.broker.hook = hook
 
 
-# --- RabbitMQ itself returns requests from a wait for another attempt to their queue, and no component notes it
+# --- RabbitMQ itself returns requests from a wait for another attempt to their QUEUE, and no component notes it
 
 
 async def allow_retries(stack: Stack) -> None:
@@ -392,7 +363,7 @@ async def test_queue_is_not_read_where_nothing_was_tried_again(stack: Stack, bro
     await allow_retries(stack)
     await publish(stack, "1", "2", "3")
     await stack.clock.advance(8 * CLEANED / 2)
-    assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+    assert broker.count("consume", QUEUE) == 0
 
 
 async def test_request_that_expires_after_it_came_back_is_answered_in_time(stack: Stack, broker: FakeBroker) -> None:
@@ -407,9 +378,9 @@ async def test_queue_is_read_no_more_once_nothing_can_come_back(stack: Stack, br
     await allow_retries(stack)
     await come_back(stack, "3")
     await stack.clock.advance(2 * CLEANED)
-    count = broker.count("consume", stack.names.request_queue(Key("k")))
+    count = broker.count("consume", QUEUE)
     await stack.clock.advance(2 * CLEANED)
-    assert broker.count("consume", stack.names.request_queue(Key("k"))) == count > 0
+    assert broker.count("consume", QUEUE) == count > 0
 
 
 async def test_request_that_came_back_unreported_is_found_later(stack: Stack, broker: FakeBroker) -> None:

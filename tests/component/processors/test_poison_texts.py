@@ -6,6 +6,7 @@ import asyncio
 import math
 
 import pytest
+from managed_pool import heard, listen
 
 from osrdyne.drivers.base import Exit
 from osrdyne.pool.state.workers.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
@@ -17,7 +18,7 @@ from osrdyne.pool.state.workers.restart_backoff import (
     worker_ended,
 )
 from osrdyne.protocol.activity import ALONE_FIELD, STUCK_FIELD, Event, text_fingerprint
-from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
@@ -105,8 +106,7 @@ async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> N
 async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     stack: Stack, details: dict[str, object], deaths: int
 ) -> None:
-    stack.broker.declare_queue("control", {})
-    stack.broker.bind("control", stack.names.control_exchange, stack.names.control_group_routing_key(A))
+    listen(stack, "group.a")
     stack.require(A)
     await stack.clock.settle()
     for _ in range(deaths):
@@ -114,8 +114,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
         await worker_dies(stack, stack.clock, **details)
     [worker] = stack.driver.workers_of(A)
     assert list(worker.spec.environment.poison) == ["text"]
-    sent = [control_from_wire(body) for body in stack.broker.bodies("control")]
-    [command] = [message for message in sent if message is not None and message.command is Command.POISON]
+    [command] = [message for message in heard(stack) if message.command is Command.POISON]
     assert command.details == {"texts": {"text": stack.settings.requests.poison_time}}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import managed_pool
 import pytest
 from broker_steps import hold, note, refuse
 from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Message
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.processors import consumers
@@ -38,9 +38,7 @@ async def ask(stack: Stack, *numbers: int, key: str = "a", **properties: object)
 
 
 async def cancel(stack: Stack, number: int, *, key: str = "a", reply_to: str = REPLIES) -> None:
-    message = Message(correlation_id=f"{number}", reply_to=reply_to)
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key=key)
-    await stack.clock.settle()
+    await managed_pool.cancel(stack, key, correlation_id=f"{number}", reply_to=reply_to)
 
 
 async def serve_one(stack: Stack) -> None:
