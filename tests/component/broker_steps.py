@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import Stack
 
 Step = tuple[str, str, bool]
 """The name of a command, its target, and whether it has taken effect."""
@@ -52,3 +53,11 @@ def note(broker: FakeBroker, *steps: Step) -> list[Step]:
 
     broker.hook = take
     return noted
+
+
+def kill_within(stack: Stack) -> None:
+    """Kill the leader at one of its own commands: it cannot be waited for."""
+    stack.killed = True
+    stack.task.cancel()
+    for connection in stack.connections:
+        connection.cut()

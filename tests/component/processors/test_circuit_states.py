@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import ClassVar
 
 import pytest
+from broker_steps import kill_within
 from circuit_pool import CircuitPool
 from managed_pool import explained
 
@@ -325,10 +326,7 @@ async def test_leader_killed_around_each_step_loses_nothing(
             return
         killed += 1
         if killed == number:
-            pool.stack.killed = True
-            pool.stack.task.cancel()
-            for connection in pool.stack.connections:
-                connection.cut()
+            kill_within(pool.stack)
 
     published = False
     for life in range(2):

@@ -9,7 +9,7 @@ from itertools import count
 from typing import cast
 
 import pytest
-from broker_steps import refuse
+from broker_steps import kill_within, refuse
 from managed_pool import change, send
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
@@ -307,10 +307,7 @@ async def story(
             if busy and command.name == "publish" and command.done:
                 await serve_one(stack, served)
             if command.done and next(steps) == number:
-                stack.killed = True
-                stack.task.cancel()
-                for connection in stack.connections:
-                    connection.cut()
+                kill_within(stack)
 
         broker.hook = strike
         await clock.advance(2.0)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 
 import pytest
-import structlog
 from managed_pool import explained, managing, waiting
 from replies import REPLIES, answers
 
@@ -140,14 +139,6 @@ async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBro
     await stack.term.routing.quotas.clear(author="me")
     await ask(stack, 3)
     assert len(waiting(stack, None)) == 8
-
-
-async def test_warnings_come_once_a_day(stack: Stack) -> None:
-    await limit(stack, pool={"messages_per_day": 100})
-    with structlog.testing.capture_logs() as logs:
-        await ask(stack, 99)
-    warned = [log["percent"] for log in logs if log["event"] == "daily quota nearly used up"]
-    assert warned == [70, 85, 95]
 
 
 async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:

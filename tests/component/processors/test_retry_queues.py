@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
+from broker_steps import kill_within
 from managed_pool import REST, change, managed, managing, send, waiting
 from replies import REPLIES, answers, broker_with_replies
 
@@ -392,10 +393,7 @@ async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> 
         nonlocal steps
         steps += "-retr" in command.target
         if steps == number and not stack.killed:
-            stack.killed = True
-            stack.task.cancel()
-            for connection in stack.connections:
-                connection.cut()
+            kill_within(stack)
 
     broker.hook = hook
     with suppress(BrokerError):
