@@ -43,6 +43,17 @@ def refuse(
     broker.hook = fail
 
 
+def fail_in_turn(broker: FakeBroker, step: Step, *faults: Exception | None) -> None:
+    """Let the next commands of this kind fail, each with its fault; those without one succeed."""
+    left = list(faults)
+
+    async def fail(command: Command) -> None:
+        if command == step and left and (fault := left.pop(0)) is not None:
+            raise fault
+
+    broker.hook = fail
+
+
 def note(broker: FakeBroker, *steps: Step) -> list[Step]:
     """The commands of these from now on, in their order."""
     noted: list[Step] = []

@@ -14,7 +14,7 @@ from replies import REPLIES, answers
 
 from osrdyne.amqp import Consumer, Message
 from osrdyne.errors import BrokerSilentError, StartFailedError
-from osrdyne.ingress.checks import DeliveryCheck, Refusal, RequestCheck
+from osrdyne.ingress.checks import DeliveryCheck, Refusal
 from osrdyne.ingress.conditions import samples
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
@@ -453,19 +453,6 @@ async def test_idle_group_goes_with_all_its_queues(stack: Stack, clock: VirtualC
     await delivery.channel.close()
     await clock.advance(3600.0)
     assert [name for name in broker.queues if name.startswith("pool-req-")] == []
-
-
-# --- The fold of checks (`osrdyne.ingress.checks`) within the router
-
-
-async def test_refusal_of_a_check_is_answered_with_the_time_to_wait(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, rest=REST)
-    quota = RequestCheck("quota", lambda arrival, now_ms: Refusal(Status.CAPACITY, "full", 2500))
-    stack.term.processors.checks.requests += (quota,)
-    await send(stack, "a", reply_to=REPLIES, correlation_id="c")
-    [answer] = broker.queues[REPLIES].ready
-    assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "capacity")], [], False)
-    assert answer.message.headers["x-retry-after"] == 2.5
 
 
 async def test_refused_copy_is_dropped_and_the_request_goes_on(stack: Stack, broker: FakeBroker) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from broker_steps import fail_in_turn
 from managed_pool import ALERTS, REST, change, waiting
 
 from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
 from osrdyne.protocol.messages import DUPLICATE_HEADER
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 NOT_CONFIRMED = BrokerSilentError("no confirm in time")
@@ -17,13 +18,7 @@ LONG = 600.0
 
 def fail_publishes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
     """Make the next publishes to the default level fail, before or after they arrive (`arrives`)."""
-    left = list(faults)
-
-    async def fail(command: Command) -> None:
-        if command == ("publish", "pool-work-xchg", arrives) and left and (fault := left.pop(0)) is not None:
-            raise fault
-
-    broker.hook = fail
+    fail_in_turn(broker, ("publish", "pool-work-xchg", arrives), *faults)
 
 
 async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "none") -> None:

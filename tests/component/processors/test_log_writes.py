@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from broker_steps import Step
+from broker_steps import Step, fail_in_turn
 from managed_pool import change, managed, send, waiting
 from replies import REPLIES, answers
 
@@ -63,13 +63,7 @@ def headers_of(broker: FakeBroker, place: int = 0, partition: int = 0) -> dict[s
 
 def fail_writes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
     """Make the next publishes to the log fail, before or after they arrive (`arrives`)."""
-    left = list(faults)
-
-    async def fail(command: Command) -> None:
-        if command == ("publish", "pool-log-0", arrives) and left and (fault := left.pop(0)) is not None:
-            raise fault
-
-    broker.hook = fail
+    fail_in_turn(broker, ("publish", "pool-log-0", arrives), *faults)
 
 
 @pytest.mark.proves("telemetry/client-sets-headers-log")

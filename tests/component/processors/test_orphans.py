@@ -49,17 +49,6 @@ def forwarded(delivery: Delivery, *, now_ms: int, skew_ms: int) -> Message:
 # --- forward
 
 
-async def test_orphans_of_a_key_keep_their_order(stack: Stack, clock: VirtualClock) -> None:
-    bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
-
-    allowed = hold(stack.broker, ("bind", "pool-req-a", False))
-    for body in bodies:
-        await stack.publish("a", body)
-    allowed.set()
-    await clock.settle()
-    assert stack.waiting("a") == bodies
-
-
 @pytest.mark.proves("reference-defects/3-one-busy-key")
 async def test_slow_bind_of_one_key_holds_back_only_its_own(stack: Stack, clock: VirtualClock) -> None:
     """defects: orphan-wait: one busy key blocked every other key."""

@@ -7,7 +7,7 @@ import json
 
 import managed_pool
 import pytest
-from broker_steps import hold, note, refuse
+from broker_steps import Step, hold, note, refuse
 from managed_pool import ALERTS, COPY, REST, TO_B, change, managing, waiting
 from replies import REPLIES, answers
 
@@ -239,36 +239,32 @@ async def test_request_cancelled_while_its_queue_is_counted_is_not_published(sta
     assert (stack.orphans(), waiting(stack, None)) == ([], bodies(*range(1, LIMIT)))
 
 
+@pytest.mark.parametrize(
+    ("step", "first"),
+    [
+        (("publish", REPLIES, False), []),
+        (("ack", "pool-orphan", False), [(f"{LIMIT + 1}", "cancelled")]),
+    ],
+    ids=["answer", "ack"],
+)
 @pytest.mark.proves("managed/leader-dies-answers-cancelled")
-@pytest.mark.parametrize("step", ["answer", "ack"])
 async def test_leader_killed_while_it_answers_a_cancelled_request_loses_none(
-    clock: VirtualClock, broker: FakeBroker, step: str
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, step: Step, first: list[tuple[str, str]]
 ) -> None:
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        if command in {("publish", REPLIES, False), ("ack", "pool-orphan", False)} and command.name == (
-            "publish" if step == "answer" else "ack"
-        ):
-            await never.wait()
-
-    async with managing(clock, broker) as stack:
-        await limit(stack, EnqueueTimeout=60)
-        await ask(stack, *range(LIMIT + 2))
-        await clock.advance(1.0)
-        broker.hook = hang
-        await cancel(stack, LIMIT + 1)
-        await clock.advance(1.0)
-        await stack.kill()
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(LIMIT + 2))
+    await clock.advance(1.0)
+    hold(broker, step)
+    await cancel(stack, LIMIT + 1)
+    await clock.advance(1.0)
+    await stack.kill()
     broker.hook = None
-    assert len(stack.orphans()) == 2
-    first = [] if step == "answer" else [(f"{LIMIT + 1}", "cancelled")]
-    assert answers(broker) == first
-    async with managing(clock, broker) as stack:
+    assert (len(stack.orphans()), answers(broker)) == (2, first)
+    async with managing(clock, broker) as following:
         await clock.advance(70.0)
         # It waits anew: the next leader knows no cancels of the previous one.
         again = [(f"{LIMIT}", "queue-full"), (f"{LIMIT + 1}", "queue-full")]
-        assert (answers(broker), waiting(stack, None)) == ([*first, *again], bodies(*range(LIMIT)))
+        assert (answers(broker), waiting(following, None)) == ([*first, *again], bodies(*range(LIMIT)))
 
 
 # --- at once
@@ -420,18 +416,17 @@ async def test_former_leader_shows_no_waiting_requests(stack: Stack, clock: Virt
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
 async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
-    clock: VirtualClock, broker: FakeBroker
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, EnqueueTimeout=60)
-        await ask(stack, *range(TOTAL))
-        await clock.advance(5.0)
-        await stack.kill()
+    await limit(stack, EnqueueTimeout=60)
+    await ask(stack, *range(TOTAL))
+    await clock.advance(5.0)
+    await stack.kill()
     assert len(stack.orphans()) == TOTAL - LIMIT
-    async with managing(clock, broker) as stack:
+    async with managing(clock, broker) as following:
         await clock.advance(5.0)
-        assert (len(waiting(stack, None)), answers(broker)) == (LIMIT, [])
-        worker = await stack.consume("a")
+        assert (len(waiting(following, None)), answers(broker)) == (LIMIT, [])
+        worker = await following.consume("a")
         served = []
         while len(served) < TOTAL:
             delivery = await worker.get()
@@ -441,33 +436,29 @@ async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
         assert served == bodies(*range(TOTAL))
 
 
+@pytest.mark.parametrize(
+    ("step", "times"),
+    [(("get", "pool-req-a", True), 1), (("publish", REPLIES, True), 2), (("ack", "pool-req-a", False), 2)],
+    ids=["get", "answer", "ack"],
+)
 @pytest.mark.proves("managed/leader-dies-takes-oldest")
-@pytest.mark.parametrize("step", ["get", "answer", "ack"])
 async def test_leader_killed_while_it_takes_out_the_oldest_request_loses_none(
-    clock: VirtualClock, broker: FakeBroker, step: str
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, step: Step, times: int
 ) -> None:
-    never = asyncio.Event()
-
-    async def hang(command: Command) -> None:
-        took = {"get": ("get", "pool-req-a"), "ack": ("ack", "pool-req-a"), "answer": ("publish", REPLIES)}[step]
-        if (command.name, command.target) == took and command.done == (step != "ack"):
-            await never.wait()
-
-    async with managing(clock, broker) as stack:
-        await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-        await ask(stack, *range(LIMIT))
-        await clock.advance(1.0)
-        broker.hook = hang
-        await ask(stack, LIMIT)
-        await clock.advance(1.0)
-        await stack.kill()
+    """A request that was answered, and not acknowledged, is answered a second time with the same status."""
+    await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")
+    await ask(stack, *range(LIMIT))
+    await clock.advance(1.0)
+    hold(broker, step)
+    await ask(stack, LIMIT)
+    await clock.advance(1.0)
+    await stack.kill()
     broker.hook = None
     assert waiting(stack, None) == bodies(*range(LIMIT))
-    async with managing(clock, broker) as stack:
+    async with managing(clock, broker) as following:
         await clock.advance(5.0)
-        # The request that was answered, and not acknowledged, is answered a second time with the same status.
-        times = 1 if step == "get" else 2
-        assert (answers(broker), waiting(stack, None)) == ([("0", "maxlen")] * times, bodies(*range(1, LIMIT + 1)))
+        assert answers(broker) == [("0", "maxlen")] * times
+        assert waiting(following, None) == bodies(*range(1, LIMIT + 1))
 
 
 @pytest.mark.proves("managed/length-queue-cannot-counted")
