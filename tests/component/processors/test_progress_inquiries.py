@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from unittest.mock import patch
 
 import pytest
 from managed_pool import ALERTS, REST, change, managed
@@ -11,9 +12,9 @@ from replies import REPLIES
 from osrdyne.amqp import Message
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import StartFailedError
+from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
-from osrdyne.protocol.names import Key
 from osrdyne.protocol.progress import StartProgress, not_starting
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
@@ -208,17 +209,14 @@ async def test_inquiry_that_must_not_be_answered_is_dropped(direct: Stack, key: 
     assert not direct.task.done()
 
 
-async def test_thousands_of_inquiries_compute_the_order_once(stack: Stack, broker: FakeBroker) -> None:
-    await require(stack, "a", "b")
-    loop = stack.term.workers.loop
-    computed, start_queue = [], loop.start_queue
-
-    def count() -> list[Key]:
-        computed.append(1)
-        return start_queue()
-
-    stack.term.processors.progress._forecast._start_queue = count
-    await stack.clock.advance(1)
-    for _ in range(1_000):
-        await inquire(stack, "b")
-    assert (len(broker.bodies(REPLIES)), len(computed)) == (1_000, 1)
+async def test_thousands_of_inquiries_compute_the_order_once(clock: VirtualClock, broker: FakeBroker) -> None:
+    with patch.object(
+        WorkerGroupsLoop, "start_queue", autospec=True, side_effect=WorkerGroupsLoop.start_queue
+    ) as computed:
+        async with leading(clock, broker=broker, settings=one_at_a_time()) as stack:
+            await require(stack, "a", "b")
+            await clock.advance(1)
+            before = computed.call_count
+            for _ in range(1_000):
+                await inquire(stack, "b")
+            assert (len(broker.bodies(REPLIES)), computed.call_count - before) == (1_000, 1)
