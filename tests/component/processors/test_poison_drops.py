@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -17,6 +17,7 @@ from osrdyne.amqp import Connection, Delivery, Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.ingress.policies.poison_drop import parse_poison_drop
+from osrdyne.metrics import Metrics
 from osrdyne.processors.failures import poison_drop
 from osrdyne.processors.failures.poison_drop import PoisonDrops
 from osrdyne.protocol.names import Key
@@ -68,12 +69,29 @@ async def test_copy_that_cannot_be_sent_ends_nothing(stack: Stack, broker: FakeB
 
 # --- HTTP endpoints
 
-Answer = Callable[[httpx.Request], httpx.Response]
+
+class Endpoint:
+    """Answers every request with this, or raises it; and keeps what it has got."""
+
+    def __init__(self, answer: int | Exception = 204) -> None:
+        self.answer = answer
+        self.metrics = Metrics()
+        self.seen: list[httpx.Request] = []
+
+    def outcome(self, name: str) -> float:
+        """The copies with this outcome."""
+        return self.metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": name}) or 0.0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return httpx.Response(self.answer, headers={"location": "https://example.org/else"})
 
 
 @asynccontextmanager
 async def sending(
-    clock: VirtualClock, answer: Answer, *, addresses: Sequence[str] = PUBLIC, allowed: tuple[str, ...] = ()
+    clock: VirtualClock, endpoint: Endpoint, *, addresses: Sequence[str] = PUBLIC, allowed: tuple[str, ...] = ()
 ) -> AsyncIterator[PoisonDrops]:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
@@ -83,11 +101,11 @@ async def sending(
 
     requests = RequestSettings(poison_drop_networks=allowed)
     drops = PoisonDrops(
-        make_context(pool="pool", clock=clock, requests=requests),
+        make_context(pool="pool", clock=clock, requests=requests, metrics=endpoint.metrics),
         drop_of=lambda key: parse_poison_drop(URL),
         connect=no_connection,
         resolve=resolve,
-        transport=httpx.MockTransport(answer),
+        transport=httpx.MockTransport(endpoint),
     )
     running = asyncio.ensure_future(drops.run())
     yield drops
@@ -100,27 +118,9 @@ def delivery(broker: FakeBroker, body: bytes = b"body", correlation_id: str = "c
     return Delivery(FakeChannel(broker), 1, "", "a", False, body, properties)
 
 
-def outcome(drops: PoisonDrops, name: str) -> float:
-    return drops._metrics.registry.get_sample_value("osrdyne_poison_drops_total", {"outcome": name}) or 0.0
-
-
 async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, key: str = "a/é") -> None:
     drops.submit(Key(key), delivery(broker), reason="delivery_limit", deliveries=3)
     await clock.settle()
-
-
-class Endpoint:
-    """Answers every request with this, or raises it; and keeps what it has got."""
-
-    def __init__(self, answer: int | Exception = 204) -> None:
-        self.answer = answer
-        self.seen: list[httpx.Request] = []
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.seen.append(request)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return httpx.Response(self.answer, headers={"location": "https://example.org/else"})
 
 
 async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
@@ -134,7 +134,7 @@ async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
         assert (request.headers["host"], request.extensions["sni_hostname"]) == ("example.org", "example.org")
         assert (request.content, request.headers["content-type"]) == (b"body", "text/plain")
         assert request.headers["x-osrdyne-key"] == "a%2F%C3%A9"
-        assert outcome(drops, "sent") == 1.0
+        assert endpoint.outcome("sent") == 1.0
 
 
 async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -156,7 +156,7 @@ async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
         async with sending(clock, endpoint) as drops:
             await submit(clock, drops, broker)
             await clock.advance(3600.0)
-            assert (len(endpoint.seen), outcome(drops, "failed")) == (1, 1.0)
+            assert (len(endpoint.seen), endpoint.outcome("failed")) == (1, 1.0)
     assert "hidden" not in str(logs)
     assert "https://example.org:443" in str(logs)
 
@@ -167,13 +167,14 @@ async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBrok
     endpoint = Endpoint()
     async with sending(clock, endpoint, addresses=addresses) as drops:
         await submit(clock, drops, broker)
-        assert (endpoint.seen, outcome(drops, "failed")) == ([], 1.0)
+        assert (endpoint.seen, endpoint.outcome("failed")) == ([], 1.0)
 
 
 async def test_configured_network_is_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with sending(clock, Endpoint(), addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)) as drops:
+    endpoint = Endpoint()
+    async with sending(clock, endpoint, addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)) as drops:
         await submit(clock, drops, broker)
-        assert outcome(drops, "sent") == 1.0
+        assert endpoint.outcome("sent") == 1.0
 
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
@@ -182,12 +183,13 @@ async def test_copies_that_wait_are_bounded(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
     monkeypatch.setattr(poison_drop, name, limit)
-    async with sending(clock, Endpoint()) as drops:
+    endpoint = Endpoint()
+    async with sending(clock, endpoint) as drops:
         for _ in range(10):
             drops.submit(Key("a"), delivery(broker), reason="poison", deliveries=1)
-        assert outcome(drops, "dropped") == 7.0
+        assert endpoint.outcome("dropped") == 7.0
         await clock.settle()
-        assert outcome(drops, "sent") == 3.0
+        assert endpoint.outcome("sent") == 3.0
 
 
 async def test_connection_for_copies_is_opened_again_when_it_was_lost(clock: VirtualClock, broker: FakeBroker) -> None:
