@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from managed_pool import TO_B, change, explained, send, waiting
+from managed_pool import TO_B, change, explained, managing, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.errors import PoolConflictError
@@ -17,6 +17,7 @@ from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.pool.routing.manifest_store import ManifestChange
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
+from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -92,3 +93,12 @@ async def test_explanation_shows_what_the_policy_decides(stack: Stack) -> None:
     assert ("MaxMessageAge" in steps["a"]["deadline"], "MaxMessageSize" in steps["a"]["size"]) == (True, True)
     assert [found[key].refused for key in "abc"] == [None, "expired", None]
     assert steps["c"].keys().isdisjoint({"size", "policy"})
+
+
+@pytest.mark.proves("managed/leader-dies-change-queue")
+async def test_policies_survive_a_change_of_the_leader(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await limit(stack, default={"MaxMessageAge": 0})
+    await stack.kill()
+    async with managing(clock, broker) as following:
+        await ask(following, "a")
+        assert answers(broker) == [("a", "expired")]
