@@ -210,12 +210,8 @@ async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
 async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    async def hold_copy(command: Command) -> None:
-        if command == ("publish", "pool-work-xchg_Pri4", False):
-            await asyncio.Event().wait()
-
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
-        broker.hook = hold_copy
+        hold(broker, ("publish", "pool-work-xchg_Pri4", False))
         await stack.publish("a", b"1")
         await clock.advance(1.0)
         assert (waiting(stack, None), waiting(stack, 4, "b")) == ([b"1"], [])
