@@ -99,14 +99,6 @@ def setting() -> Setting:
     return Setting()
 
 
-@pytest.mark.proves("reference-defects/8-steady-use-unbound")
-def test_use_keeps_the_group_for_one_interval_more(setting: Setting) -> None:
-    """The longer time makes up for the reports that are ignored."""
-    setting.tracker.require_worker_group(A)
-    setting.report(Event.REQUEST_RECEIVED)
-    assert setting.until() == UNBIND + INTERVAL
-
-
 def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: Setting) -> None:
     setting.tracker.require_worker_group(A)
     setting.process(Message(headers={EVENT_HEADER: bytearray(b"request-received")}))
@@ -168,13 +160,6 @@ async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(s
         setting.tracker.advance()
         setting.tracker.end(key)
     assert len(setting.processor._counted_at) <= 1_010
-
-
-@pytest.mark.parametrize("key", ["\udcff", "x" * 256], ids=["not UTF-8", "too long"])
-def test_report_about_an_invalid_key_is_counted_and_dropped(setting: Setting, key: str) -> None:
-    setting.report(Event.BUSY, key)
-    labels = {"queue": "activity"}
-    assert setting.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", labels) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,11 @@ async def test_records_are_read_without_taking_them_out(clock: VirtualClock, bro
         assert len(broker.bodies(stack.names.audit_queue)) == 4
 
 
-async def test_queue_is_read_once_in_a_term_although_it_holds_a_record_twice(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
-    one, two = change(clock, 1), change(clock, 2)
+async def test_queue_is_read_once_in_a_term_although_it_holds_a_record_twice(stack: Stack, broker: FakeBroker) -> None:
+    one, two = change(stack.clock, 1), change(stack.clock, 2)
     await write(stack, one, one, ended(one))
     await stack.kill()
-    async with leading(clock, broker=broker) as following:
+    async with leading(stack.clock, broker=broker) as following:
         before = broker.count("consume", following.names.audit_queue)
         assert (await read(following)).records == (ended(one),)
         await write(following, two)
@@ -93,12 +91,10 @@ async def test_queue_is_read_once_in_a_term_although_it_holds_a_record_twice(
 
 
 @pytest.mark.proves("api/daemon-ends-between-change")
-async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
-    await write(stack, change(clock))
+async def test_leader_killed_between_record_and_outcome_leaves_a_change_with_unknown_outcome(stack: Stack) -> None:
+    await write(stack, change(stack.clock))
     await stack.kill()
-    async with leading(clock, broker=broker) as following:
+    async with leading(stack.clock, broker=stack.broker) as following:
         [left] = (await read(following)).records
         assert (left.outcome, left.status) == (Outcome.UNKNOWN, None)
 

@@ -190,16 +190,14 @@ async def test_slow_token_keeps_the_order_of_its_key_and_delays_no_other(stack: 
 
 
 @pytest.mark.proves("managed/leader-dies-verifies-token")
-async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
+async def test_leader_killed_while_it_verifies_leaves_the_request_to_the_next(stack: Stack, verifier: Verifier) -> None:
     await ask(stack, "a", f"{SECRET}-slow", b"1")
     await ask(stack, "a", SECRET, b"2")
     await stack.kill()
     verifier.released.set()
-    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as following:
-        await clock.settle()
-        assert (waiting(following, None), following.orphans(), answers(broker)) == ([b"1", b"2"], [], [])
+    async with leading(stack.clock, broker=stack.broker, settings=with_keys(), verifier=verifier) as following:
+        await stack.clock.settle()
+        assert (waiting(following, None), following.orphans(), answers(stack.broker)) == ([b"1", b"2"], [], [])
         assert [headers[PRINCIPAL_HEADER] for headers in forwarded(following)] == ["sam", "alice"]
 
 
@@ -309,13 +307,11 @@ async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_th
 
 
 @pytest.mark.proves("managed/policies-demand-tokens-configuration")
-async def test_stored_policies_refuse_everything_once_the_keys_are_gone(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_stored_policies_refuse_everything_once_the_keys_are_gone(stack: Stack, broker: FakeBroker) -> None:
     await stack.term.routing.lifetimes.create(Key("c"), DEMANDING, author="me")
     await stack.kill()
     with structlog.testing.capture_logs() as logs:
-        async with leading(clock, broker=broker, settings=managed()) as following:
+        async with leading(stack.clock, broker=broker, settings=managed()) as following:
             for key in ("a", "c"):
                 await ask(following, key, SECRET)
             assert answers(broker) == [("a", "unauthorized"), ("c", "unauthorized")]

@@ -133,25 +133,6 @@ async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: Ci
     assert (pool.state, pool.probed()) == ("closed", ["b"])
 
 
-@pytest.mark.proves("circuits/probe-hangs-worker-dies")
-async def test_lost_message_to_a_worker_ends_with_the_time_of_the_probe(pool: CircuitPool) -> None:
-    await pool.open(*GROUPS)
-    await pool.publish(*GROUPS)
-    for worker in pool.workers.values():
-        worker.is_deaf = worker.key == "a"
-    await pool.run(16.0)
-    assert (pool.state, pool.probed()) == ("open", [])
-    await pool.run(11.0)
-    assert pool.probed() == ["b"]
-
-
-async def test_group_without_a_request_passes_the_probe_on(pool: CircuitPool) -> None:
-    await pool.open(*GROUPS)
-    await pool.publish("c", "c")
-    await pool.run(11.0)
-    assert (pool.probes, pool.probed(), len(pool.served)) == (["a", "b", "c"], ["c"], 5)
-
-
 @pytest.mark.parametrize("on_open", ["hold", "reject"])
 async def test_next_request_is_the_probe_if_none_waits(pool: CircuitPool, on_open: str) -> None:
     await pool.begin(onOpen=on_open)

@@ -72,29 +72,12 @@ async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack: S
     assert "max_concurrent_starts" in str(broker.queues[REPLIES].ready[0].message.headers["x-status-detail"])
 
 
-async def test_request_at_its_delivery_limit_is_kept_and_answered(stack: Stack, broker: FakeBroker) -> None:
-    await send(stack, "a", b"poison", reply_to=REPLIES, correlation_id="c")
-    for _ in range(6):
-        delivery = await stack.take("a")
-        await delivery.channel.close()  # the worker dies
-    await stack.clock.advance(5.0)
-    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
-    assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
-
-
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
 async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack: Stack) -> None:
     steps = [("publish", "pool-poison-xchg", True), ("publish", REPLIES, True), ("ack", "pool-dl", True)]
     order = note(stack.broker, *steps)
     await die(stack, {"x-first-death-reason": "delivery_limit"})
     assert order == steps
-
-
-async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(stack: Stack, broker: FakeBroker) -> None:
-    refuse(broker, PublishRefusedError("nack"), ("publish", "pool-poison-xchg", False), times=3)
-    await die(stack, {"x-first-death-reason": "delivery_limit"})
-    await stack.clock.advance(60.0)
-    assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
 
 
 async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: FakeBroker) -> None:

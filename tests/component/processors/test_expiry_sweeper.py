@@ -78,13 +78,6 @@ async def reject_first(stack: Stack) -> None:
 # --- cleaning
 
 
-async def test_expired_requests_behind_the_head_are_answered_and_the_rest_keeps_its_order(stack: Stack) -> None:
-    await publish(stack, "1", "x1", "2", "x2", "3")
-    await stack.clock.advance(CLEANED)
-    assert waiting(stack) == ["1", "2", "3"]
-    assert answers(stack.broker) == [("x1", "expired"), ("x2", "expired")]
-
-
 async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
@@ -189,16 +182,6 @@ async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: Virtu
     await publish(stack, "h1", "xh", "h2", level="high")
     await clock.advance(CLEANED)
     assert (waiting(stack), broker.bodies(f"{QUEUE}_Pri2")) == (["1", "2"], [b"h1", b"h2"])
-
-
-async def test_what_an_earlier_leader_passed_on_is_cleaned(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
-    await publish(stack, "1", "x1", "2")
-    await stack.kill()
-    async with managing(clock, broker) as following:
-        await clock.advance(CLEANED)
-        assert (waiting(following), answers(broker)) == (["1", "2"], [("x1", "expired")])
 
 
 @pytest.mark.proves("requests/channel-closes-soon-many")

@@ -53,12 +53,6 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
 # --- classes
 
 
-async def test_every_request_passes_the_ingress(stack: Stack) -> None:
-    for body in (b"1", b"2", b"3"):
-        await send(stack, "a", body)
-    assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
-
-
 async def test_order_of_a_key_is_kept_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
     bodies = [b"%d" % number for number in range(2 * PREFETCH)]
     await change(stack, alerts=ALERTS, rest=REST)
@@ -279,23 +273,7 @@ async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_an
     assert found.items() >= message.items()
 
 
-async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_under_way(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS)
-    await change(stack, rest=REST)
-    await publish_to(stack, stack.names.work_exchange(0), "b", b"1")
-    await stack.clock.settle()
-    assert (waiting(stack, 0, "b"), stack.orphans()) == ([b"1"], [])
-
-
 # --- change
-
-
-async def test_routes_outlive_the_leader(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, alerts=ALERTS):
-        await clock.settle()
-    async with managing(clock, broker) as stack:
-        await send(stack, "a", b"1", headers={"level": "alert"})
-        assert waiting(stack, 0) == [b"1"]
 
 
 async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
@@ -428,14 +406,6 @@ async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, brok
     await stack.report("a", Event.READY, in_flight=0)
     await stack.clock.advance(20.0)
     assert not stack.task.done()
-
-
-async def test_worker_started_by_hand_receives_its_queues(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS)
-    listen(stack, "group.b")
-    await send(stack, "b", b"1", headers={"level": "alert"})
-    await stack.report("b", Event.STARTED, "by-hand")
-    assert json.loads(stack.broker.bodies(CONTROL)[-1])["queues"] == ["pool-req-b_Pri0", "pool-req-b"]
 
 
 async def test_idle_group_goes_with_all_its_queues(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:

@@ -26,12 +26,6 @@ async def publish(stack: Stack, *levels: str, key: str = "a") -> None:
     await stack.clock.settle()
 
 
-async def test_accepted_requests_are_counted_by_route_and_priority_level(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
-    await publish(stack, "alert", "alert", "none")
-    assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
-
-
 async def test_time_to_forward_includes_the_wait_for_the_queue(stack: Stack, broker: FakeBroker) -> None:
     async def bind_slowly(command: Command) -> None:
         if command == ("bind", "pool-req-a", False):

@@ -70,11 +70,3 @@ async def test_request_that_may_be_in_its_queue_already_is_marked(
     await stack.clock.advance(LONG)
     last = stack.broker.queues["pool-req-a"].ready[-1].message
     assert last.headers.get(DUPLICATE_HEADER) is marked
-
-
-async def test_order_of_a_queue_is_forgotten_with_its_last_request(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, rest=REST)
-    fail_publishes(broker, NOT_CONFIRMED)
-    await publish(stack, b"1", b"2")
-    await stack.clock.advance(LONG)
-    assert len(stack.term.processors.forwarder._publish_order) == 0

@@ -14,7 +14,6 @@ from replies import REPLIES, answers
 from osrdyne.config.models import LifecycleSettings, TelemetrySettings
 from osrdyne.errors import BrokerSilentError, OsrdyneError, PublishRefusedError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
-from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PRINCIPAL_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER, partition_of
@@ -261,17 +260,6 @@ async def test_refused_message_that_the_log_does_not_confirm_holds_up_no_request
     assert (logged(stack.broker), stack.orphans()) == ([], [b"1", b"2"])
 
 
-@pytest.mark.proves("telemetry/request-group-log-group")
-async def test_message_is_in_the_log_although_a_policy_refuses_its_group(stack: Stack, broker: FakeBroker) -> None:
-    hot = "FROM /messages/* WHERE level = 'alert' INTO BrokeredEndpoint('/modules/b/inputs/alarm')"
-    await change(stack, hot=hot, log=LOG)
-    no_age = load_policies(json.dumps({"policies": [{"match": "b", "MaxMessageAge": 0}]}))
-    await stack.term.routing.policies.change(no_age, author="me")
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c1", headers={"level": "alert"})
-    assert answers(broker) == [("c1", "expired")]
-    assert (logged(broker), stack.orphans()) == ([b"1"], [])
-
-
 @pytest.mark.proves("telemetry/route-names-log-pool")
 async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(stack: Stack) -> None:
     with pytest.raises(InvalidDocumentError, match="plant"):
@@ -279,11 +267,9 @@ async def test_route_to_a_log_that_the_pool_does_not_have_is_refused(stack: Stac
 
 
 @pytest.mark.proves("telemetry/route-names-log-pool")
-async def test_kept_route_to_a_log_that_is_gone_refuses_its_requests(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_kept_route_to_a_log_that_is_gone_refuses_its_requests(stack: Stack, broker: FakeBroker) -> None:
     await stack.kill()
     renamed = managed().model_copy(update={"telemetry": TelemetrySettings(name="renamed", partitions=1)})
-    async with leading(clock, broker=broker, settings=renamed) as following:
+    async with leading(stack.clock, broker=broker, settings=renamed) as following:
         await send(following, "a", b"1", reply_to=REPLIES, correlation_id="c1")
         assert (answers(broker), following.orphans(), logged(broker)) == ([("c1", "rejected")], [], [])

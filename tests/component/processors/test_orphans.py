@@ -16,7 +16,7 @@ from replies import REPLIES, answers
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.errors import BrokerAccessError, PublishRefusedError, QueueFullError
+from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message, refuse_orphan
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
@@ -120,13 +120,6 @@ async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, clock: 
     assert (stack.waiting("a"), stack.is_held(A)) == ([b"1"], False)
 
 
-async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(stack: Stack) -> None:
-    """lifecycle: forward-to-exchange [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
-    await send(stack, "a", b"1")
-    targets = [command.target for command in stack.broker.commands if command.name == "publish"]
-    assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
-
-
 @pytest.mark.proves("races/queue-expires-forwarder-waits")
 async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(stack: Stack) -> None:
     async def unbind_once(command: Command) -> None:
@@ -214,16 +207,6 @@ async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: Virt
             await stack.publish("a", reply_to=REPLIES)
         await send(stack, "b", b"1")
         assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
-
-
-async def test_forward_that_no_queue_takes_is_tried_until_one_does(stack: Stack, clock: VirtualClock) -> None:
-    """The orphan stays, and delays no other."""
-    error, forward = PublishRefusedError("unroutable"), ("publish", "pool-req-xchg", False)
-    refuse(stack.broker, error, forward, times=5, when=lambda: stack.is_bound("a"))
-    await send(stack, "a", b"1")
-    assert stack.orphans() == [b"1"]
-    await clock.advance(10.0)
-    assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
 
 
 @pytest.mark.proves("requests/reply-queue-full")

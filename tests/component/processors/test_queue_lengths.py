@@ -415,16 +415,14 @@ async def test_former_leader_shows_no_waiting_requests(stack: Stack, clock: Virt
 
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
-async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(stack: Stack, broker: FakeBroker) -> None:
     await limit(stack, EnqueueTimeout=60)
     await ask(stack, *range(TOTAL))
-    await clock.advance(5.0)
+    await stack.clock.advance(5.0)
     await stack.kill()
     assert len(stack.orphans()) == TOTAL - LIMIT
-    async with managing(clock, broker) as following:
-        await clock.advance(5.0)
+    async with managing(stack.clock, broker) as following:
+        await stack.clock.advance(5.0)
         assert (len(waiting(following, None)), answers(broker)) == (LIMIT, [])
         worker = await following.consume("a")
         served = []
@@ -432,7 +430,7 @@ async def test_requests_of_a_killed_leader_wait_with_the_next_in_their_order(
             delivery = await worker.get()
             served.append(delivery.body)
             await delivery.ack()
-            await clock.advance(1.0)
+            await stack.clock.advance(1.0)
         assert served == bodies(*range(TOTAL))
 
 

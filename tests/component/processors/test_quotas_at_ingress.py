@@ -82,32 +82,28 @@ async def test_principal_is_the_user_and_else_the_application(stack: Stack, brok
 
 
 @pytest.mark.proves("quotas/leader-killed-counts-what")
-async def test_killed_leader_loses_at_most_the_counts_of_a_second(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_killed_leader_loses_at_most_the_counts_of_a_second(stack: Stack, broker: FakeBroker) -> None:
     await limit(stack, pool={"messages_per_day": 10})
     await ask(stack, 6)
-    await clock.advance(1.0)
+    await stack.clock.advance(1.0)
     await ask(stack, 1)  # in the last second
     await stack.kill()
-    async with managing(clock, broker) as following:
+    async with managing(stack.clock, broker) as following:
         used = meter(following).used
         assert used in (6, 7)
         await ask(following, 6)
         assert len(waiting(following, None)) == 7 + (10 - used)
 
 
-async def test_application_whose_name_is_not_utf_8_is_counted_and_stored(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_application_whose_name_is_not_utf_8_is_counted_and_stored(stack: Stack, broker: FakeBroker) -> None:
     # As the AMQP library reads the byte FF. Any client can send it.
     await limit(stack, pool={"messages_per_day": 10, "share": "principal"})
     await ask(stack, 2, app_id="app \udcff")
-    await clock.advance(1.0)
+    await stack.clock.advance(1.0)
     await ask(stack, 1, app_id="app \udcff")
-    await clock.advance(1.0)
+    await stack.clock.advance(1.0)
     await stack.kill()
-    async with managing(clock, broker) as following:
+    async with managing(stack.clock, broker) as following:
         assert meter(following).largest == (("app \\udcff", 3),)
 
 
