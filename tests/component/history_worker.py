@@ -73,14 +73,7 @@ class SimulatedWorker:
     """One worker, from its start to its end."""
 
     def __init__(
-        self,
-        fake: FakeWorker,
-        manner: Manner,
-        *,
-        names: PoolNames,
-        broker: FakeBroker,
-        home: Ends,
-        clock: Clock,
+        self, fake: FakeWorker, manner: Manner, *, names: PoolNames, broker: FakeBroker, home: Ends, clock: Clock
     ) -> None:
         self.fake = fake
         self.key = fake.spec.key

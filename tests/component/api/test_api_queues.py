@@ -62,13 +62,6 @@ async def test_unknown_queue_is_not_found(api: httpx.AsyncClient, method: str) -
     assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
 
 
-async def test_invalid_proposal_names_each_place(api: httpx.AsyncClient) -> None:
-    answer = await create(api, "a", MaxQueueCapacity=5, Overflow="x", PoisonMessageDrop="ftp://h", Nope=1)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
-    places = {problem["path"] for problem in answer.json()["problems"]}
-    assert places == {"MaxQueueCapacity", "Overflow", "PoisonMessageDrop", "Nope"}
-
-
 async def test_registry_has_pages(api: httpx.AsyncClient) -> None:
     keys = ["a", "b/c", "d e"]
     for key in keys:

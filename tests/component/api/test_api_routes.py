@@ -171,12 +171,6 @@ async def test_status_of_keys_is_by_raw_key(api: httpx.AsyncClient, pool: FakeIn
     assert set(workers) == {"infra=42,timetable=24", "b/c"}
 
 
-async def test_status_of_one_key_does_not_mean_its_encoded_twin(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    running(pool, "A", "%41")
-    assert set((await api.get("/status?keys=%2541")).json()["workers"]) == {"%41"}
-    assert set((await api.get("/status?keys=%41")).json()["workers"]) == {"A"}
-
-
 async def test_status_is_loading_until_one_worker_serves(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     key = Key("k")
     loading, ready = worker_view(key, "w1", WorkerState.LOADING), worker_view(key, "w2", WorkerState.BUSY)
@@ -291,13 +285,6 @@ async def test_poison_without_bodies_comes_in_pages(api: httpx.AsyncClient, pool
     assert ([entry["id"] for entry in second["entries"]], second["next"]) == (["e2"], None)
 
 
-async def test_poison_of_an_odd_key_is_found(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    for key in ODD_KEYS:
-        pool.poison_views = [poison_view("mine", key=key), poison_view("other", key=f"{key[:250]}+")]
-        answer = (await api.get(f"/v1/poison?key={quote(key, safe='')}")).json()
-        assert [(entry["id"], entry["key"]) for entry in answer["entries"]] == [("mine", key)]
-
-
 async def test_poison_that_is_not_unicode_can_be_shown(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     headers: dict[str, object] = {"x\udcff": "\udcfe", "nan": float("nan"), "surrogate": "\ud800"}
     pool.poison_views = [poison_view("e1", key="\udcff", correlation_id="\udcff", headers=headers)]
@@ -366,11 +353,6 @@ async def test_wrong_request_is_refused_with_a_code(api: httpx.AsyncClient, path
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-async def test_wrong_method_shows_which_are_allowed(api: httpx.AsyncClient) -> None:
-    answer = await api.delete("/health", headers=JSON)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
-
-
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}])
 async def test_post_that_a_web_page_could_send_is_refused(
     api: httpx.AsyncClient, pool: FakeInspector, headers: dict[str, str]
@@ -378,14 +360,6 @@ async def test_post_that_a_web_page_could_send_is_refused(
     answer = await api.post("/v1/groups/k/start", headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (415, "json-required")
     assert pool.group_views == {}
-
-
-async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient) -> None:
-    paths = (await api.get("/openapi.json")).json()["paths"]
-    groups = [path for path in paths if path.startswith("/v1/group/") or path.startswith("/v1/groups/")]
-    operations = [operation for path in groups for operation in paths[path].values()]
-    assert len(operations) == 13
-    assert all("key" in [parameter["name"] for parameter in one["parameters"]] for one in operations)
 
 
 # --- routes
@@ -397,13 +371,6 @@ MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}
 async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.AsyncClient) -> None:
     answer = (await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})).json()
     assert (answer["added_priorities"], answer["removed_priorities"], answer["pending"]) == ([2], [], {})
-
-
-async def test_wrong_manifest_is_refused_with_every_error(api: httpx.AsyncClient) -> None:
-    wrong = {"routes": {"a": "FROM x INTO $up", "b": 3}}
-    problems = (await api.put("/v1/routes", json=wrong, params={"author": "me"})).json()["problems"]
-    found = [(one["path"], one["column"]) for one in problems]
-    assert found == [("routes.a.route", 6), ("routes.a.route", 13), ("routes.b", None)]
 
 
 @pytest.mark.parametrize(
@@ -479,25 +446,6 @@ async def test_of_very_many_errors_the_first_are_shown(api: httpx.AsyncClient) -
     document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
     answer = await api.put("/v1/routes", json=document, params={"author": "me"})
     assert (answer.status_code, len(answer.json()["problems"])) == (422, 101)
-
-
-# --- splitter
-
-
-RULES = {"b.*": {"postfixFromStatic": ["x"]}, "ba": {"postfixFromStatic": ["y"]}}
-
-
-async def test_rules_are_activated_in_their_order_with_warnings(api: httpx.AsyncClient) -> None:
-    answer = (await api.put("/v1/splitter", json=RULES, params={"author": "me"})).json()
-    assert (answer["version"], len(answer["warnings"])) == (1, 1)
-    current = (await api.get("/v1/splitter")).json()["current"]
-    assert (list(current["manifest"]), current["author"]) == (["b.*", "ba"], "me")
-
-
-async def test_explanation_has_the_step(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/splitter", json=RULES, params={"author": "me"})
-    explanation = (await api.post("/v1/explain", json={"key": "b1"})).json()
-    assert (explanation["split"]["rule"], explanation["deliveries"][0]["key"]) == ("b.*", "b1-x")
 
 
 # --- capacity

@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 import pytest
 import structlog
@@ -92,58 +91,7 @@ def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, po
     check()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The shortest history that goes wrong with one decision replaced, as in `test_unsafe_variants`."""
-
-    variant: str
-    history: tuple[str, ...]
-    also: bool = False
-    """Whether the other net has to be taken away as well."""
-
-    def steps(self) -> list[Step]:
-        return [BY_NAME[name] for name in self.history]
-
-
-HELD_BY_THE_DEAD = (
-    "send long a",
-    "5 s pass",
-    "deaths go unnoticed",
-    "worker a dies",
-    "0.3 s pass",
-    "retire a",
-    "45 s pass",
-    "45 s pass",
-)
-FOUND = [
-    Found("ackfirst", ("forward is dropped, not confirmed", "send plain b", "25 s pass")),
-    Found("nopin", ("commands stand still", "send plain b", "0.3 s pass", "retire b")),
-    Found("stopblind", ("next worker is silent", "send long c")),
-    Found("startfail_keep", ("send long c", "broker restarts", "start fails for good")),
-    Found("nosettle", ("send plain a", "5 s pass", "transit takes 5.0 s", "send plain a", "2 turns", "retire a")),
-    Found(
-        "bindrace",
-        ("next worker is stubborn", "send plain a", "5 s pass", "retire a", "25 s pass", "send long a", "45 s pass"),
-    ),
-    Found("ev1_ready", HELD_BY_THE_DEAD, also=True),
-    Found("ev6_drain", HELD_BY_THE_DEAD, also=True),
-    Found("misslist", ("send deadly c", "1 s pass", "kill at command 3", "one more daemon", "25 s pass"), also=True),
-]
 BY_VARIANT = {variant.name: variant for variant in VARIANTS}
-BY_NAME_OF_VARIANT = pytest.mark.parametrize("found", FOUND, ids=[found.variant for found in FOUND])
-
-
-@BY_NAME_OF_VARIANT
-def test_found_history_goes_wrong_with_a_broken_decision(loop: MemoryLoop, found: Found) -> None:
-    variant = BY_VARIANT[found.variant]
-    patches = [*(variant.given if found.also else ()), *variant.breaks]
-    assert variant.fault in live_through(loop, found.steps(), patches=patches)
-
-
-@BY_NAME_OF_VARIANT
-def test_found_history_goes_well_with_the_real_decision(loop: MemoryLoop, found: Found) -> None:
-    patches = BY_VARIANT[found.variant].given if found.also else ()
-    assert live_through(loop, found.steps(), patches=patches) == {}
 
 
 @pytest.mark.parametrize("manner", ["frozen", "idle"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,14 +11,10 @@ from hypothesis import strategies as st
 from osrdyne.amqp import Delivery, Message
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.metrics import Metrics
-from osrdyne.pool.context import TermContext
-from osrdyne.pool.routing.circuits import ActiveCircuits
-from osrdyne.pool.state.groups.paused_groups import PausedGroups
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
-from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.processors.activity import ActivityProcessor, ProcessReports
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
@@ -26,19 +24,10 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.context import make_context
-from osrdyne.testing.fakes.management import Parameters
-from osrdyne.testing.fakes.snapshots import MemorySnapshots
 
 A = Key("a")
 INTERVAL = 10.0
 UNBIND = 100.0
-
-
-class Publisher:
-    """Nothing is published: these workers are not paused."""
-
-    async def publish(self, message: Message, **_: object) -> None:
-        raise AssertionError(message)
 
 
 class Setting:
@@ -58,21 +47,8 @@ class Setting:
             forgeries=Forgeries(context),
             on_report=self.note_report,
             on_retried=lambda *_: None,
-            circuits=self.circuits(context),
+            circuits=Mock(),
             processes=processes,
-        )
-
-    def circuits(self, context: TermContext) -> ActiveCircuits:
-        paused = PausedGroups()
-        return ActiveCircuits(
-            context,
-            Parameters(),
-            snapshots=MemorySnapshots(),
-            routes=frozenset,
-            paused=paused,
-            queue_status=self.queue_status,
-            worker_reports=self.worker_reports,
-            control=WorkerControl(context, tracker=self.tracker, paused=paused, publisher=Publisher()),
         )
 
     async def note_report(self, key: Key, worker_id: WorkerId) -> None:

@@ -128,35 +128,21 @@ async def test_record_that_rabbitmq_refuses_is_counted_and_is_in_the_log(stack: 
 
 
 @pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
-async def test_silent_audit_queue_delays_a_change_for_a_bounded_time(
+async def test_silent_audit_queue_delays_changes_for_a_bounded_time_and_keeps_a_bounded_number_of_records(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
     monkeypatch.setattr(audit, "MAX_PENDING", 2)
     async with leading(clock, broker=broker) as stack:
         resume = hold(broker, ("publish", stack.names.audit_exchange, False))
-        found = [await stack.term.processors.audit.write(change(clock, number)) for number in range(3)]
-        assert found == [False, False, False]
+        found = [await stack.term.processors.audit.write(change(clock, number)) for number in range(5)]
+        # One is being published, two wait, the others are lost at once.
+        assert (found, lost(stack)) == ([False] * 5, 2)
         broker.hook = None
         resume.set()
         await clock.advance(1)
-        page = await read(stack)
         # Those that waited are stored late, in their order.
-        assert [record.request_id for record in page.records] == [f"{number:032x}" for number in (2, 1, 0)]
-
-
-@pytest.mark.proves("api/rabbitmq-confirms-record-alarm")
-async def test_records_beyond_the_limit_of_waiting_ones_are_lost_at_once(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(audit, "CONFIRM_TIMEOUT", 0.01)
-    monkeypatch.setattr(audit, "MAX_PENDING", 1)
-    async with leading(clock, broker=broker) as stack:
-        hold(broker, ("publish", stack.names.audit_exchange, False))
-        for number in range(4):
-            assert await stack.term.processors.audit.write(change(clock, number)) is False
-        assert lost(stack) == 2  # one is being published, one waits
-        broker.hook = None
+        assert [record.request_id for record in (await read(stack)).records] == [f"{n:032x}" for n in (2, 1, 0)]
 
 
 @pytest.mark.proves("api/client-forges-record-queue")

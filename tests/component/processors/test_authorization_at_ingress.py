@@ -155,10 +155,7 @@ async def test_accepted_request_carries_its_principal_and_no_token(stack: Stack,
         await ask(stack, "a", SECRET, traceparent="t")
         await ask(stack, "b/1", f"{SECRET}-b")
     assert answers(broker) == []
-    assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == [
-        "alice",
-        "bob",
-    ]
+    assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == ["alice", "bob"]
     assert forwarded(stack)[0]["traceparent"] == "t"
     assert SECRET not in everything(broker) + str(logs)
 

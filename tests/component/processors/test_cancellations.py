@@ -1,4 +1,4 @@
-"""Cancels that the leader keeps for requests that wait for another attempt."""
+"""Cancels of clients: those that the leader keeps for requests that wait, and those that it sends to workers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import managed_pool
 import pytest
+from broker_steps import refuse
 from managed_pool import REST, change, heard, listen, managing, send, waiting
 from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
+from osrdyne.errors import PublishRefusedError
 from osrdyne.ingress.conditions import samples
 from osrdyne.processors.requests.cancellations import MAX_KEPT, KeptCancels, RequestName
 from osrdyne.protocol.activity import Event
@@ -24,7 +26,6 @@ from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
 A, W = Key("a"), WorkerId("later")
-NAME = RequestName("c", REPLIES)
 
 
 async def ask(stack: Stack) -> None:
@@ -159,3 +160,37 @@ def test_cancel_is_of_one_request(clock: VirtualClock, reply_to: str | None) -> 
     kept.keep(RequestName("c", "r"), A, seconds=10.0)
     request = Request(key="a", path="", body=b"", correlation_id="c", reply_to=reply_to)
     assert kept.was_cancelled(request) is (reply_to == "r")
+
+
+# --- cancels that go to the workers of the group
+
+
+async def test_cancel_reaches_the_workers_of_its_key_only(direct: Stack) -> None:
+    listen(direct, direct.names.control_group_routing_key(Key("infra=42,timetable=24")))
+    await managed_pool.cancel(direct, "infra=42,timetable=24", correlation_id="c", reply_to="r")
+    await managed_pool.cancel(direct, "other", correlation_id="c", reply_to="r")
+    (control,) = heard(direct)
+    assert (control.command, control.details) == (Command.CANCEL, {"correlation_id": "c", "reply_to": "r"})
+    assert control.generation == direct.generation
+
+
+@pytest.mark.parametrize(
+    "properties", [{}, {"correlation_id": "c"}, {"reply_to": "r"}], ids=["nothing", "no reply address", "no id"]
+)
+async def test_cancel_that_names_no_request_is_dropped(direct: Stack, properties: dict[str, object]) -> None:
+    listen(direct, "group.a")
+    await managed_pool.cancel(direct, "a", **properties)
+    assert (heard(direct), direct.broker.bodies(direct.names.cancel_queue)) == ([], [])
+
+
+async def test_cancel_with_odd_identifiers_is_passed_on(direct: Stack) -> None:
+    listen(direct, "group.a")
+    await managed_pool.cancel(direct, "a", correlation_id="\udcff", reply_to='"\n')
+    (control,) = heard(direct)
+    assert control.details == {"correlation_id": "\udcff", "reply_to": '"\n'}
+
+
+async def test_cancel_that_no_queue_takes_costs_nothing(direct: Stack) -> None:
+    refuse(direct.broker, PublishRefusedError("nack"), ("publish", direct.names.control_exchange, False))
+    await managed_pool.cancel(direct, "a", correlation_id="c", reply_to="r")
+    assert (direct.broker.bodies(direct.names.cancel_queue), direct.task.done()) == ([], False)

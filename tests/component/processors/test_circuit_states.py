@@ -8,11 +8,9 @@ from typing import ClassVar
 import pytest
 from broker_steps import kill_within
 from circuit_pool import CircuitPool
-from managed_pool import explained
 
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 from osrdyne.protocol.messages import RETRY_AFTER_HEADER
-from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import Command
@@ -44,14 +42,6 @@ async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: Cir
     assert (len(pool.served), len(pool.workers)) == (4, 4)
     assert sorted(pool.stack.waiting("e") + pool.stack.waiting("a")) == [b"5", b"9"]
     assert pool.stack.metrics.registry.get_sample_value("osrdyne_circuit_state", {"route": "r"}) == 2
-
-
-async def test_exact_sample_within_one_report(pool: CircuitPool) -> None:
-    await pool.publish("a")
-    await pool.run(2.0)
-    circuits = pool.stack.term.routing.circuits
-    circuits.record("r", Key("a"), map(str, range(1000)), status="error", code=None)
-    assert (pool.state, pool.circuit.failures) == ("open", 4)
 
 
 async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool: CircuitPool) -> None:
@@ -111,14 +101,6 @@ async def test_nothing_is_noted_of_groups_that_are_resumed(pool: CircuitPool) ->
     assert (pool.state, pool.paused, circuits._published) == ("closed", [], set())
 
 
-async def test_failed_probe_opens_the_circuit_again_and_the_next_group_is_asked(pool: CircuitPool) -> None:
-    await pool.open(*GROUPS)
-    await pool.publish(*GROUPS, *GROUPS)
-    await pool.run(35.0)
-    assert pool.probed() == ["a", "b", "c"]
-    assert (len(pool.served), pool.state) == (7, "open")
-
-
 @pytest.mark.proves("circuits/probe-hangs-worker-dies")
 async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
@@ -131,18 +113,6 @@ async def test_probe_without_an_outcome_in_time_opens_the_circuit_again(pool: Ci
     pool.loses_probes, pool.fails = False, False
     await pool.run(20.0)
     assert (pool.state, pool.probed()) == ("closed", ["b"])
-
-
-@pytest.mark.parametrize("on_open", ["hold", "reject"])
-async def test_next_request_is_the_probe_if_none_waits(pool: CircuitPool, on_open: str) -> None:
-    await pool.begin(onOpen=on_open)
-    await pool.open(*GROUPS)
-    pool.fails = False
-    await pool.run(12.0)
-    assert (pool.state, len(pool.probes)) == ("half_open", 4)
-    await pool.publish("new", "c")
-    await pool.run(4.0)
-    assert (pool.state, pool.probed()) == ("closed", ["new"])
 
 
 class GroupDriver(FakeDriver):
@@ -204,53 +174,6 @@ async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(p
     await worker.report_state()
     await pool.clock.advance(300.0)
     assert [pool.stack.running(key) for key in ("a", "b")] == [0, 1]
-
-
-async def test_explanation_shows_the_circuit_only_while_it_is_open(pool: CircuitPool) -> None:
-    def shown() -> tuple[bool, str | None]:
-        found = explained(pool.stack, "a")
-        return "circuit" in str(found.steps), found.refused
-
-    assert shown() == (False, None)
-    await pool.open(*GROUPS)
-    assert shown() == (True, None)
-    await pool.begin(**REJECT)
-    assert shown() == (True, "circuit-open")
-
-
-async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
-    await pool.open(*GROUPS)
-    await pool.publish(*GROUPS)
-    pool.fails = False
-    closed = await pool.stack.term.routing.circuits.close(pool.circuit.hash, author="me")
-    assert ([one.status.name for one in closed], pool.state) == (["OPEN"], "closed")
-    assert await pool.stack.term.routing.circuits.close(None, author="me") == []
-    await pool.run(6.0)
-    assert (len(pool.served), pool.probed(), pool.paused) == (8, [], [])
-
-
-async def test_checks_that_are_turned_off_resume_all_groups(pool: CircuitPool) -> None:
-    await pool.open(*GROUPS)
-    await pool.begin(circuitCheckEnabled=False, unlockQueues={"enabled": False})
-    await pool.run(2.0)
-    assert (pool.state, pool.paused) == ("closed", [])
-
-
-@pytest.mark.proves("circuits/leader-dies-stores-change")
-async def test_next_leader_keeps_groups_paused_and_goes_on(clock: VirtualClock) -> None:
-    pool = CircuitPool(clock)
-    async with pool.leading():
-        await pool.begin(openToHalfOpen={"enabled": True, "interval": 86_400_000})
-        await pool.open(*GROUPS)
-        await pool.publish(*GROUPS)
-    async with pool.leading():
-        await pool.run(3.0)
-        assert (pool.state, pool.paused, len(pool.served)) == ("open", list(GROUPS), 4)
-        pool.fails = False
-        await pool.begin()
-        await pool.run(10.0)
-        assert (pool.state, pool.probed()) == ("closed", ["a"])
-        assert (set(pool.answered.values()), len(pool.answered), pool.paused) == ({1}, 8, [])
 
 
 class Store:

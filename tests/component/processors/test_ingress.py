@@ -29,7 +29,7 @@ from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import FakeBroker
+from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
@@ -102,23 +102,17 @@ async def route_all(stack: Stack, count: int) -> None:
 
 
 @pytest.mark.proves("hostile/clients-send-json-bodies")
-async def test_only_large_bodies_are_parsed_in_a_thread(stack: Stack, parsers: list[str]) -> None:
-    alert, data = b'{"level": "alert", "size": 1, "more": "%s"}' % (b"x" * 100_000), b'{"level": "data"}'
-    await change(stack, alerts=BY_BODY, rest=REST)
-    await publish(stack, alert, data)
-    await route_all(stack, 2)
-    assert (waiting(stack, 0), waiting(stack, None)) == ([alert], [data])
-    here = threading.current_thread().name
-    assert sorted(thread == here for thread in parsers) == [False, True]
-
-
-@pytest.mark.proves("hostile/clients-send-json-bodies")
-async def test_request_behind_a_large_one_does_not_overtake_it(stack: Stack, parsers: list[str]) -> None:
+async def test_only_large_bodies_are_parsed_in_a_thread_and_none_overtakes_them(
+    stack: Stack, parsers: list[str]
+) -> None:
     bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
+    alert = b'{"level": "alert"}'
     await change(stack, alerts=BY_BODY, rest=REST)
-    await publish(stack, *bodies)
-    await route_all(stack, 4)
-    assert waiting(stack, None) == bodies
+    await publish(stack, *bodies, alert)
+    await route_all(stack, 5)
+    assert (waiting(stack, None), waiting(stack, 0)) == (bodies, [alert])
+    here = threading.current_thread().name
+    assert sorted(thread == here for thread in parsers) == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
@@ -262,11 +256,7 @@ async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
 
 async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(stack: Stack) -> None:
     await change(stack, alerts=ALERTS, rest=REST)
-    message = {
-        DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000,
-        ROUTE_HEADER: "older",
-        COALESCE_HEADER: True,
-    }
+    message = {DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000, ROUTE_HEADER: "older", COALESCE_HEADER: True}
     await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
     await stack.clock.settle()
     found = headers_of(stack, 0, "b")
@@ -428,3 +418,63 @@ async def test_refused_copy_is_dropped_and_the_request_goes_on(stack: Stack, bro
     stack.term.processors.checks.deliveries += (check,)
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
     assert (waiting(stack, None), answers(broker), stack.has_queue("b")) == ([b"1"], [], False)
+
+
+# --- what is counted
+
+
+def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> float | None:
+    labels = {"outcome": outcome, "route": route, "priority": priority}
+    return stack.metrics.registry.get_sample_value("osrdyne_ingress_total", labels)
+
+
+async def publish_levels(stack: Stack, *levels: str, key: str = "a") -> None:
+    for level in levels:
+        await send(stack, key, headers={"level": level})
+
+
+async def test_time_to_forward_includes_the_wait_for_the_queue(stack: Stack, broker: FakeBroker) -> None:
+    async def bind_slowly(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await stack.clock.sleep(5.0)
+
+    await change(stack, rest=REST)
+    broker.hook = bind_slowly
+    await publish_levels(stack, "none")
+    await stack.clock.advance(10.0)
+    assert stack.metrics.registry.get_sample_value("osrdyne_forward_seconds_sum") == 5.0
+
+
+async def test_refused_request_is_counted_by_its_route_once_that_is_known(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    async with managing(clock, broker, alerts=ALERTS) as stack:
+        await publish_levels(stack, "alert", "none")
+        await clock.advance(1.0)
+        assert (counted(stack, "start-failed", "alerts", "0"), counted(stack, "no-route")) == (1.0, 1.0)
+
+
+async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(stack: Stack) -> None:
+    costly = " OR ".join(f"contains(word, 'y{number}')" for number in range(400))
+    routes = {"costly": f"FROM /messages/* WHERE {costly} INTO $upstream", "rest": REST}
+    await change(stack, **routes)
+    await send(stack, "a", headers={"word": "x" * 2**20})
+    assert stack.metrics.registry.get_sample_value("osrdyne_conditions_limited_total") == 1.0
+    assert counted(stack, "accepted", "rest", "default") == 1.0
+
+
+async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+    await change(stack, rest=REST)
+    made_up = Message(headers={ROUTE_HEADER: "made up"})
+    await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")
+    await clock.settle()
+    assert counted(stack, "accepted", "other", "default") == 1.0
+
+
+async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack: Stack) -> None:
+    await change(stack, alerts=ALERTS, data=DATA, rest=REST)
+    await publish_levels(stack, "alert", "alert", "data", "none")
+    await publish_levels(stack, "alert", key="b")
+    done = await change(stack, data=DATA, rest=REST)
+    assert (done.removed, done.pending) == ((0,), {0: 3})

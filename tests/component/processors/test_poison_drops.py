@@ -170,13 +170,6 @@ async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBrok
         assert (endpoint.seen, endpoint.outcome("failed")) == ([], 1.0)
 
 
-async def test_configured_network_is_allowed(clock: VirtualClock, broker: FakeBroker) -> None:
-    endpoint = Endpoint()
-    async with sending(clock, endpoint, addresses=["127.0.0.1"], allowed=("127.0.0.0/8",)) as drops:
-        await submit(clock, drops, broker)
-        assert endpoint.outcome("sent") == 1.0
-
-
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize(("name", "limit"), [("MAX_WAITING", 3), ("MAX_WAITING_BYTES", 3 * len(b"body"))])
 async def test_copies_that_wait_are_bounded(

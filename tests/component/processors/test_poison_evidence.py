@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from osrdyne.amqp import Message
+from osrdyne.amqp import Delivery, Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.pool.views import PoisonQuery
-from osrdyne.processors.poison.entries import finding
+from osrdyne.processors.poison import reader
 from osrdyne.processors.poison.evidence import PATIENCE
+from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
+from osrdyne.protocol.poison import PoisonRecord
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 K = Key("k")
-ALONE = WorkerDeath("w", "exit code 9", None, 1.0, (), 0)
-BESIDE = replace(ALONE, others=2)
-
-
-@pytest.mark.parametrize(
-    ("deliveries", "deaths", "says"),
-    [
-        (None, [], "nothing is known"),
-        (6, [], "may be innocent"),
-        (6, [ALONE] * 5, "5 of 6 deliveries ended with the death of the worker that ran it, each time with nothing"),
-        (6, [ALONE, BESIDE], "death of the worker that ran it, 1 of them with nothing"),
-        (6, [replace(ALONE, said="Out of memory.")], "The last one: exit code 9: Out of memory."),
-        (6, [BESIDE], "any of them may be the cause. The last one: exit code 9."),
-    ],
-    ids=["foreign", "innocent", "alone", "mixed", "reason", "beside"],
-)  # fmt: skip
-@pytest.mark.proves("workers/innocent-request-reaches-delivery")
-def test_finding_shows_the_quality_of_the_evidence(
-    deliveries: int | None, deaths: list[WorkerDeath], says: str
-) -> None:
-    assert says in finding(deliveries, deaths)
 
 
 class Pool:
@@ -108,6 +88,7 @@ async def test_death_noticed_after_the_dead_letter_is_waited_for(pool: Pool) -> 
     assert "1 of 4 deliveries ended with the death" in str(await pool.detail())
 
 
+@pytest.mark.proves("workers/innocent-request-reaches-delivery")
 async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool: Pool) -> None:
     await pool.send(b"cut off")
     await pool.report(b"cut off")
@@ -136,3 +117,30 @@ async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
     pages = await asyncio.gather(*(direct.term.processors.poison.page(query) for _ in range(3)))
     assert [len(page.entries) for page in pages] == [3, 3, 3]
     assert pages[0] == pages[1] == pages[2]
+
+
+async def test_digests_of_large_bodies_are_computed_in_a_thread(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading has up to ten thousand bodies of any size, and several of them may have arrived at once."""
+    threads: dict[int, str] = {}
+
+    def entry_id(delivery: Delivery) -> str:
+        threads[len(delivery.body)] = threading.current_thread().name
+        return "same"
+
+    monkeypatch.setattr(reader, "entry_id", entry_id)
+    broker.declare_queue("p-poison", {})
+    channel = FakeChannel(broker)
+    for size in (10, 100_000):
+        await channel.publish(Message(body=b"x" * size), exchange="", routing_key="p-poison")
+
+    async def never(delivery: Delivery) -> bool:
+        return False
+
+    reading = Reading(channel, "p-poison", never, is_forged=lambda delivery: False)
+    reading.expect(2)
+    assert [record.id async for record, _ in reading] == ["same", "same.2"]
+    here = threading.current_thread().name
+    assert {size: thread == here for size, thread in threads.items()} == {10: True, 100_000: False}
+    await reading.requeue()

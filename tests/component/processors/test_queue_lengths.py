@@ -241,10 +241,7 @@ async def test_request_cancelled_while_its_queue_is_counted_is_not_published(sta
 
 @pytest.mark.parametrize(
     ("step", "first"),
-    [
-        (("publish", REPLIES, False), []),
-        (("ack", "pool-orphan", False), [(f"{LIMIT + 1}", "cancelled")]),
-    ],
+    [(("publish", REPLIES, False), []), (("ack", "pool-orphan", False), [(f"{LIMIT + 1}", "cancelled")])],
     ids=["answer", "ack"],
 )
 @pytest.mark.proves("managed/leader-dies-answers-cancelled")

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from managed_pool import explained, managing, waiting
+from managed_pool import managing, waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
@@ -63,24 +63,6 @@ async def test_quota_runs_out_at_the_exact_message_and_callers_learn_until_when(
     assert statuses(stack.broker)["quota-exceeded"] == 1
 
 
-@pytest.mark.proves("quotas/clients-send-more-daily")
-async def test_send_rate_refuses_what_comes_too_fast(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    await limit(stack, pool={"send_rate": 2, "burst": 3})
-    await ask(stack, 4)
-    assert (statuses(broker), waits(broker)) == ({"rate-limited": 1}, [0.5])
-    await clock.advance(1.0)
-    await ask(stack, 2)
-    assert (len(waiting(stack, None)), len(answers(broker))) == (5, 1)
-
-
-async def test_principal_is_the_user_and_else_the_application(stack: Stack, broker: FakeBroker) -> None:
-    await limit(stack, rules=[{"name": "r", "per": "principal", "messages_per_day": 1}])
-    await ask(stack, 2, app_id="one")
-    await ask(stack, 2, app_id="two")
-    await ask(stack, 2)
-    assert (len(waiting(stack, None)), statuses(broker)) == (3, {"quota-exceeded": 3})
-
-
 @pytest.mark.proves("quotas/leader-killed-counts-what")
 async def test_killed_leader_loses_at_most_the_counts_of_a_second(stack: Stack, broker: FakeBroker) -> None:
     await limit(stack, pool={"messages_per_day": 10})
@@ -124,21 +106,3 @@ async def test_request_that_returns_from_its_group_counts_once(stack: Stack, bro
     await channel.publish(Message(body=b"x", reply_to=REPLIES), exchange=exchange, routing_key="b")
     await stack.clock.settle()
     assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
-
-
-async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBroker) -> None:
-    await limit(stack, pool={"messages_per_day": 3})
-    await ask(stack, 4)
-    await limit(stack, pool={"messages_per_day": 5})
-    await ask(stack, 3)
-    assert (len(waiting(stack, None)), statuses(broker)) == (5, {"quota-exceeded": 2})
-    await stack.term.routing.quotas.clear(author="me")
-    await ask(stack, 3)
-    assert len(waiting(stack, None)) == 8
-
-
-async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:
-    await limit(stack, pool={"messages_per_day": 1})
-    for expected in (None, "quota-exceeded"):
-        assert [explained(stack, "a").refused for _ in range(2)] == [expected, expected]
-        await ask(stack)

@@ -92,16 +92,6 @@ async def test_retry_headers_of_callers_are_removed(stack: Stack, is_routed: boo
     assert headers_of(stack).keys() & OWN_HEADERS == set()
 
 
-@pytest.mark.proves("managed/route-retries-changed-removed")
-async def test_changed_routes_leave_the_terms_of_accepted_requests(stack: Stack) -> None:
-    await change(stack, plain=PLAIN)
-    await send(stack, "a")
-    await change(stack, rest=REST)
-    await fail(stack)
-    await time_out(stack)
-    assert headers_of(stack)[ATTEMPTS_HEADER] == 1
-
-
 # --- way back
 
 

@@ -15,7 +15,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import Command, FakeBroker, Stored
+from osrdyne.testing.fakes.broker import FakeBroker, Stored
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
@@ -91,26 +91,11 @@ async def test_group_that_fails_again_answers_the_request_it_put_back(clock: Vir
         assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 2)
 
 
-async def test_failed_group_without_requests_is_not_started_again(stack: Stack, clock: VirtualClock) -> None:
+async def test_failed_group_without_requests_is_not_started_again_and_ends(stack: Stack, clock: VirtualClock) -> None:
     await ask(stack)
-    await clock.advance(500.0)
+    await clock.advance(1_900.0)
     assert stack.driver.count("start") == 1
-
-
-async def test_failed_group_ends_like_any_other(stack: Stack, clock: VirtualClock) -> None:
-    await ask(stack)
-    await clock.advance(1_400.0)
-    assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (
-        False,
-        [],
-        [],
-    )
-
-
-async def test_other_keys_do_not_notice(stack: Stack, broker: FakeBroker) -> None:
-    await ask(stack, "a")
-    await ask(stack, "b")
-    assert (statuses(broker), stack.running("b"), len(stack.waiting("b"))) == (["start-failed"], 1, 1)
+    assert (stack.has_queue("a"), stack.known_workers(), stack.groups()) == (False, [], [])
 
 
 async def test_answer_under_way_when_the_group_recovers_is_finished(stack: Stack, broker: FakeBroker) -> None:
@@ -153,26 +138,6 @@ async def test_failed_groups_take_turns_when_there_are_too_many(
         await clock.advance(60.0)
         assert set(statuses(broker)) == {"start-failed"}
         assert {answer.message.correlation_id for answer in answers(broker)} == {str(number) for number in range(7)}
-
-
-async def test_group_that_attaches_slowly_takes_its_turn_like_others(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 1)
-    slow: list[str] = []
-
-    async def delay(command: Command) -> None:
-        if command.name == "consume" and command.target.startswith("pool-req-") and not slow:
-            slow.append(command.target)
-            await clock.sleep(15.0)
-
-    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
-        broker.hook = delay
-        stack.require(A)
-        await clock.settle()
-        await ask(stack, "b")
-        await clock.advance(60.0)
-        assert (slow, statuses(broker)) == (["pool-req-a"], ["start-failed"])
 
 
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
