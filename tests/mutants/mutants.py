@@ -191,7 +191,7 @@ MUTANTS = (
         FORWARDER,
         "                    return FULL\n",
         "                    return None\n",
-        (ORPHANS, INGRESS),
+        (ATTEMPTS, ORPHANS, INGRESS),
     ),
     Mutant(
         "requests behind one that failed overtake it",

@@ -7,12 +7,15 @@ an outcome, no busy worker was stopped, and nothing is left over.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
+from broker_steps import kill_within
 from lifecycle_world import KEY, QUEUE, World
 
+from osrdyne.errors import StartFailedError
 from osrdyne.testing.fakes.broker import Command
 
 REST = 120.0
@@ -72,6 +75,11 @@ def leader_cut_off(world: World) -> None:
     world.cut()
 
 
+def leader_killed(world: World) -> None:
+    """Nothing is finished, nothing closed in order."""
+    kill_within(world.leader)
+
+
 def end_of_the_group(world: World) -> None:
     world.retire()
 
@@ -114,6 +122,26 @@ async def end_with_a_request_at_work(world: World) -> None:
     world.release()
 
 
+async def failed_start(world: World) -> None:
+    """The request of a group that cannot start is answered; the next one starts it."""
+    world.driver.fail_next_start(StartFailedError("There is no such image."))
+    world.send(b"1")
+    await world.clock.advance(30)
+    world.send(b"2")
+
+
+async def dead_letter(world: World) -> None:
+    """A request expires in the queue of a group whose worker is at work."""
+    world.hold.add(b"1")
+    world.send(b"1")
+    world.send(b"2")
+    await world.clock.advance(5)
+    if QUEUE in world.broker.queues:
+        world.broker.expire(QUEUE)
+    await world.clock.advance(5)
+    world.release()
+
+
 BEGIN = [request, worker_crash, worker_cut_off, leader_cut_off, end_of_the_group]
 END = [request, late_report, worker_crash, unnoticed_crash, worker_cut_off, leader_cut_off]
 SLOW_END = [request, late_report, leader_cut_off]
@@ -122,12 +150,14 @@ CASES = [
     *((end, event) for event in END),
     *((slow_end, event) for event in SLOW_END),
     *((request_while_the_worker_is_stopped, event) for event in SLOW_END),
+    *((history, leader_killed) for history in (first_request, end, failed_start, dead_letter)),
     *((end_with_a_request_at_work, event) for event in (request, unnoticed_crash, worker_cut_off, leader_cut_off)),
 ]
 
 
 async def live_through(history: History, event: Callable[[World], None], number: int) -> bool:
-    """Whether there was such a step."""
+    """Whether there was such a step. No task is left in the end."""
+    before = asyncio.all_tasks()
     world, step = World(), Step(number)
 
     async def happen() -> None:
@@ -142,9 +172,11 @@ async def live_through(history: History, event: Callable[[World], None], number:
         assert world.faults() == set(), f"{event.__name__} at step {number}"
     finally:
         await world.close()
+    assert asyncio.all_tasks() - before == set(), f"{event.__name__} at step {number}"
     return step.reached
 
 
+@pytest.mark.proves("controller/leader-killed")
 @pytest.mark.parametrize(("history", "event"), CASES, ids=[f"{one.__name__}-{two.__name__}" for one, two in CASES])
 async def test_no_request_is_lost_with_any_event_at_any_step(history: History, event: Callable[[World], None]) -> None:
     for number in itertools.count(1):
