@@ -94,19 +94,11 @@ async def test_cancel_that_arrives_while_the_body_is_parsed_is_kept(
         assert [one["correlation_id"] for one in cancelled(stack)] == ["c"]
 
 
-async def test_worker_of_another_group_is_not_notified(stack: Stack) -> None:
-    await change(stack, plain=PLAIN)
+@pytest.mark.parametrize(("route", "key"), [(PLAIN, "b"), (REST, "a")], ids=["another group", "no retries"])
+async def test_cancel_that_no_waiting_request_needs_is_not_kept(stack: Stack, route: object, key: str) -> None:
+    await change(stack, only=route)
     await ask(stack)
-    await cancel(stack, "b")
-    listen_as_worker(stack)
-    await report(stack)
-    assert cancelled(stack) == []
-
-
-async def test_nothing_is_kept_where_no_request_waits(stack: Stack) -> None:
-    await change(stack, rest=REST)
-    await ask(stack)
-    await cancel(stack)
+    await cancel(stack, key)
     listen_as_worker(stack)
     await report(stack)
     assert cancelled(stack) == []

@@ -95,12 +95,9 @@ async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: Fak
         {"x-first-death-reason": "{0}{deliveries!r:>{x}}"},
         {"x-first-death-reason": "\ud800"},
         {"x-first-death-reason": "ok"},
-        {"x-first-death-reason": 1},
-        {"x-death": []},
-        {"x-death": [1]},
         {"x-death": [{"reason": None}]},
     ],
-    ids=["no header", "braces", "surrogate", "a status", "number", "no death", "odd death", "no reason"],
+    ids=["no header", "braces", "surrogate", "a status", "no reason"],
 )
 async def test_message_that_did_not_die_is_answered_invalid(stack: Stack, headers: dict[str, object]) -> None:
     await die(stack, headers)

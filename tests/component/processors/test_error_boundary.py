@@ -97,19 +97,18 @@ async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
     assert direct.broker.bodies("pool-dl") == []
 
 
-@pytest.mark.parametrize("step", ["report_from_wire", "parse_key"])
-async def test_report_that_cannot_be_processed_is_counted(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str
+@pytest.mark.parametrize(
+    ("step", "queue"),
+    [("activity.report_from_wire", "activity"), ("activity.parse_key", "activity"),
+     ("requests.cancellations.parse_key", "cancel")],
+)  # fmt: skip
+async def test_report_or_cancel_that_cannot_be_processed_is_counted(
+    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str, queue: str
 ) -> None:
-    break_(monkeypatch, f"activity.{step}")
+    break_(monkeypatch, step)
     await direct.report("a", Event.READY, "w")
-    assert (invalid(direct, "activity"), direct.broker.bodies("pool-activity"), direct.task.done()) == (1.0, [], False)
-
-
-async def test_cancel_that_cannot_be_processed_is_counted(direct: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_(monkeypatch, "requests.cancellations.parse_key")
     await cancel(direct, reply_to=REPLIES, correlation_id="c")
-    assert (invalid(direct, "cancel"), direct.broker.bodies("pool-cancel"), direct.task.done()) == (1.0, [], False)
+    assert (invalid(direct, queue), direct.broker.bodies(f"pool-{queue}"), direct.task.done()) == (1.0, [], False)
 
 
 async def test_request_of_a_failed_group_that_cannot_be_answered_as_such_is_answered_rejected(
