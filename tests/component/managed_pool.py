@@ -47,11 +47,16 @@ async def change(stack: Stack, **routes: object) -> RouteChange:
     return changed
 
 
+async def publish_to(stack: Stack, exchange: str, key: str, body: bytes = b"", **properties: object) -> None:
+    """Publish to any exchange, as a client, a worker or an earlier leader, and let the leader process it."""
+    message = Message(body=body, **properties)  # type: ignore[arg-type]
+    await FakeChannel(stack.broker, confirms=True).publish(message, exchange=exchange, routing_key=key)
+    await stack.clock.settle()
+
+
 async def cancel(stack: Stack, key: str = "a", **properties: object) -> None:
     """Cancel a request as its client does."""
-    message = Message(**properties)  # type: ignore[arg-type]
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key=key)
-    await stack.clock.settle()
+    await publish_to(stack, stack.names.cancel_exchange, key, **properties)
 
 
 def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:

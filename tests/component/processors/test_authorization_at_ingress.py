@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import structlog
-from managed_pool import change, explained, heard, listen, managed, send, waiting
+from managed_pool import change, explained, heard, listen, managed, publish_to, send, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Message
 from osrdyne.auth.decision import KEYS_RETRY_AFTER, AccessRefusal
 from osrdyne.auth.grants import Grant, Principal, grants_of, parse_scope
 from osrdyne.broker.management.credentials import SharedCredentials
@@ -28,7 +26,6 @@ from osrdyne.protocol.messages import PRINCIPAL_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
 
@@ -77,16 +74,6 @@ def with_keys() -> Settings:
     return managed().model_copy(update={"api": ApiSettings(tokens_file="tokens.json")})
 
 
-@asynccontextmanager
-async def guarded(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, *policies: dict[str, object]
-) -> AsyncIterator[Stack]:
-    """A leader whose pool demands tokens for all keys, unless `policies` say otherwise."""
-    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
-        await demand(stack, *(policies or ({"match": "{key}", "Authorization": "RequiredToSend"},)))
-        yield stack
-
-
 async def demand(stack: Stack, *policies: dict[str, object]) -> None:
     text = json.dumps({"policies": policies})
     await stack.term.routing.policies.change(load_policies(text), author="me")
@@ -112,7 +99,9 @@ def everything(broker: FakeBroker) -> str:
 
 @pytest.fixture
 async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> AsyncIterator[Stack]:
-    async with guarded(clock, broker, verifier) as stack:
+    """A leader whose pool demands tokens for all keys."""
+    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
+        await demand(stack, {"match": "{key}", "Authorization": "RequiredToSend"})
         yield stack
 
 
@@ -218,12 +207,9 @@ async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(stack: 
     assert stored.message.headers["x-retry-after"] == KEYS_RETRY_AFTER
 
 
-async def test_accepted_request_is_not_checked_again(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    channel = FakeChannel(broker, confirms=True)
+async def test_accepted_request_is_not_checked_again(stack: Stack, broker: FakeBroker) -> None:
     for exchange in (stack.names.work_exchange(None), stack.names.retried_exchange):
-        message = Message(body=b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
-        await channel.publish(message, exchange=exchange, routing_key="a")
-        await clock.settle()
+        await publish_to(stack, exchange, "a", b"1", headers={PRINCIPAL_HEADER: "alice"}, reply_to=REPLIES)
     assert answers(broker) == []
     assert [headers[PRINCIPAL_HEADER] for headers in forwarded(stack)] == ["alice", "alice"]
 

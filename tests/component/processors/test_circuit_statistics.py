@@ -6,7 +6,7 @@ import json
 
 import pytest
 import structlog
-from managed_pool import REST, change, managing
+from managed_pool import REST, change, managing, publish_to
 
 from osrdyne.amqp import Message
 from osrdyne.errors import StartFailedError
@@ -16,7 +16,6 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -39,9 +38,7 @@ async def report(stack: Stack, status: str, *ids: object, route: str | None = "r
 
 
 async def publish(stack: Stack, sent: ActivityReport) -> None:
-    message = Message(body=sent.wire_body(), headers=sent.wire_headers())
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key=sent.key)
-    await stack.clock.settle()
+    await publish_to(stack, stack.names.activity_exchange, sent.key, sent.wire_body(), headers=sent.wire_headers())
 
 
 def counted(stack: Stack) -> list[tuple[str | None, str | None, int, int]]:
@@ -107,7 +104,7 @@ async def test_report_of_a_worker_that_names_no_requests_counts_nothing(stack: S
     assert counted(stack) == []
 
 
-async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: VirtualClock) -> None:
     await change(stack, r=REST)
     await count(stack)
     for reason, queue in (
@@ -116,8 +113,7 @@ async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: Virtual
         ("rejected", stack.names.orphan_queue),
     ):
         death = {"x-first-death-reason": reason, "x-first-death-queue": queue, ROUTE_HEADER: "r"}
-        message = Message(body=reason.encode(), headers=death)
-        await FakeChannel(broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+        await publish_to(stack, stack.names.dead_letter_exchange, "a", reason.encode(), headers=death)
     await clock.advance(10.0)
     assert counted(stack) == [("r", None, 1, 0)]
 

@@ -6,7 +6,7 @@ import pytest
 from broker_steps import hold, note, refuse
 from hypothesis import given
 from hypothesis import strategies as st
-from managed_pool import send
+from managed_pool import publish_to, send
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
@@ -30,8 +30,8 @@ def stack(direct: Stack) -> Stack:
 
 async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:
     """A message arrives at the dead letter exchange."""
-    message = Message(body=b"1", headers=headers, **{"reply_to": REPLIES, "correlation_id": "c", **properties})  # type: ignore[arg-type]
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    asked = {"reply_to": REPLIES, "correlation_id": "c", **properties}
+    await publish_to(stack, stack.names.dead_letter_exchange, "a", b"1", headers=headers, **asked)
     await stack.clock.advance(5.0)
 
 

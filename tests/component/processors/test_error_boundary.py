@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from managed_pool import REST, cancel, change, send, waiting
+from managed_pool import REST, cancel, change, publish_to, send, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Message
 from osrdyne.errors import StartFailedError
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.processors.poison.entries import finding, key_of
@@ -15,7 +14,6 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
@@ -26,8 +24,8 @@ def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 async def die(stack: Stack, **headers: object) -> None:
     """A request arrives at the dead letter exchange."""
-    message = Message(b"1", headers=headers, reply_to=REPLIES, correlation_id="c")
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    exchange = stack.names.dead_letter_exchange
+    await publish_to(stack, exchange, "a", b"1", headers=headers, reply_to=REPLIES, correlation_id="c")
     await stack.clock.advance(1.0)
 
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 from broker_steps import kill_within, refuse
-from managed_pool import change, send
+from managed_pool import change, publish_to, send
 from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
 
@@ -326,8 +326,8 @@ async def come_back(stack: Stack, name: str = "x1", *, is_reported: bool = True)
     if is_reported:
         details = {STATUS_HEADER: bytearray(b"retried"), COMPLETED_ROUTE_HEADER: "plain"}
         report = ActivityReport("k", Event.REQUEST_COMPLETED, "w", {}, details)
-        message = Message(report.wire_body(), headers=report.wire_headers())
-        await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key="k")
+        exchange = stack.names.activity_exchange
+        await publish_to(stack, exchange, "k", report.wire_body(), headers=report.wire_headers())
     await publish(stack, "1", "2")
     await time_out(stack)
 

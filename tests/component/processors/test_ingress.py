@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from broker_steps import hold, refuse
-from managed_pool import ALERTS, CONTROL, COPY, DATA, REST, change, listen, managed, managing, send, waiting
+from managed_pool import ALERTS, CONTROL, COPY, DATA, REST, change, listen, managed, managing, publish_to, send, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Consumer, Message
+from osrdyne.amqp import Consumer
 from osrdyne.errors import BrokerSilentError, StartFailedError
 from osrdyne.ingress.checks import DeliveryCheck, Refusal
 from osrdyne.ingress.conditions import samples
@@ -33,12 +33,6 @@ from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
-
-
-async def publish_to(stack: Stack, exchange: str, key: str, body: bytes, **properties: object) -> None:
-    """A publish to a work exchange, as an earlier leader's."""
-    message = Message(body=body, **properties)  # type: ignore[arg-type]
-    await FakeChannel(stack.broker, confirms=True).publish(message, exchange=exchange, routing_key=key)
 
 
 async def consume_class(stack: Stack, key: str, priority: int) -> Consumer:
@@ -258,7 +252,6 @@ async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_an
     await change(stack, alerts=ALERTS, rest=REST)
     message = {DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000, ROUTE_HEADER: "older", COALESCE_HEADER: True}
     await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
-    await stack.clock.settle()
     found = headers_of(stack, 0, "b")
     assert found.items() >= message.items()
 
@@ -464,11 +457,9 @@ async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(s
     assert counted(stack, "accepted", "rest", "default") == 1.0
 
 
-async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack) -> None:
     await change(stack, rest=REST)
-    made_up = Message(headers={ROUTE_HEADER: "made up"})
-    await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")
-    await clock.settle()
+    await publish_to(stack, "pool-work-xchg", "a", headers={ROUTE_HEADER: "made up"})
     assert counted(stack, "accepted", "other", "default") == 1.0
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 
-from managed_pool import change
+from managed_pool import cancel, change, publish_to
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Message
 from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -73,12 +71,10 @@ async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack
     assert waiting(stack, "camera-A") == [b"1", b"3"]
 
 
-async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack, broker: FakeBroker) -> None:
+async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack) -> None:
     await split_by(stack, BY_HEADER)
-    message = Message(body=b"1", headers={"h": "x", SPLIT_HEADER: "camera"})
-    exchange = stack.names.work_exchange(None)
-    await FakeChannel(broker, confirms=True).publish(message, exchange=exchange, routing_key="camera-x")
-    await stack.clock.settle()
+    headers = {"h": "x", SPLIT_HEADER: "camera"}
+    await publish_to(stack, stack.names.work_exchange(None), "camera-x", b"1", headers=headers)
     assert (waiting(stack, "camera-x"), own_keys(stack, "camera-x")) == ([b"1"], ["camera"])
 
 
@@ -131,9 +127,7 @@ async def test_cancel_reaches_every_group_that_may_have_the_request(stack: Stack
     for key in ("camera", "camera-A", "camera-B", "named", "cam"):
         broker.declare_queue(f"ctl {key}", {})
         broker.bind(f"ctl {key}", stack.names.control_exchange, stack.names.control_group_routing_key(Key(key)))
-    message = Message(correlation_id="c", reply_to="r")
-    await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="camera")
-    await stack.clock.settle()
+    await cancel(stack, "camera", correlation_id="c", reply_to="r")
     heard = [len(broker.bodies(f"ctl {key}")) for key in ("camera", "camera-A", "camera-B", "named", "cam")]
     assert heard == [1, 1, 1, 1, 0]
 

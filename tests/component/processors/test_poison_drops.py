@@ -14,7 +14,6 @@ from managed_pool import managing, send
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Connection, Delivery, Message
-from osrdyne.config.models import RequestSettings
 from osrdyne.ingress.policies.manifest import load_policies
 from osrdyne.ingress.policies.poison_drop import parse_poison_drop
 from osrdyne.metrics import Metrics
@@ -91,7 +90,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def sending(
-    clock: VirtualClock, endpoint: Endpoint, *, addresses: Sequence[str] = PUBLIC, allowed: tuple[str, ...] = ()
+    clock: VirtualClock, endpoint: Endpoint, addresses: Sequence[str] = PUBLIC
 ) -> AsyncIterator[PoisonDrops]:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
@@ -99,9 +98,8 @@ async def sending(
     async def no_connection() -> Connection:
         raise AssertionError("no AMQP is needed")
 
-    requests = RequestSettings(poison_drop_networks=allowed)
     drops = PoisonDrops(
-        make_context(pool="pool", clock=clock, requests=requests, metrics=endpoint.metrics),
+        make_context(pool="pool", clock=clock, metrics=endpoint.metrics),
         drop_of=lambda key: parse_poison_drop(URL),
         connect=no_connection,
         resolve=resolve,
@@ -113,13 +111,13 @@ async def sending(
     await asyncio.wait({running})
 
 
-def delivery(broker: FakeBroker, body: bytes = b"body", correlation_id: str = "c") -> Delivery:
+def delivery(broker: FakeBroker, correlation_id: str = "c") -> Delivery:
     properties = Message(content_type="text/plain", correlation_id=correlation_id).properties()
-    return Delivery(FakeChannel(broker), 1, "", "a", False, body, properties)
+    return Delivery(FakeChannel(broker), 1, "", "a", False, b"body", properties)
 
 
-async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, key: str = "a/é") -> None:
-    drops.submit(Key(key), delivery(broker), reason="delivery_limit", deliveries=3)
+async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, correlation_id: str = "c") -> None:
+    drops.submit(Key("a/é"), delivery(broker, correlation_id), reason="delivery_limit", deliveries=3)
     await clock.settle()
 
 
@@ -140,9 +138,7 @@ async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
 async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualClock, broker: FakeBroker) -> None:
     endpoint = Endpoint()
     async with sending(clock, endpoint) as drops:
-        asked = delivery(broker, correlation_id=b"\xff/\xc3\xa9".decode("utf-8", "surrogateescape"))
-        drops.submit(Key("a"), asked, reason="delivery_limit", deliveries=3)
-        await clock.settle()
+        await submit(clock, drops, broker, b"\xff/\xc3\xa9".decode("utf-8", "surrogateescape"))
         assert [request.headers["x-osrdyne-correlation-id"] for request in endpoint.seen] == ["%FF%2F%C3%A9"]
 
 
@@ -165,7 +161,7 @@ async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], [*PUBLIC, "169.254.169.254"], ["::1"], []])
 async def test_local_addresses_are_refused(clock: VirtualClock, broker: FakeBroker, addresses: Sequence[str]) -> None:
     endpoint = Endpoint()
-    async with sending(clock, endpoint, addresses=addresses) as drops:
+    async with sending(clock, endpoint, addresses) as drops:
         await submit(clock, drops, broker)
         assert (endpoint.seen, endpoint.outcome("failed")) == ([], 1.0)
 

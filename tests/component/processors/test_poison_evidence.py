@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
+from managed_pool import publish_to
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.config.models import RequestSettings
@@ -111,8 +112,7 @@ async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool: Pool) -
 
 async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
     for number in range(3):
-        message = Message(b"%d" % number)
-        await FakeChannel(direct.broker).publish(message, exchange=direct.names.poison_exchange, routing_key="")
+        await publish_to(direct, direct.names.poison_exchange, "", b"%d" % number)
     query = PoisonQuery(bodies=True)
     pages = await asyncio.gather(*(direct.term.processors.poison.page(query) for _ in range(3)))
     assert [len(page.entries) for page in pages] == [3, 3, 3]

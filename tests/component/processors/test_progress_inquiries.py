@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 from unittest.mock import patch
 
 import pytest
-from managed_pool import ALERTS, REST, change, managed
+from managed_pool import ALERTS, REST, change, managed, publish_to
 from replies import REPLIES
 
-from osrdyne.amqp import Message
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import StartFailedError
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
@@ -17,7 +16,6 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import PROGRESS_HEADER
 from osrdyne.protocol.progress import StartProgress, not_starting
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
@@ -39,9 +37,8 @@ async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]
 
 
 async def inquire(stack: Stack, key: str, reply_to: str | None = REPLIES) -> None:
-    message = Message(reply_to=reply_to, correlation_id="7", persistent=False)
-    await FakeChannel(stack.broker).publish(message, exchange=stack.names.progress_exchange, routing_key=key)
-    await stack.clock.settle()
+    exchange = stack.names.progress_exchange
+    await publish_to(stack, exchange, key, reply_to=reply_to, correlation_id="7", persistent=False)
 
 
 async def ask(stack: Stack, key: str) -> StartProgress | None:

@@ -6,15 +6,13 @@ import json
 from collections import Counter
 
 import pytest
-from managed_pool import managing, waiting
+from managed_pool import managing, publish_to, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Message
 from osrdyne.ingress.quotas.document import load_quotas
 from osrdyne.ingress.quotas.quotas import MeterUsage
 from osrdyne.ingress.quotas.window import DAY
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -102,7 +100,5 @@ async def test_request_that_returns_from_its_group_counts_once(stack: Stack, bro
     await limit(stack, pool={"messages_per_day": 1})
     await ask(stack)
     # As when its group was unbound meanwhile.
-    channel, exchange = FakeChannel(broker, confirms=True), stack.names.work_exchange(None)
-    await channel.publish(Message(body=b"x", reply_to=REPLIES), exchange=exchange, routing_key="b")
-    await stack.clock.settle()
+    await publish_to(stack, stack.names.work_exchange(None), "b", b"x", reply_to=REPLIES)
     assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])

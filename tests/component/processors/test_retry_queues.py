@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import structlog
 from broker_steps import kill_within
-from managed_pool import REST, change, managed, managing, send, waiting
+from managed_pool import REST, change, managed, managing, publish_to, send, waiting
 from replies import REPLIES, answers, broker_with_replies
 
-from osrdyne.amqp import ConnectionOptions, Delivery, Message
+from osrdyne.amqp import ConnectionOptions, Delivery
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
@@ -145,11 +145,10 @@ async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(
     assert waiting(stack, 3) == [b"1"]
 
 
-async def test_unknown_priority_level_does_not_end_the_term(stack: Stack, broker: FakeBroker) -> None:
+async def test_unknown_priority_level_does_not_end_the_term(stack: Stack) -> None:
     """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
     await change(stack, plain=PLAIN)
-    made_up = Message(body=b"1", headers={CLASS_HEADER: "7"})
-    await FakeChannel(broker).publish(made_up, exchange=NAMES.retried_exchange, routing_key="a")
+    await publish_to(stack, NAMES.retried_exchange, "a", b"1", headers={CLASS_HEADER: "7"})
     await stack.clock.advance(60.0)
     assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
 
