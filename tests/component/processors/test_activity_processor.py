@@ -5,8 +5,6 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.config.models import LifecycleSettings
@@ -17,7 +15,7 @@ from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.workers.worker_reports import WorkerRegistry
 from osrdyne.processors.activity import ActivityProcessor, ProcessReports
 from osrdyne.processors.forgeries import Forgeries
-from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
+from osrdyne.protocol.activity import EVENT_HEADER, ActivityReport, Event
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, ProcessState
 from osrdyne.testing.clock import VirtualClock
@@ -157,22 +155,6 @@ def test_completed_requests_are_counted_by_status_route_and_priority_level(
     setting.process(Message(body=report.wire_body(), headers=report.wire_headers()))
     named = dict(zip(("status", "route", "priority"), labels, strict=True))
     assert setting.metrics.registry.get_sample_value("osrdyne_completed_total", named) == 3.0
-
-
-VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()))
-
-
-@given(
-    headers=st.dictionaries(st.sampled_from([EVENT_HEADER, WORKER_ID_HEADER, "h"]), VALUES)
-    | st.fixed_dictionaries({EVENT_HEADER: st.sampled_from([str(event) for event in Event]), WORKER_ID_HEADER: VALUES}),
-    body=st.one_of(st.binary(), st.sampled_from([b"[" * 10_000, b'{"in_flight": -1}', b'{"reason": "\\ud800"}'])),
-    key=st.one_of(st.just("a"), st.text(max_size=300), st.just("\udcff")),
-)
-def test_hostile_report_never_raises(headers: dict[str, object], body: bytes, key: str) -> None:
-    setting = Setting()
-    setting.tracker.require_worker_group(A)
-    setting.process(Message(headers=headers, body=body), key)
-    assert setting.tracker.keys() == [A]
 
 
 def test_parts_of_a_start_count_once_and_reach_a_new_leader() -> None:
