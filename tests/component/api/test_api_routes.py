@@ -347,6 +347,11 @@ async def test_wrong_request_is_refused_with_a_code(api: httpx.AsyncClient, path
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
+async def test_wrong_method_shows_which_are_allowed(api: httpx.AsyncClient) -> None:
+    answer = await api.delete("/health", headers=JSON)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}])
 async def test_post_that_a_web_page_could_send_is_refused(
     api: httpx.AsyncClient, pool: FakeInspector, headers: dict[str, str]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 from broker_steps import kill_within
 from circuit_pool import CircuitPool
+from managed_pool import explained
 
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 from osrdyne.protocol.messages import RETRY_AFTER_HEADER
@@ -174,6 +175,29 @@ async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(p
     await worker.report_state()
     await pool.clock.advance(300.0)
     assert [pool.stack.running(key) for key in ("a", "b")] == [0, 1]
+
+
+async def test_explanation_shows_the_circuit_only_while_it_is_open(pool: CircuitPool) -> None:
+    def shown() -> tuple[bool, str | None]:
+        found = explained(pool.stack, "a")
+        return "circuit" in str(found.steps), found.refused
+
+    assert shown() == (False, None)
+    await pool.open(*GROUPS)
+    assert shown() == (True, None)
+    await pool.begin(**REJECT)
+    assert shown() == (True, "circuit-open")
+
+
+async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
+    await pool.open(*GROUPS)
+    await pool.publish(*GROUPS)
+    pool.fails = False
+    closed = await pool.stack.term.routing.circuits.close(pool.circuit.hash, author="me")
+    assert ([one.status.name for one in closed], pool.state) == (["OPEN"], "closed")
+    assert await pool.stack.term.routing.circuits.close(None, author="me") == []
+    await pool.run(6.0)
+    assert (len(pool.served), pool.probed(), pool.paused) == (8, [], [])
 
 
 class Store:

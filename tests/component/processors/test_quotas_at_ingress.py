@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from managed_pool import managing, publish_to, waiting
+from managed_pool import explained, managing, publish_to, waiting
 from replies import REPLIES, answers
 
 from osrdyne.ingress.quotas.document import load_quotas
@@ -102,3 +102,10 @@ async def test_request_that_returns_from_its_group_counts_once(stack: Stack, bro
     # As when its group was unbound meanwhile.
     await publish_to(stack, stack.names.work_exchange(None), "b", b"x", reply_to=REPLIES)
     assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
+
+
+async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:
+    await limit(stack, pool={"messages_per_day": 1})
+    for expected in (None, "quota-exceeded"):
+        assert [explained(stack, "a").refused for _ in range(2)] == [expected, expected]
+        await ask(stack)
