@@ -20,6 +20,7 @@ from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
 from osrdyne.pool.routing.priorities import SEND_AGAIN_AFTER, SILENT_FOR
 from osrdyne.pool.routing.routes import RouteStore
+from osrdyne.pool.state.queues.backlog import Waiting
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
@@ -461,6 +462,17 @@ async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack) -> None:
     await change(stack, rest=REST)
     await publish_to(stack, "pool-work-xchg", "a", headers={ROUTE_HEADER: "made up"})
     assert counted(stack, "accepted", "other", "default") == 1.0
+
+
+async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Stack, clock: VirtualClock) -> None:
+    await change(stack, alerts=ALERTS, rest=REST)
+    await publish_levels(stack, "alert")
+    first = clock.monotonic()
+    await clock.advance(10.0)
+    await publish_levels(stack, "alert", "none", "none", key="b")
+    second = clock.monotonic()
+    await clock.advance(60.0)
+    assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
 
 
 async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack: Stack) -> None:
