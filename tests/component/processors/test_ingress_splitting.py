@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from managed_pool import cancel, change, publish_to
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
@@ -106,6 +107,13 @@ async def test_routes_see_the_split_key(stack: Stack) -> None:
     await change(stack, first=first, rest="FROM /* INTO $upstream")
     await publish(stack, "camera", b"1", b"2")
     assert (pool_waiting(stack, 3, "camera-A"), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
+
+
+async def test_request_that_the_splitter_fails_on_ends_no_term(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    await split_by(stack, TURNS)
+    monkeypatch.setattr(stack.term.routing.splitter.splitter, "split", lambda _: [][1])
+    await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
+    assert (answers(stack.broker), stack.task.done()) == ([("c", "rejected")], False)
 
 
 async def test_splits_are_counted_by_rule(stack: Stack) -> None:

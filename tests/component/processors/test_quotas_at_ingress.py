@@ -104,6 +104,17 @@ async def test_request_that_returns_from_its_group_counts_once(stack: Stack, bro
     assert (len(waiting(stack, None, "b")), answers(broker)) == (1, [])
 
 
+async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBroker) -> None:
+    await limit(stack, pool={"messages_per_day": 3})
+    await ask(stack, 4)
+    await limit(stack, pool={"messages_per_day": 5})
+    await ask(stack, 3)
+    assert (len(waiting(stack, None)), statuses(broker)) == (5, {"quota-exceeded": 2})
+    await stack.term.routing.quotas.clear(author="me")
+    await ask(stack, 3)
+    assert len(waiting(stack, None)) == 8
+
+
 async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:
     await limit(stack, pool={"messages_per_day": 1})
     for expected in (None, "quota-exceeded"):
