@@ -37,7 +37,9 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_events
 
 # Before anything imports these suites.
-pytest.register_assert_rewrite("osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance")
+pytest.register_assert_rewrite(
+    "osrdyne.testing.driver_conformance", "osrdyne.testing.pooled_conformance", "remote_files"
+)
 
 pytest_plugins = [
     "plugins.tiers",

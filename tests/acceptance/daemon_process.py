@@ -362,28 +362,20 @@ class DaemonProcess:
         return AsyncClient(self.amqp_uri, self.pool, name="osrdyne acceptance test", **options)
 
     def osrdyne(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another `osrdyne` command with this daemon's configuration."""
+        """Another `osrdyne` command with this daemon's configuration, which is found in its directory."""
         return subprocess.run(
-            [OSRDYNE, *arguments[: _command_length(arguments)], "-c", str(self.config),
-             *arguments[_command_length(arguments):]],
+            [OSRDYNE, *arguments],
             cwd=self.directory,
             env=own_environment(**self.variables),
             capture_output=True,
             text=True,
             timeout=PATIENCE,
             check=False,
-        )  # fmt: skip
+        )
 
 
 MakeDaemon = Callable[..., DaemonProcess]
 """The fixture `make_daemon`."""
-
-
-def _command_length(arguments: tuple[str, ...]) -> int:
-    if arguments[:2] == ("circuits", "config"):
-        return 3
-    groups = {"circuits", "groups", "poison", "queues", "quota", "routes", "telemetry", "workers"}
-    return 2 if arguments[0] in groups else 1
 
 
 def _is_alive(pid: int) -> bool:

@@ -13,7 +13,7 @@ from daemon_process import PATIENCE, until
 
 from osrdyne import amqp
 from osrdyne.errors import BrokerError
-from osrdyne.protocol.messages import NO_ACTIVATE_HEADER, PATH_HEADER, Response
+from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
 
 
@@ -62,16 +62,12 @@ class DurableCaller:
         body: object = None,
         *,
         expiration: float | None = None,
-        no_activate: bool = False,
     ) -> str:
         """Publish; returns the correlation id once the broker has confirmed. Tries until it has."""
         correlation_id = secrets.token_hex(8)
-        headers: dict[str, object] = {PATH_HEADER: path}
-        if no_activate:
-            headers[NO_ACTIVATE_HEADER] = True
         message = amqp.Message(
             body=b"" if body is None else json.dumps(body).encode(),
-            headers=headers,
+            headers={PATH_HEADER: path},
             correlation_id=correlation_id,
             reply_to=self._queue,
             content_type="application/json",
@@ -93,9 +89,10 @@ class DurableCaller:
         found = await until(lambda: self.answers.get(correlation_id), "the request is answered", timeout=timeout)
         return found[0]
 
-    async def call(self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None,
-                   no_activate: bool = False) -> Response:  # fmt: skip
-        return await self.answer(await self.send(key, path, body, expiration=expiration, no_activate=no_activate))
+    async def call(
+        self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None
+    ) -> Response:
+        return await self.answer(await self.send(key, path, body, expiration=expiration))
 
     async def info(self, key: str) -> dict[str, object]:
         """The `/info` answer of the worker of `key`."""

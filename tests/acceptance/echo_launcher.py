@@ -1,7 +1,6 @@
 """Starts an echo worker, or fails to, key by key. A worker command for tests; its argument is a JSON file:
 
-`{KEY: {"config": {…}}}` adds to the application's configuration, `{KEY: {"exit": 3, "says": "…"}}` ends at once,
-`{KEY: {"until": FILE}}` starts once the file exists.
+`{KEY: {"exit": 3, "says": "…"}}` ends at once, `{KEY: {"until": FILE}}` starts once the file exists.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ if "exit" in fault:
     sys.exit(fault["exit"])
 while "until" in fault and not Path(fault["until"]).exists():
     time.sleep(0.05)
-config = json.loads(os.environ["WORKER_CONFIG"])
-config["app"].update(fault.get("config", {}))
-os.environ["WORKER_CONFIG"] = json.dumps(config)
 sys.argv = ["osrdyne-worker", "tests.acceptance.gated_echo:app"]
 from osrdyne_worker.main import main  # noqa: E402  # after the faults, which need no import
 

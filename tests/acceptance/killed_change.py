@@ -10,61 +10,33 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from osrdyne.auth.audit import AuditRecord
 from osrdyne.daemon.inspector import DaemonInspector
 from osrdyne.pool.routing.manifest_store import ManifestChange
-from osrdyne.processors.audit import AuditTrail
 
-write, change_manifest = AuditTrail.write, DaemonInspector.change_manifest
+change_manifest = DaemonInspector.change_manifest
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def before_the_first_record() -> None:
-    async def write_nothing(trail: AuditTrail, record: AuditRecord) -> bool:
-        die()
-        return await write(trail, record)
-
-    AuditTrail.write = write_nothing  # type: ignore[method-assign]
+async def change_nothing(inspector: DaemonInspector, *arguments: Any, **named: Any) -> ManifestChange:
+    die()
+    return await change_manifest(inspector, *arguments, **named)
 
 
-def before_the_change() -> None:
-    async def change_nothing(inspector: DaemonInspector, *arguments: Any, **named: Any) -> ManifestChange:
-        die()
-        return await change_manifest(inspector, *arguments, **named)
-
-    DaemonInspector.change_manifest = change_nothing  # type: ignore[method-assign]
+async def change_and_die(inspector: DaemonInspector, *arguments: Any, **named: Any) -> ManifestChange:
+    changed = await change_manifest(inspector, *arguments, **named)
+    die()
+    return changed
 
 
-def after_the_change() -> None:
-    async def change_and_die(inspector: DaemonInspector, *arguments: Any, **named: Any) -> ManifestChange:
-        changed = await change_manifest(inspector, *arguments, **named)
-        die()
-        return changed
-
-    DaemonInspector.change_manifest = change_and_die  # type: ignore[method-assign]
-
-
-def before_the_answer() -> None:
-    async def write_and_die(trail: AuditTrail, record: AuditRecord) -> bool:
-        stored = await write(trail, record)
-        if record.is_final:
-            die()
-        return stored
-
-    AuditTrail.write = write_and_die  # type: ignore[method-assign]
-
-
-ALL = (before_the_first_record, before_the_change, after_the_change, before_the_answer)
-MOMENTS: dict[str, Callable[[], None]] = {moment.__name__: moment for moment in ALL}
+MOMENTS = {"before_the_change": change_nothing, "after_the_change": change_and_die}
 
 if __name__ == "__main__":
     if (chosen := os.environ.get("KILL_AT")) is not None:
-        MOMENTS[chosen]()
+        DaemonInspector.change_manifest = MOMENTS[chosen]  # type: ignore[method-assign]
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")

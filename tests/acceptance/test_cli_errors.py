@@ -1,210 +1,119 @@
-"""What goes wrong at the command line is one clear sentence and an exit code, never a traceback. Real processes."""
+"""Commands as processes: a mistake is one line and an exit code, a signal or a closed pipe ends one in order."""
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from daemon_process import OSRDYNE, PATIENCE, own_environment
 
 pytestmark = pytest.mark.one_rabbitmq
 
-PATIENCE = 150.0
-OSRDYNE = Path(sys.executable).with_name("osrdyne")
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    """Without the settings of the user who runs the tests; RabbitMQ where there is none."""
-    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSRDYNE")}
-    own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
-    return {**inherited, **own, "COLUMNS": "200", **more}
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """Starts a command where there is no RabbitMQ; `variables` are those of its environment."""
 
-
-def osrdyne(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [OSRDYNE, *arguments],
-        cwd=tmp_path,
-        env=environment(tmp_path, **variables),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-
-
-def assert_sentence(done: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
-    assert done.returncode == code, done.stderr
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "hidden" not in done.stderr + done.stdout
-
-
-@pytest.mark.parametrize("command", ["run", "status"])
-def test_unknown_key_in_the_file_names_the_line(tmp_path: Path, command: str) -> None:
-    (tmp_path / "osrdyne.yaml").write_text("pool:\n  idd: x\n")
-    sentence = "pool.idd (file osrdyne.yaml:2): unknown setting; did you mean pool.id?"
-    assert_sentence(osrdyne(tmp_path, command), 2, sentence)
-
-
-@pytest.mark.nightly
-def test_unknown_variable_is_named(tmp_path: Path) -> None:
-    done = osrdyne(tmp_path, "run", OSRDYNE__POOL__IDD="x")
-    assert_sentence(done, 2, "pool.idd (environment OSRDYNE__POOL__IDD): unknown setting; did you mean pool.id?")
-
-
-def test_wrong_uri_is_refused_without_being_shown(tmp_path: Path) -> None:
-    done = osrdyne(tmp_path, "run", OSRDYNE__BROKER__URI="amqp://user:hidden/1@host")
-    assert_sentence(done, 2, "broker.uri (environment OSRDYNE__BROKER__URI): must look like amqp://")
-
-
-@pytest.mark.nightly
-def test_missing_secret_file_is_named(tmp_path: Path) -> None:
-    done = osrdyne(tmp_path, "run", "--set", "broker.management_uri_file=nowhere")
-    assert_sentence(done, 2, "broker.management_uri_file (flag --set): cannot read nowhere: No such file or directory")
-
-
-@pytest.mark.nightly
-def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
-    assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "unknown driver 'nope'; known drivers: ")
-
-
-@pytest.mark.nightly
-def test_application_that_does_not_exist_is_found_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("application = 1\n")
-    places = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    done = osrdyne(tmp_path, "dev", "--app", "mine:app", **places)
-    assert_sentence(done, 2, "worker.app: The module 'mine' has no 'app'.")
-
-
-@pytest.mark.nightly
-def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "osrdyne.yaml").write_text("broker: {uri_file: uri, tls: {ca_file: /nowhere.pem}}")
-    (tmp_path / "uri").write_text("amqps://u:hidden@127.0.0.1:1")
-    variables = environment(tmp_path)
-    del variables["OSRDYNE__BROKER__URI"]
-    done = subprocess.run(
-        [OSRDYNE, "run", "--set", "api.port=0"],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("command", ["run", "check-config"])
-def test_wrong_configuration_of_the_application_is_found_before_anything_starts(tmp_path: Path, command: str) -> None:
-    table = "{view: lineitem, path: /data/lineitem.parquet, cash: true}"
-    (tmp_path / "osrdyne.yaml").write_text(
-        f"worker:\n  config:\n    password: hidden\n    datasets:\n      - key: k\n        tables: [{table}]\n"
-    )
-    done = osrdyne(tmp_path, command)
-    assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: unknown setting (did you mean cache?)")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("command", ["check-config", "doctor"])
-@pytest.mark.proves("spark/dataset-format-delta-installed")
-def test_delta_table_without_a_jar_for_the_installed_spark_is_named_with_the_remedy(
-    tmp_path: Path, command: str
-) -> None:
-    (tmp_path / "osrdyne.yaml").write_text(
-        "worker:\n  config:\n    datasets:\n      - {key: k, tables: [{view: t, format: delta, path: /data/t}]}\n"
-    )
-    done = osrdyne(tmp_path, command)
-    assert done.returncode != 0
-    said = " ".join(f"{done.stdout} {done.stderr}".split())
-    assert "install osrdyne[delta]" in said, said
-
-
-@pytest.mark.nightly
-def test_application_validates_its_configuration_with_its_own_model(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from pydantic import BaseModel\nfrom osrdyne_worker import App\n"
-        "class Config(BaseModel):\n    threshold: int\n"
-        "app = App(check_config=Config.model_validate)\n"
-    )
-    given = ["--set", "worker.app=mine:app", "--set", "worker.config.threshold=hidden"]
-    done = osrdyne(tmp_path, "check-config", *given)
-    assert_sentence(done, 2, "worker.config is invalid: worker.config.threshold: Input should be a valid integer")
-    right = osrdyne(tmp_path, "check-config", *given[:3], "worker.config.threshold=3")
-    assert (right.returncode, right.stderr) == (0, "")
-
-
-def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        done = osrdyne(tmp_path, "run", "--driver", "noop", "--log-level", "error", "--set", f"api.port={port}")
-    assert_sentence(done, 2, f"Port {port} on 127.0.0.1 is in use by another process")
-
-
-@pytest.mark.parametrize("command", [["status"], ["groups", "show", "k"]])
-def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
-    done = osrdyne(tmp_path, *command, "--api", "http://127.0.0.1:1")
-    assert_sentence(
-        done, 1, "No osrdyne daemon answers at http://127.0.0.1:1: start one with `osrdyne run` or `osrdyne dev`"
-    )
-
-
-@pytest.mark.nightly
-def test_configuration_file_as_an_argument_is_refused_with_its_option(tmp_path: Path) -> None:
-    assert_sentence(
-        osrdyne(tmp_path, "check-config", "osrdyne.yaml"), 2, "The configuration file is given with --config"
-    )
-
-
-@pytest.mark.nightly
-def test_something_else_on_the_port_is_not_a_daemon(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        process = subprocess.Popen(
-            [OSRDYNE, "status", "--api", f"http://127.0.0.1:{port}"],
+    def run(*arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
+        return subprocess.Popen(
+            [OSRDYNE, *arguments],
             cwd=tmp_path,
-            env=environment(tmp_path),
+            env=own_environment(**{**own, **(variables or {})}),
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        connection, _ = other.accept()
-        with connection:
-            connection.recv(1000)
-            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
-            _, stderr = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, stderr.count("\n")) == (1, 1)
-    assert "is not an osrdyne daemon" in stderr
+
+    return run
+
+
+def assert_one_line(process: subprocess.Popen[str], code: int, *names: str) -> None:
+    """It ends with this code; its one line of errors has these names, and no secret."""
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, errors
+    assert all(name in errors for name in names), errors
+    assert errors.count("\n") == 1, errors
+    assert "hidden" not in errors + output
+
+
+def test_mistake_in_the_file_names_its_line(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "osrdyne.yaml").write_text("pool:\n  idd: x\n")
+    assert_one_line(start("run"), 2, "pool.idd", "osrdyne.yaml:2", "pool.id?")
+
+
+def test_wrong_uri_is_refused_without_being_shown(start: Start) -> None:
+    variables = {"OSRDYNE__BROKER__URI": "amqp://user:hidden/1@host"}
+    assert_one_line(start("run", variables=variables), 2, "broker.uri", "OSRDYNE__BROKER__URI")
+
+
+def worker(**config: object) -> list[str]:
+    return ["check-config", *(f"--set=worker.{name}={value}" for name, value in config.items())]
+
+
+DELTA = '{"datasets": [{"key": "k", "tables": [{"view": "t", "format": "delta", "path": "/data/t"}]}]}'
+TYPO = '{"password": "hidden", "datasets": [{"key": "k", "tables": [{"view": "t", "path": "/t", "cash": true}]}]}'
+OWN_MODEL = """
+from pydantic import BaseModel
+from osrdyne_worker import App
+
+class Config(BaseModel):
+    threshold: int
+
+app = App(check_config=Config.model_validate)
+"""
 
 
 @pytest.mark.nightly
-def test_wrong_usage_points_to_the_help(tmp_path: Path) -> None:
-    assert_sentence(osrdyne(tmp_path, "run", "--nope"), 2, "No such option: --nope. Try `osrdyne run --help`.")
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param(
+            ["run", "--set=broker.management_uri_file=nowhere"], ["management_uri_file", "nowhere"], id="secret"
+        ),
+        pytest.param(["run", "--set=broker.tls.ca_file=/no.pem"], ["broker.tls", "/no.pem"], id="certificate"),
+        pytest.param(["run", "--driver", "nope"], ["'nope'"], id="driver"),
+        pytest.param(["dev", "--app", "mine:other"], ["worker.app", "'other'"], id="application"),
+        pytest.param(["check-config", "osrdyne.yaml"], ["--config"], id="file as an argument"),
+        pytest.param(worker(config=TYPO), ["worker.config.datasets.0.tables.0.cash", "cache?"], id="typo"),
+        pytest.param(worker(config=DELTA), ["osrdyne[delta]"], id="missing jar"),
+        pytest.param(worker(app="mine:app", config='{"threshold": "hidden"}'), ["worker.config.threshold"], id="model"),
+        pytest.param(worker(app="mine:app", placement="pooled"), ["worker.app"], id="not poolable"),
+        pytest.param(worker(environment="reference", placement="pooled"), ["worker.placement"], id="reference"),
+        pytest.param([*worker(placement="pooled"), "--driver=noop"], ["worker.placement"], id="no processes"),
+    ],
+)
+def test_mistake_is_found_before_anything_starts(
+    start: Start, tmp_path: Path, arguments: list[str], names: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_MODEL)
+    variables: dict[str, Any] = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    if "ca_file" in arguments[-1]:
+        variables["OSRDYNE__BROKER__URI"] = "amqps://user:hidden@127.0.0.1:1"
+    assert_one_line(start(*arguments, variables=variables), 2, *names)
 
 
-@pytest.mark.nightly
-def test_doctor_without_a_broker_names_the_remedy_and_fails(tmp_path: Path) -> None:
-    done = osrdyne(tmp_path, "doctor", "--driver", "noop")
-    assert done.returncode == 1
-    assert "✘" in done.stdout
-    assert "checks failed" in done.stdout
-    assert "Traceback" not in done.stderr
-    assert "hidden" not in done.stdout + done.stderr
+def test_port_that_is_taken_ends_the_daemon_at_once(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        run = start("run", "--driver", "noop", "--log-level", "error", "--set", f"api.port={port}")
+        assert_one_line(run, 2, str(port))
+
+
+def test_missing_daemon_is_one_line(start: Start) -> None:
+    assert_one_line(start("groups", "show", "k", "--api", "http://127.0.0.1:1"), 1, "http://127.0.0.1:1", "osrdyne run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(tmp_path: Path, number: int) -> None:
-    process = subprocess.Popen(
-        [OSRDYNE, "run", "--driver", "noop", "--set", "api.port=0"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start: Start, number: int) -> None:
+    process = start("run", "--driver", "noop", "--set", "api.port=0")
     assert process.stderr is not None
     lines = []
     for line in process.stderr:
@@ -219,36 +128,22 @@ def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(tmp_path: Path
     assert "hidden" not in text
 
 
-def test_interrupted_command_exits_with_130(tmp_path: Path) -> None:
+def test_interrupted_command_exits_with_130(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        process = subprocess.Popen(
-            [OSRDYNE, "status", "--api", f"http://127.0.0.1:{port}"],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start("status", "--api", f"http://127.0.0.1:{silent.getsockname()[1]}")
         connection, _ = silent.accept()
         with connection:
             connection.recv(1000)
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, stderr) == (130, "")
+            _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (130, "")
 
 
-def test_output_into_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [OSRDYNE, "check-config"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_output_into_a_closed_pipe_is_not_an_error(start: Start) -> None:
+    process = start("check-config")
     assert process.stdout is not None
-    process.stdout.close()
     assert process.stderr is not None
+    process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(timeout=PATIENCE) == 1

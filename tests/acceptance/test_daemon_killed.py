@@ -18,25 +18,8 @@ async def burst(caller: DurableCaller, path: str = "/info", body: object = None)
     await asyncio.gather(*(caller.send(key, path, body) for key in KEYS for _ in range(4)))
 
 
-async def while_orphans_are_queued(daemon: DaemonProcess, caller: DurableCaller) -> None:
-    daemon.kill()
-    await burst(caller)
-    daemon.launch()
-    await daemon.until_event("leading")
-
-
 async def right_after_a_burst(daemon: DaemonProcess, caller: DurableCaller) -> None:
     await burst(caller)
-
-
-async def when_the_first_queue_is_bound(daemon: DaemonProcess, caller: DurableCaller) -> None:
-    await burst(caller)
-    await daemon.until_event("request queue changed", step="bind")
-
-
-async def while_workers_load(daemon: DaemonProcess, caller: DurableCaller) -> None:
-    await burst(caller)
-    await daemon.until_group(KEYS[0], lambda group: group["workers"], "its worker was started")
 
 
 async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> None:
@@ -46,13 +29,7 @@ async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> No
 
 @pytest.mark.parametrize(
     "moment",
-    [
-        pytest.param(while_orphans_are_queued, marks=pytest.mark.nightly),
-        right_after_a_burst,
-        pytest.param(when_the_first_queue_is_bound, marks=pytest.mark.nightly),
-        pytest.param(while_workers_load, marks=pytest.mark.nightly),
-        while_requests_run,
-    ],
+    [right_after_a_burst, while_requests_run],
     ids=lambda moment: getattr(moment, "__name__", None),
 )
 @pytest.mark.proves("controller/leader-killed")
@@ -60,7 +37,6 @@ async def test_daemon_killed_under_load_loses_nothing(
     make_daemon: MakeDaemon, caller: DurableCaller, moment: Moment
 ) -> None:
     daemon = make_daemon()
-    daemon.set_faults({KEYS[0]: {"config": {"load_seconds": 1}}})
     await daemon.start()
     async with daemon.watching_for_twins():
         await moment(daemon, caller)
@@ -76,23 +52,27 @@ async def test_daemon_killed_under_load_loses_nothing(
 
 
 @pytest.mark.proves("controller/daemon-runs")
-async def test_workers_answer_while_no_daemon_runs(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+async def test_while_no_daemon_runs_workers_answer_and_other_requests_expire(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
     daemon = make_daemon()
     await daemon.start()
     pid = (await caller.info("k"))["pid"]
     daemon.kill()
     assert (await caller.info("k"))["pid"] == pid
+    late = await caller.send("other", expiration=0.2)
+    await daemon.start()
+    assert (await caller.answer(late)).status == "expired"
+    assert daemon.pids("other") == []
 
 
 ENDING = {"lifecycle": {"unbind_delay": "1s", "extra_lifetime": "100ms"}}
 STEPS: dict[str, dict[str, object]] = {
     "request queue changed": {"step": "unbind"},
-    "group ends": {},
     "worker stopping": {},
     "worker ended": {},
-    "request queue deleted": {},
 }
-"""What a daemon logs while a group ends, in this order."""
+"""What a daemon logs while a group ends, in this order; the steps between them are those of the component tests."""
 
 
 async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) -> None:

@@ -63,10 +63,13 @@ async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
         },
         lifecycle={"stop_delay": "10m"},
     )
+    token = tmp_path / "token"
+    token.write_text("a-secret-token\n")
+    common = {"pool": ingest.pool, "target_lag": "1s", "token_file": str(token)}
     telemetry = {
         "name": "plant",
         "partitions": 1,
-        "tables": [{"name": name, "pool": ingest.pool, "target_lag": "1s"} for name in ("warm", "cold")],
+        "tables": [{"name": name, **common} for name in ("warm", "cold")],
         "last_values": {"file": str(tmp_path / "last-values.db")},
     }
     daemon = managed(
@@ -131,3 +134,4 @@ async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
             )
     assert stored(warm) == stored(cold)
     assert len(stored(warm)) == len(everything)
+    assert "a-secret-token" not in daemon.log() + ingest.log()

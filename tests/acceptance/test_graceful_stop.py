@@ -11,27 +11,6 @@ from daemon_process import MakeDaemon, until
 from durable_caller import DurableCaller
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)], ids=str)
-@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-async def test_stopped_daemon_leaves_its_workers_to_the_next_one(
-    make_daemon: MakeDaemon, caller: DurableCaller, number: signal.Signals
-) -> None:
-    daemon = make_daemon()
-    await daemon.start()
-    pid = (await caller.info("k"))["pid"]
-    requests = [await caller.send(key, "/sleep", {"seconds": 0.5}) for key in ("k", "k", "new")]
-    assert await daemon.stop(number) == 0
-    assert daemon.events("daemon stopped")
-    orphan = await caller.send("newer")
-    async with daemon.watching_for_twins():
-        await daemon.start()
-        await asyncio.gather(*map(caller.answer, [*requests, orphan]))
-        assert (await caller.info("k"))["pid"] == pid
-    assert caller.statuses() == {"ok"}
-    await daemon.until_group("k", lambda group: group["workers"][0]["state"] in {"ready", "idle", "busy"}, "it works")
-
-
 async def test_daemon_that_stops_its_workers_leaves_none(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:

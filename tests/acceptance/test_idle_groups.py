@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
+from daemon_process import DaemonProcess, MakeDaemon
 from durable_caller import DurableCaller
 
 from osrdyne.broker.management.client import ManagementClient
@@ -57,18 +57,3 @@ async def test_groups_without_work_go_and_groups_at_work_stay(
         group.create_task(is_asked_while_its_worker_stops(daemon, caller))
         group.create_task(works_longer_than_all_delays(daemon, caller, "/sleep"))
         group.create_task(works_longer_than_all_delays(daemon, caller, "/sleep_thread"))
-
-
-def steps(daemon: DaemonProcess, step: str) -> list[object]:
-    return [event["timestamp"] for event in daemon.events("request queue changed", key="k", step=step)]
-
-
-@pytest.mark.proves("requests/request-arrives-group-ends")
-async def test_request_for_an_unbound_group_wakes_it(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
-    daemon = make_daemon(lifecycle={**SHORT, "stop_delay": "60s"})
-    await daemon.start()
-    first = await caller.info("k")
-    for number in range(1, 3):
-        await until(lambda number=number: len(steps(daemon, "unbind")) == number, "it is unbound")  # type: ignore[misc]
-        assert (await caller.info("k"))["pid"] == first["pid"]
-        assert len(steps(daemon, "bind")) == number + 1

@@ -1,9 +1,9 @@
 """One million events, and 20 kills: each confirmed event is in the table once, and each last value is the newest.
 
-Two pools on a RabbitMQ of their own: `plant` has the log and the last values, `ingest` stores the log with Spark. A
-client publishes with confirms and sends again what was not confirmed. Meanwhile the daemon of either pool, a worker of
-the ingest, the reader of the last values or RabbitMQ is killed, at points that a seed chooses:
-`OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
+Two pools on a RabbitMQ of their own: `plant` has the log and the last values, and requests the ingests of `ingest`,
+which stores the log with Spark. A client publishes with confirms and sends again what was not confirmed. Meanwhile the
+daemon of either pool, a worker of the ingest, the reader of the last values or RabbitMQ is killed, at points that a
+seed chooses: `OSRDYNE_SEED`, with `OSRDYNE_EVENTS` for a shorter run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -28,9 +28,8 @@ from spark_fixtures import SMALL_SPARK
 
 from osrdyne import amqp
 from osrdyne.amqp.streams import StreamConnection
-from osrdyne.client import AsyncClient, RequestError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.errors import BrokerError, OsrdyneError
+from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne_worker.pipelines.telemetry.table import Table
@@ -102,37 +101,6 @@ class Publisher:
         await channel.publish(message, exchange=NAMES.requests_exchange, routing_key=key_of(number), mandatory=True)
 
 
-class Ingests:
-    """Asks for the ingest of each partition, again and again; refusals and lost answers are followed by the next
-    request."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        self.answers: Counter[str] = Counter()
-        self.stored = 0
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for partition in range(PARTITIONS):
-                group.create_task(self._keep_asking(partition))
-
-    async def _keep_asking(self, partition: int) -> None:
-        while True:
-            try:
-                async with AsyncClient(self._uri, "ingest") as client:
-                    while True:
-                        answer = await client.call(f"cold/{partition}", "/ingest", {"max_offsets": 5000}, timeout=60)
-                        self.answers["stored"] += 1
-                        self.stored += answer.json()["rows"]
-                        await asyncio.sleep(0.5)
-            except RequestError as error:
-                self.answers[f"{type(error).__name__} {error.error.code}".strip()] += 1
-                await asyncio.sleep(1)
-            except OsrdyneError as error:
-                self.answers[type(error).__name__] += 1
-                await asyncio.sleep(1)
-
-
 class Killer:
     """Kills one process at each of its points, and each kind of process at least once."""
 
@@ -165,20 +133,6 @@ class Killer:
                     await self._plant.until_leading()
                     await self._ingest.until_leading()
             self.killed[victim] += 1
-
-
-@asynccontextmanager
-async def running(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
-    """Ends them at the end; an error of one is raised there."""
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    for error in ended:
-        if isinstance(error, Exception):
-            raise error
 
 
 async def orphans(uri: str) -> int:
@@ -238,13 +192,19 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
         uri = tmp_path / "uri"
         uri.touch(mode=0o600)
         uri.write_text(broker.amqp_uri)
-        telemetry = {"name": "plant", "partitions": PARTITIONS, "last_values": {"file": str(last)}}
+        telemetry = {
+            "name": "plant",
+            "partitions": PARTITIONS,
+            "tables": [{"name": "cold", "pool": "ingest", "target_lag": "1s"}],
+            "last_values": {"file": str(last)},
+        }
         plant = make_daemon(**at, pool="plant", telemetry=telemetry)
         plant.write_settings(pool={"kind": "managed"})
         config = {
             "pool": "plant",
             "uri_file": str(uri),
             "tables": {"cold": {"directory": str(table.directory)}},
+            "max_offsets": 5000,
             "timeout": PATIENCE,
         }
         spark = {"spark_master": SMALL_SPARK["master"], "spark_conf": SMALL_SPARK["conf"]}
@@ -259,25 +219,22 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
         apply(plant, tmp_path, {"log": ROUTE})
         reader = LastValueProcess(plant)
         stack.enter_context(reader.running())
-        publisher, ingests = Publisher(broker.amqp_uri), Ingests(broker.amqp_uri)
+        publisher = Publisher(broker.amqp_uri)
         killer = Killer(broker, plant, ingest, reader)
-        asking = asyncio.create_task(ingests.run())
-        async with running(asking):
-            publishing = asyncio.create_task(publisher.run())
-            async with running(publishing):
-                await killer.run(publisher)
-                await asyncio.wait_for(publishing, LONG)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publisher.run())
+            group.create_task(killer.run(publisher))
 
-            looks: list[dict[int, int]] = []
+        looks: list[dict[int, int]] = []
 
-            async def is_stored() -> bool:
-                # Twice in a row: the leader holds messages that are in neither place for a moment.
-                positions = table.positions()
-                looks.append(await ends_of_log(broker.amqp_uri))
-                is_whole = len(looks) > 1 and looks[-1] == looks[-2] and not await orphans(broker.amqp_uri)
-                return is_whole and all(positions.get(one, 0) >= end for one, end in looks[-1].items())
+        async def is_stored() -> bool:
+            # Twice in a row: the leader holds messages that are in neither place for a moment.
+            positions = table.positions()
+            looks.append(await ends_of_log(broker.amqp_uri))
+            is_whole = len(looks) > 1 and looks[-1] == looks[-2] and not await orphans(broker.amqp_uri)
+            return is_whole and all(positions.get(one, 0) >= end for one, end in looks[-1].items())
 
-            await until(is_stored, "the table has the whole log", timeout=LONG, interval=2)
+        await until(is_stored, "the table has the whole log", timeout=LONG, interval=2)
         stored = await asyncio.to_thread(lambda: list(rows(table.files())))
         store = SqliteStore(last, pool="plant")
         stack.callback(store.close)
@@ -286,7 +243,7 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
     count, places, values = len(stored), {place for place, _ in stored}, {value for _, value in stored}
     print(
         f"seed {SEED}: {EVENTS} events in {MESSAGES} messages, {publisher.repeated} messages published again, "
-        f"killed {dict(killer.killed)}, answers {dict(ingests.answers)}, {count} rows, {count - len(places)} twice, "
+        f"killed {dict(killer.killed)}, {count} rows, {count - len(places)} twice, "
         f"{EVENTS - len(values)} lost, {len(found)} last values of {read.events} events"
     )
     assert len(places) == count

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from daemon_process import OSRDYNE, PATIENCE, MakeDaemon, own_environment, until
+from daemon_process import PATIENCE, MakeDaemon, until
 
-from osrdyne.client import AsyncClient, Client, StartProgress
-from osrdyne.protocol.progress import STARTING
+from osrdyne.client import AsyncClient, StartProgress
 
 
 @pytest.mark.proves("requests/leader-killed-callers-wait")
@@ -57,28 +54,3 @@ async def test_callers_learn_their_position_and_go_on_with_the_next_leader(
         silent: list[StartProgress] = []
         await client.call("a", "/echo", b"x", on_starting=silent.append)
         assert silent == []
-
-
-@pytest.mark.nightly
-async def test_command_line_and_blocking_client_show_the_start(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon, gate = make_daemon(), tmp_path / "gate"
-    daemon.set_faults({"k": {"until": str(gate)}, "other": {"until": str(gate)}})
-    await daemon.start()
-    command = [OSRDYNE, "call", "k", "/echo", "-d", '"x"', "--progress", "-o", "json", "-c", str(daemon.config)]
-    shown = tmp_path / "shown"
-    with shown.open("wb") as errors:
-        process = subprocess.Popen(command, env=own_environment(), stdout=subprocess.PIPE, stderr=errors)
-    seen: list[StartProgress] = []
-
-    def call() -> bytes:
-        with Client(daemon.amqp_uri, daemon.pool, default_timeout=PATIENCE) as client:
-            return client.call("other", "/echo", b"x", on_starting=seen.append).body
-
-    async with asyncio.TaskGroup() as group:
-        blocking = group.create_task(asyncio.to_thread(call))
-        await until(lambda: seen and "worker is starting" in shown.read_text(), "both show it")
-        gate.touch()
-    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
-    assert (process.returncode, json.loads(output), blocking.result()) == (0, "x", b"x")
-    assert {start.position for start in seen} == {0}
-    assert STARTING not in output.decode()

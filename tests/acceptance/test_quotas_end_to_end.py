@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
-from managed_callers import Answers, answers_of, managed, numbered, until_counted, without_workers
+from managed_callers import Answers, managed, numbered, until_counted, without_workers
 
 from osrdyne import amqp
 from osrdyne.client import QuotaExceededError
@@ -18,12 +17,6 @@ from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key
 
 QUOTA = 500
-
-
-@pytest.fixture
-async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Answers]:
-    async with answers_of(broker_settings.uri.get_secret_value(), pool_id) as collected:
-        yield collected
 
 
 async def usage(daemon: DaemonProcess) -> dict[str, Any]:

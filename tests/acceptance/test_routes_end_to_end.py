@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon, until
+from daemon_process import MakeDaemon, until
 from managed_callers import (
     SEED,
     Answers,
-    answers_of,
     apply,
     managed,
     numbered,
@@ -23,13 +21,8 @@ from managed_callers import (
     without_workers,
 )
 
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
-
-
-@pytest.fixture
-async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Answers]:
-    async with answers_of(broker_settings.uri.get_secret_value(), pool_id) as collected:
-        yield collected
 
 
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
@@ -68,60 +61,58 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     assert ("secCamAlerts", 100, 0) in [(one["route"], one["successes"], one["failures"]) for one in circuits]
 
 
-async def test_changed_routes_leave_pending_requests_as_they_are(
-    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
-) -> None:
-    daemon = managed(make_daemon)
-    await without_workers(daemon)
-    apply(daemon, tmp_path, SEED)
-    before, after = numbered("before", 50), numbered("after", 50)
-    await answers.send("P0_Alerts", before)
-    await until_passed_on(daemon, 50, route="secCamAlerts")
-    turned = {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]}  # type: ignore[dict-item]
-    assert "no route has any more: 0, 1" in apply(daemon, tmp_path, turned)
-    await answers.send("anything", numbered("rest", 50))
-    await answers.send("P0_Alerts", after)
-    await until_passed_on(daemon, 50, route="data")
-    await with_workers(daemon)
-    everything = [*before, *after, *numbered("rest", 50)]
-    await answers.until_served(everything)
-    assert answers.order(everything) == everything
-
-
 async def test_killed_daemon_loses_no_request_and_keeps_the_order_of_a_class(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
     daemon = managed(make_daemon)
     await daemon.start()
-    apply(daemon, tmp_path, SEED)
-    alerts, data = numbered("alert", 800), numbered("data", 800)
-    sending = asyncio.gather(answers.send("P0_Alerts", alerts), answers.send("P1_Data", data))
-    await until(lambda: len(answers.served) > 50, "requests are served")
+    apply(daemon, tmp_path, {name: SEED[name] for name in ("secCamAlerts", "secCamData")})
+    alerts, data, refused = numbered("alert", 800), numbered("data", 800), numbered("no-route", 100)
+    sending = asyncio.gather(
+        answers.send("P0_Alerts", alerts), answers.send("P1_Data", data), answers.send("elsewhere", refused)
+    )
+    await until(lambda: len(answers.served) > 150, "requests are served")
     await daemon.restart()
     await sending
-    await answers.until_served([*alerts, *data])
+    await answers.until_served([*alerts, *data, *refused])
     assert answers.order(alerts) == alerts
     assert answers.order(data) == data
-    assert {status for _, status in answers.served} == {"ok"}
+    assert (answers.statuses([*alerts, *data]), answers.statuses(refused)) == ({"ok"}, {"no-route"})
+
+
+async def until_own_queues_are(answers: Answers, broker_settings: BrokerSettings, *ends: str) -> None:
+    """Wait until the group has the queues whose names end like this, and no others."""
+    prefix = answers.names.request_queue_prefix
+    wanted = {f"{prefix}cam{end}" for end in ends}
+    async with ManagementClient(broker_settings) as management:
+
+        async def are_these() -> bool:
+            return {queue.name for queue in await management.list_queues(prefix)} == wanted
+
+        await until(are_these, f"the queues of the group are {ends}")
 
 
 @pytest.mark.nightly
-async def test_history_rollback_and_explanation_of_a_running_pool(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+async def test_pool_that_becomes_direct_and_managed_again_serves_everything_that_waits(
+    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path, broker_settings: BrokerSettings
+) -> None:
     daemon = managed(make_daemon)
-    await daemon.start()
+    await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
-    apply(daemon, tmp_path, {})
-    assert daemon.osrdyne("explain", "cam", "/x").stdout.endswith("its caller is answered no-route.\n")
-    assert "Version 3 is active in the pool " in daemon.osrdyne("routes", "rollback", "1").stdout
-    await daemon.restart()
-    explained = daemon.osrdyne("explain", "cam", "/x", "--app-id", "SecCamMod", "-H", "x-output=P0_Alerts")
-    assert "secCamAlerts: it matches and decides." in explained.stdout
-    versions = json.loads(daemon.osrdyne("routes", "history", "--output", "json").stdout)
-    assert [(one["version"], one["author"]) for one in versions[1:]] == [(2, "test"), (1, "test")]
-    assert "No difference." in daemon.osrdyne("routes", "diff", str(shown(daemon, tmp_path))).stdout
-
-
-def shown(daemon: DaemonProcess, directory: Path) -> Path:
-    file = directory / "shown.json"
-    file.write_text(daemon.osrdyne("routes", "show", "--output", "json").stdout)
-    return file
+    other, data, alerts = numbered("other", 100), numbered("data", 100), numbered("alert", 100)
+    await answers.send("anything", other)
+    await answers.send("P1_Data", data)
+    await answers.send("P0_Alerts", alerts)
+    await until_passed_on(daemon, 100, route="secCamAlerts")
+    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "direct"}}
+    await with_workers(daemon)
+    await answers.until_served([*alerts, *data, *other])
+    assert answers.order([*alerts, *data, *other]) == [*alerts, *data, *other]
+    await until_own_queues_are(answers, broker_settings, "")
+    await answers.send("P0_Alerts", ["direct"])
+    await answers.until_served(["direct"])
+    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "managed"}}
+    await with_workers(daemon)
+    await answers.send("P0_Alerts", ["managed"])
+    await answers.until_served(["managed"])
+    await until_own_queues_are(answers, broker_settings, "", "_Pri0", "_Pri1")

@@ -145,18 +145,6 @@ async def test_commands_of_the_tutorial_work_in_their_order(tutorial: Tutorial, 
     assert rows(output)[: len(queried)] == queried
     assert "temperature" in tutorial.until("osrdyne last")
 
-    # Section 6 has no commands of its own.
-    tutorial.stop("ingest.yaml")
-    again = tutorial.run(
-        "osrdyne telemetry simulate --devices 50 --sites 5 --alarms 2/min --duration 1m --speed 20 --seed 2"
-    )
-    [alarms] = [row[1:] for row in rows(again) if row[0] == "alarm"]
-    assert alarms[0] != "0"
-    assert alarms[:4] == [alarms[0], alarms[0], "0", "0"]
-    assert tutorial.lag()
-    tutorial.start("osrdyne run --config ingest.yaml")
-    await until(lambda: tutorial.lag() == 0, "the table has the whole log again", timeout=SPARK_START, interval=2)
-
     tutorial.until("osrdyne groups stop")
     for config in ("queries.yaml", "ingest.yaml"):
         await until(lambda config=config: not tutorial.groups(config), "the groups are gone", interval=1)  # type: ignore[misc]

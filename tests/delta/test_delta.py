@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_files import spark_session
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
@@ -21,9 +22,9 @@ from osrdyne_worker.pipelines.queries.lookup import LookupRequest
 from osrdyne_worker.pipelines.sql import SqlRequest
 from osrdyne_worker.spark.failures.missing_jars import NEWEST_DELTA, delta_problem
 
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1800)]
+
 CONF = {
-    "spark.driver.memory": "768m",
-    "spark.sql.shuffle.partitions": 2,
     "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -32,10 +33,8 @@ CONF = {
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Any]:
-    context = Context(key=Key("tests"), worker_config={"spark": {"master": "local[2]", "conf": CONF}})
-    built = pipeline.sessions.build(context)
-    yield built
-    pipeline.sessions.close(built)
+    with spark_session(CONF) as built:
+        yield built
 
 
 @pytest.fixture(scope="module")

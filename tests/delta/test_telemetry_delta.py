@@ -7,25 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_files import spark_session
 from stored_telemetry import compact, events, ingest
 from test_delta import CONF
 
-from osrdyne.protocol.names import Key
-from osrdyne_worker import Context
-from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.telemetry.delta_log import DeltaLog
 from osrdyne_worker.pipelines.telemetry.table import Table
+
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1800)]
 
 HALF_HOUR = 1_800_000
 
 
 @pytest.fixture
 def session() -> Iterator[Any]:
-    built = pipeline.sessions.build(
-        Context(key=Key("tests"), worker_config={"spark": {"master": "local[2]", "conf": CONF}})
-    )
-    yield built
-    pipeline.sessions.close(built)
+    with spark_session(CONF) as built:
+        yield built
 
 
 def test_each_version_has_the_rows_of_its_commits(session: Any, tmp_path: Path) -> None:

@@ -12,11 +12,28 @@ BUILD_TIMEOUT = 1200.0
 """Seconds for a build with an empty cache on a busy machine: Java and Spark are downloaded."""
 
 
+def docker(*arguments: str, timeout: float = 300.0) -> str:
+    """What the command prints; it must succeed."""
+    result = subprocess.run(
+        ["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.strip()
+
+
+def containers_of(stack: str) -> list[str]:
+    """Those of a daemon's stack, in any state."""
+    return docker("ps", "-aq", "--filter", f"label=osrdyne.stack={stack}").split()
+
+
+def remove_containers(stack: str) -> None:
+    for identity in containers_of(stack):
+        docker("rm", "-f", identity)
+
+
 def build_image(dockerfile: str, tag: str) -> str:
     """Build from the checkout and return the tag."""
-    command = ["docker", "build", "--quiet", "--file", dockerfile, "--tag", tag, "."]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    docker("build", "--quiet", "--file", dockerfile, "--tag", tag, ".", timeout=BUILD_TIMEOUT)
     return tag
 
 

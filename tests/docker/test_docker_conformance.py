@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from osrdyne.testing.driver_conformance import (
 from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness
 from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 from tests.chaos.proxy import Proxy
+from tests.docker.conftest import docker, remove_containers
 
 SOCKET = "/var/run/docker.sock"
 CONTEXT = DriverContext(pool=POOL, stack="broker.example:5672//", clock=SystemClock(), worker_command=())
@@ -43,7 +43,7 @@ class DockerHarness(DriverHarness):
         return DockerDriver(self.options.model_copy(update={"environment": {"CHANGED": "1"}}), CONTEXT)
 
     async def kill(self, instance):
-        subprocess.run(["docker", "kill", instance.instance_id], check=True, capture_output=True, timeout=180)
+        docker("kill", instance.instance_id)
 
     @asynccontextmanager
     async def away(self):
@@ -78,7 +78,7 @@ class PooledDockerHarness(PooledHarness):
         return DockerDriver(self.options.model_copy(update=more), replace(CONTEXT, pool=pool))
 
     async def kill_process(self, process):
-        subprocess.run(["docker", "kill", process.instance_id], check=True, capture_output=True, timeout=180)
+        docker("kill", process.instance_id)
 
 
 @pytest.mark.usefixtures("no_leftovers")
@@ -94,7 +94,4 @@ class TestPooledDockerDriver(PooledConformance):
 @pytest.fixture
 def no_leftovers():
     """A container that an earlier, killed run left behind must not fail this one."""
-    command = ["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={CONTEXT.stack}"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout.split()
-    if found:
-        subprocess.run(["docker", "rm", "-f", *found], check=True, capture_output=True, timeout=180)
+    remove_containers(CONTEXT.stack)

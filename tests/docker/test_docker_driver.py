@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,15 +19,18 @@ from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedEr
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.conformance_worker import Behaviour
 from osrdyne.testing.driver_conformance import AMQP_URI, KEY, POOL, SECRET, clean_up, exited, is_ready, make_spec
+from tests.docker.conftest import ROOT, docker
 
 WORKER = ("python", "-m", "osrdyne.testing.conformance_worker")
-
-
-def docker(*arguments):
-    """What the command prints; it must succeed."""
-    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=180, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+LIMIT, DATA = 96 << 20, 48 << 20
+READ_MEMORY = f"""
+import json
+from osrdyne_worker.pooled.memory import memory_limit
+before = memory_limit()
+data = bytearray(b"x") * {DATA}
+after = memory_limit()
+print(json.dumps([before.used, after.used, after.total, after.scope]))
+"""
 
 
 @pytest.fixture
@@ -147,23 +149,6 @@ async def test_start_that_the_engine_refuses_leaves_nothing_and_names_the_option
         assert await driver.list_instances() == []
 
 
-async def test_command_that_the_init_does_not_find_is_in_the_last_lines(driver_with):
-    async with driver_with(command=["no-such-program"]) as driver:
-        ended = await exited(driver, await driver.start(make_spec()))
-        assert ended.exit is not None
-        assert ended.exit.code == 127
-        assert "exec no-such-program failed" in "".join(await driver.logs(ended.instance_id))
-
-
-async def test_broker_on_loopback_is_refused_before_anything_is_made(driver_with):
-    spec = make_spec()
-    spec = replace(spec, environment=replace(spec.environment, amqp_uri="amqp://localhost:5672/"))
-    async with driver_with() as driver:
-        with pytest.raises(StartFailedError, match=r"broker\.worker_uri"):
-            await driver.start(spec)
-        assert await driver.list_instances() == []
-
-
 @pytest.mark.parametrize("change", [{"pool": "other"}, {"stack": "other"}, {}], ids=["pool", "stack", "copy"])
 @pytest.mark.proves("docker/container-name-labels-stack")
 async def test_containers_of_others_are_neither_seen_nor_touched(driver_with, container, context, change):
@@ -254,3 +239,15 @@ async def test_engine_that_is_not_there_is_unavailable_and_doctor_reports_it(con
     assert (wrong.subject, wrong.ok) == ("docker engine", False)
     assert message in wrong.message
     await driver.close()
+
+
+@pytest.mark.proves("pooled/host-cgroup-process-short")
+def test_limit_of_a_container_is_that_of_its_cgroup(conformance_image):
+    """Its own cgroup, which it shares with no other container."""
+    options = ("--volume", f"{ROOT}/workers:/workers:ro", "--env", "PYTHONPATH=/app:/workers")
+    command = (conformance_image, "python", "-c", READ_MEMORY)
+    printed = docker("run", "--rm", "--memory", str(LIMIT), *options, *command)
+    before, after, total, scope = json.loads(printed)
+    assert (total, scope.split()[0]) == (LIMIT, "cgroup")
+    assert after - before > DATA // 2
+    assert after <= LIMIT

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
+
+from tests.docker.conftest import docker
 
 pytestmark = pytest.mark.timeout(1500)  # a build with an empty cache
 
@@ -17,17 +18,11 @@ def image(request):
 
 def inside(image, *command):
     """The output of a command in the image, with the image's own user and entry point."""
-    arguments = ["docker", "run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:]]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr
-    return (result.stdout + result.stderr).strip()
+    return docker("run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:])
 
 
 def test_image_has_a_numbered_user_and_a_health_check(image):
-    inspected = subprocess.run(
-        ["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=180
-    ).stdout
-    config = json.loads(inspected)[0]["Config"]
+    config = json.loads(docker("inspect", image))[0]["Config"]
     assert config["User"] == "10001:10001"
     assert config["Healthcheck"]["Test"][0] in {"CMD", "CMD-SHELL"}
 
@@ -48,7 +43,7 @@ def test_daemon_has_the_drivers_that_need_no_host(controller_image):
 
 
 def test_worker_has_java_and_may_write_where_it_is(spark_worker_image):
-    assert 'version "17.' in inside(spark_worker_image, "sh", "-c", "touch here && $JAVA_HOME/bin/java -version")
+    assert 'version "17.' in inside(spark_worker_image, "sh", "-c", "touch here && $JAVA_HOME/bin/java -version 2>&1")
 
 
 def test_worker_image_has_an_archive_that_its_user_may_read(spark_worker_image):

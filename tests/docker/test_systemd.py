@@ -103,7 +103,7 @@ def test_systemd_of_a_user_is_enough(machine: SystemdContainer) -> None:
 
 
 def test_what_only_systemd_does(machine: SystemdContainer) -> None:
-    assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 19
+    assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 17
 
 
 # --- a pool of Spark workers, as docs/how-to/run-under-systemd.md installs it

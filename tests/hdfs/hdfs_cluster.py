@@ -9,20 +9,12 @@ import urllib.request
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import pyspark
+from remote_files import JARS, hadoop_version, maven
 
 from osrdyne.dev.rabbitmq.node_files import free_ports
 
-JARS = Path(pyspark.__file__).parent / "jars"
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
 START_TIMEOUT = 240.0
 JVM = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1")
-
-
-def hadoop_version() -> str:
-    """The version of Hadoop that PySpark contains."""
-    [jar] = JARS.glob("hadoop-client-api-*.jar")
-    return jar.stem.removeprefix("hadoop-client-api-")
 
 
 def server_jar(cache: Path) -> Path:
@@ -31,7 +23,7 @@ def server_jar(cache: Path) -> Path:
     jar = cache / f"hadoop-client-minicluster-{version}.jar"
     if not jar.exists():
         artifact = f"-Dartifact=org.apache.hadoop:hadoop-client-minicluster:{version}"
-        subprocess.run(["mvn", "-q", "-B", COPY, artifact, f"-DoutputDirectory={cache}"], check=True, timeout=600)
+        maven("copy", artifact, f"-DoutputDirectory={cache}")
     return jar
 
 

@@ -126,7 +126,7 @@ async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing() -
 
 
 async def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """However that ends: `tests/acceptance/test_dev_stack.py` interrupts one."""
+    """However that ends: `tests/acceptance/test_dev.py` interrupts one."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+from harness import KubernetesHarness, harness_for
 from lightkube import Client, KubeConfig
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.models.meta_v1 import ObjectMeta
@@ -54,3 +56,11 @@ def kubelet(cluster: SingleConfig, namespace: str, tmp_path_factory: pytest.Temp
     kubelet.start()
     yield kubelet
     kubelet.stop()
+
+
+@pytest.fixture
+async def harness(
+    cluster: SingleConfig, kubelet: PlayedKubelet, namespace: str, tmp_path: Path
+) -> AsyncIterator[KubernetesHarness]:
+    async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
+        yield harness

@@ -105,22 +105,11 @@ def test_value_that_means_nothing_is_refused(values):
         jsonschema.validate(merged(CHART.values, values), CHART.schema)
 
 
-def test_config_is_one_that_the_daemon_takes():
-    config = yaml.safe_load(the("ConfigMap", rendered())["data"]["osrdyne.yaml"])
-    settings = Settings.model_validate(config | {"broker": {}})
-    assert settings.driver.options == {"image": "osrdyne/spark-worker"}
-
-
-def test_example_configuration_is_one_that_the_chart_takes():
+async def test_example_configuration_is_one_that_chart_daemon_and_driver_take():
     example = yaml.safe_load(EXAMPLE.read_text())
     jsonschema.validate(merged(CHART.values, {"config": example}), CHART.schema)
-    assert yaml.safe_load(the("ConfigMap", rendered(config=example))["data"]["osrdyne.yaml"])["pool"] == {
-        "id": "example"
-    }
-
-
-async def test_example_configuration_is_one_that_the_driver_takes():
-    settings = Settings.model_validate(yaml.safe_load(EXAMPLE.read_text()) | {"broker": {}})
+    config = yaml.safe_load(the("ConfigMap", rendered(config=example))["data"]["osrdyne.yaml"])
+    settings = Settings.model_validate(config | {"broker": {}})
     context = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("w", "a:b"))
     assert isinstance(create_driver(settings.driver, context), KubernetesDriver)
 
@@ -133,13 +122,6 @@ def test_changed_configuration_rolls_the_daemon():
         for pool in ("a", "b")
     )
     assert before["checksum/config"] != after["checksum/config"]
-
-
-def test_probes_ask_the_api():
-    [container] = the("Deployment", rendered(), "blue")["spec"]["template"]["spec"]["containers"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "api"}
-    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "api"}
-    assert container["ports"] == [{"name": "api", "containerPort": 4242}]
 
 
 def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
@@ -179,14 +161,6 @@ def test_last_value_reader_has_the_configuration_of_the_daemon_and_a_uri_of_its_
     assert the("NetworkPolicy", objects, "blue-last-value")["spec"]["ingress"] == []
 
 
-def test_last_value_reader_is_off_and_may_use_the_uri_of_the_daemon():
-    assert [item["metadata"]["name"] for item in rendered() if item["kind"] == "Deployment"] == ["blue"]
-    reader = the("Deployment", rendered(**EVERYTHING | {"lastValueReader": {"enabled": True}}), "blue-last-value")
-    [container] = reader["spec"]["template"]["spec"]["containers"]
-    assert [variable["name"] for variable in container["env"]] == ["OSRDYNE_CONFIG"]
-    assert [mount["name"] for mount in container["volumeMounts"]] == ["config", "broker", "tmp"]
-
-
 def test_only_named_peers_reach_the_api():
     assert the("NetworkPolicy", rendered(), "blue")["spec"]["ingress"] == []
     [rule] = the("NetworkPolicy", rendered(**EVERYTHING), "blue")["spec"]["ingress"]
@@ -217,12 +191,6 @@ def test_workers_live_in_a_namespace_of_their_own_and_the_daemon_has_rights_ther
     [container] = the("Deployment", objects, "blue")["spec"]["template"]["spec"]["containers"]
     assert {"name": "OSRDYNE__DRIVER__OPTIONS__NAMESPACE", "value": "blue-workers"} in container["env"]
     assert not [item for item in objects if item["kind"].startswith("Cluster")]
-
-
-def test_namespace_of_the_workers_may_be_named_and_made_elsewhere():
-    objects = rendered("daemons", workerNamespace={"name": "spark", "create": False})
-    assert the("Role", objects)["metadata"]["namespace"] == "spark"
-    assert not [item for item in objects if item["kind"] == "Namespace"]
 
 
 def test_workers_reach_the_broker_and_names_and_nothing_else():

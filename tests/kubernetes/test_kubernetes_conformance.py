@@ -20,11 +20,6 @@ from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 
 class TestKubernetesDriver(BackendConformance, WorkerConformance):
     @pytest.fixture
-    async def harness(self, cluster, kubelet, namespace, tmp_path):
-        async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
-            yield harness
-
-    @pytest.fixture
     async def driver(self, harness, admin):
         driver = harness.driver()
         yield driver
@@ -61,6 +56,6 @@ class TestPooledKubernetesDriver(PooledConformance):
     async def harness(self, cluster, kubelet, namespace, tmp_path):
         with tempfile.TemporaryDirectory(prefix="osrdyne-") as directory:
             async with harness_for(cluster, kubelet, namespace, tmp_path) as kubernetes:
-                harness = PooledKubernetesHarness(kubernetes, kubelet, Path(directory))
-                yield harness
-                await harness.end()
+                pooled = PooledKubernetesHarness(kubernetes, kubelet, Path(directory))
+                yield pooled
+                await pooled.end()

@@ -7,7 +7,6 @@ import json
 
 import pytest
 import yaml
-from harness import harness_for
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Pod, Secret
@@ -21,12 +20,6 @@ from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.testing.conformance_worker import Behaviour
 from osrdyne.testing.driver_harness import PATIENCE, SECRET, clean_up, eventually, exited, find, is_ready, make_spec
-
-
-@pytest.fixture
-async def harness(cluster, kubelet, namespace, tmp_path):
-    async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
-        yield harness
 
 
 @pytest.fixture
@@ -95,29 +88,11 @@ async def test_group_that_no_node_takes_waits_and_reports_why_when_it_is_stopped
     assert await driver.logs(started.instance_id) == (line,)
 
 
-async def test_worker_out_of_memory_is_named_so(driver, harness):
-    started = await driver.start(make_spec())
-    await is_ready(driver, started)
-    await harness.kubelet.crash(started.worker_id, reason="OOMKilled")
-    ended = await exited(driver, started)
-    assert (ended.exit.code, ended.exit.reason) == (137, "out of memory (OOMKilled)")
-
-
 async def test_worker_that_served_and_ended_once_is_left_to_kubernetes(driver, harness, admin, namespace):
     started = await driver.start(make_spec())
     await has_served(admin, namespace, started)
     await harness.kubelet.end_once(started.worker_id)
     assert await driver.list_instances() == [started]
-
-
-async def test_crash_loop_frees_its_slot_when_removed(driver, harness):
-    started = await driver.start(make_spec())
-    await is_ready(driver, started)
-    await harness.kubelet.crash(started.worker_id)
-    await exited(driver, started)
-    await driver.remove(started.instance_id)
-    again = await driver.start(make_spec())
-    assert await driver.list_instances() == [again]
 
 
 async def test_deleted_deployment_is_noticed(driver, admin, namespace):
@@ -151,13 +126,6 @@ async def test_copy_of_a_group_is_neither_listed_nor_touched(driver, admin, name
     [left] = objects_of(admin, namespace, started, Deployment)
     assert left.metadata.name == name
     admin.delete(Deployment, name, namespace=namespace, cascade=CascadeType.BACKGROUND)
-
-
-async def test_namespace_that_does_not_exist_is_named(harness):
-    driver = harness.make(namespace="no-such-namespace")
-    with pytest.raises(StartFailedError, match='namespaces "no-such-namespace" not found'):
-        await driver.start(make_spec())
-    await driver.close()
 
 
 async def test_option_that_kubernetes_refuses_is_named_and_leaves_nothing(harness, admin, namespace):
@@ -196,17 +164,6 @@ async def test_namespaces_side_by_side_do_not_see_each_other(driver, harness, ad
     await elsewhere.stop(mine.instance_id, grace=0)
     assert await driver.list_instances() == [mine]
     await clean_up(elsewhere)
-
-
-async def test_restarted_daemon_changes_nothing(driver, harness, admin, namespace):
-    started = await driver.start(make_spec())
-    await is_ready(driver, started)
-    before = [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)]
-    successor = harness.make()
-    assert await successor.list_instances() == [started]
-    assert successor.spec_hash() == started.spec_hash
-    await successor.close()
-    assert [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)] == before
 
 
 @pytest.mark.proves("kubernetes/kubernetes-api-server-answer")

@@ -133,21 +133,3 @@ async def test_requests_make_pods_that_answer_outlive_the_daemon_and_stop_on_req
         assert daemon.osrdyne("groups", "stop", key).returncode == 0
     await until(node.end_those_without_a_pod, "the pods are gone")
     await until(lambda: not (node.objects(Deployment) + node.objects(Secret)), "nothing is left of the groups")
-
-
-async def test_keys_share_a_pod_that_outlives_the_daemon(daemon, node):
-    """With pooled workers: the process that the pod names serves all keys."""
-    daemon.write_settings(worker={"placement": "pooled", "pooled": {"spares": 0}})
-    await daemon.restart()
-    async with daemon.client() as client:
-        asked = [asyncio.ensure_future(ask(client, key)) for key in KEYS]
-        await node.run(1)
-        answers = await asyncio.gather(*asked)
-        [pod] = node.objects(Pod)
-        assert (node.objects(Deployment), pod.spec.restartPolicy) == ([], "Never")
-        [process] = (await daemon.get("/v1/processes"))["processes"]
-        assert (process["external_id"], process["keys"]) == (pod.metadata.name, sorted(KEYS))
-        await daemon.restart()
-        again = await asyncio.gather(*(ask(client, key) for key in KEYS))
-        assert [answer.worker_id for answer in again] == [answer.worker_id for answer in answers]
-        assert [one.metadata.uid for one in node.objects(Pod)] == [pod.metadata.uid]

@@ -16,17 +16,14 @@ from pathlib import Path
 import pytest
 from helm_templates import Chart
 from lightkube import ApiError
-from lightkube.models.core_v1 import Container, LimitRangeItem, LimitRangeSpec, PodSpec
+from lightkube.models.core_v1 import Container, PodSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import LimitRange, Namespace, Pod
+from lightkube.resources.core_v1 import Namespace, Pod
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes.manifests import Manifests
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
-from osrdyne.drivers.registry import create_driver
-from osrdyne.errors import ConfigurationError
 from osrdyne.testing.driver_harness import make_spec
 from tests.acceptance.daemon_process import free_port, until
 
@@ -136,17 +133,6 @@ async def test_executors_that_stay_pending_end_the_start_with_the_reason(start_s
 
 
 @pytest.mark.timeout(900)
-async def test_executors_that_kubernetes_refuses_end_the_start_with_its_reason(admin, namespace, start_session):
-    most = LimitRangeItem(type="Container", max={"cpu": "100m"})
-    limit = LimitRange(metadata=ObjectMeta(name="small", namespace=namespace), spec=LimitRangeSpec(limits=[most]))
-    admin.create(limit)
-    process = start_session(start_timeout=75)
-    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
-    assert "starts no executor: Kubernetes refuses its pod: Pod " in output.decode()
-    assert "must be less than or equal to cpu limit" in output.decode()
-
-
-@pytest.mark.timeout(900)
 async def test_executors_of_kubernetes_run_the_tasks(admin, namespace, driver_pod, start_session, executors, tmp_path):
     process = start_session(start_timeout=600)
     await until(executors, "Spark asks for an executor", timeout=PATIENCE)
@@ -196,12 +182,6 @@ def test_pod_of_a_worker_says_what_spark_needs_to_ask_for_executors(namespace):
     assert variables["OSRDYNE_POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
     assert variables["OSRDYNE_NAMESPACE"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.namespace"
     assert variables["OSRDYNE_IMAGE"]["value"] == IMAGE
-
-
-async def test_workers_that_create_pods_need_a_service_account():
-    settings = DriverSettings(name="kubernetes", options={"image": IMAGE})
-    with pytest.raises(ConfigurationError, match=r"driver\.options\.service_account: worker\.spark_master is k8s://"):
-        create_driver(settings, context_of("k8s://https://kubernetes.default.svc"))
 
 
 def test_chart_gives_workers_the_rights_to_create_executors_only_if_asked():

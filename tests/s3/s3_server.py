@@ -11,12 +11,10 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyspark
+from remote_files import hadoop_version, maven
 
 from osrdyne.dev.rabbitmq.node_files import free_ports
 
-JARS = Path(pyspark.__file__).parent / "jars"
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 SERVER = "moto[server]==5.2.5"
 START_TIMEOUT = 120.0
 BUCKET = "reports"
@@ -41,12 +39,6 @@ print(json.dumps(iam.create_access_key(UserName="osrdyne")["AccessKey"], default
 """
 
 
-def hadoop_version() -> str:
-    """The version of Hadoop that PySpark contains."""
-    [jar] = JARS.glob("hadoop-client-api-*.jar")
-    return jar.stem.removeprefix("hadoop-client-api-")
-
-
 def s3a_jars(cache: Path) -> str:
     """The class path of `hadoop-aws` of PySpark's version, and of what it needs: 690 MB, fetched once."""
     version = hadoop_version()
@@ -56,8 +48,7 @@ def s3a_jars(cache: Path) -> str:
         directory.mkdir(parents=True, exist_ok=True)
         project = directory / "pom.xml"
         project.write_text(PROJECT.format(version=version), encoding="utf-8")
-        command = ["mvn", "-q", "-B", "-f", project, COPY, "-DincludeScope=runtime", f"-DoutputDirectory={directory}"]
-        subprocess.run(command, check=True, timeout=1200)
+        maven("copy-dependencies", "-f", str(project), "-DincludeScope=runtime", f"-DoutputDirectory={directory}")
         complete.touch()
     return f"{directory}/*"
 

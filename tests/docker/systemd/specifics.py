@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -56,15 +55,6 @@ def other_unit():
 
 def systemctl(*arguments):
     return subprocess.run(["systemctl", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-async def test_environment_file_is_private_and_goes_with_the_worker(driver):
-    started = await driver.start(make_spec())
-    [file] = FILES.glob("*.env")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    await driver.stop(started.instance_id, grace=5)
-    await driver.remove(started.instance_id)
-    assert list(FILES.iterdir()) == []
 
 
 async def test_password_is_not_shown_by_systemd(driver):
@@ -212,14 +202,6 @@ async def test_worker_with_too_little_memory_is_killed_and_reports_it(make_drive
     await clean_up(driver)
 
 
-async def test_worker_stopped_by_an_administrator_is_seen_as_ended(driver):
-    started = await driver.start(make_spec())
-    await is_ready(driver, started)
-    systemctl("stop", started.external_id)
-    ended = await find(driver, started.instance_id)
-    assert (ended.state, ended.exit.code) == (InstanceState.EXITED, 0)
-
-
 async def test_without_dbus_systemctl_does_it_all(driver):
     async with SystemdHarness().away():
         started = await driver.start(make_spec())
@@ -246,42 +228,3 @@ async def test_unit_that_does_not_fit_is_found_by_doctor(make_driver, other_unit
     driver = make_driver(template="osrdyne-worker-other")
     assert any(message in finding.message for finding in await driver.check() if not finding.ok)
     await driver.close()
-
-
-async def test_missing_unit_is_found_by_doctor(make_driver):
-    driver = make_driver(template="osrdyne-worker-nowhere")
-    assert [finding.message for finding in await driver.check() if not finding.ok] == [
-        "osrdyne-worker-nowhere@.service is not-found."
-    ]
-    await driver.close()
-
-
-START_AS_OTHER_USER = """
-import asyncio, os
-os.environ.update(SYSTEMD_MANAGER="system", SYSTEMD_BUS="{bus}")
-from conformance import CONTEXT, OPTIONS
-from osrdyne.drivers.systemd import SystemdDriver
-from osrdyne.testing.driver_conformance import make_spec
-
-async def main():
-    driver = SystemdDriver(OPTIONS.model_copy(update=dict(runtime_directory="/tmp/of-another-user")), CONTEXT)
-    try:
-        await driver.start(make_spec())
-    except Exception as error:
-        print(type(error).__name__, error)
-    print([(finding.subject, finding.ok) for finding in await driver.check()])
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("bus", ["dbus", "systemctl"])
-def test_user_without_the_polkit_rule_gets_an_explanation(bus):
-    command = ["/opt/osrdyne/bin/python", "-c", START_AS_OTHER_USER.format(bus=bus)]
-    as_other_user = ["setpriv", "--reuid=65534", "--regid=nogroup", "--clear-groups"]
-    environment = {"PYTHONPATH": f"/src:{Path(__file__).parent}", "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([*as_other_user, *command], check=True, capture_output=True, text=True, env=environment)
-    first, findings = done.stdout.splitlines()
-    assert first.startswith("StartFailedError") and "polkit rule" in first
-    assert "('journal', False)" in findings
-    assert list(Path("/tmp/of-another-user").iterdir()) == []

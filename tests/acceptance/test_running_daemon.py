@@ -1,0 +1,130 @@
+"""One daemon for all tests: keys of any bytes, late requests, workers that are killed, hang or cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from daemon_process import PATIENCE, DaemonProcess, until
+from durable_caller import DurableCaller
+
+from osrdyne.client import StartFailedError
+from osrdyne.testing.keys import ODD_KEYS
+
+SETTINGS = {
+    "worker": {"silence_timeout": "10s", "stop_grace": "1s"},
+    "lifecycle": {"max_concurrent_starts": 3},
+}
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A request to `/wait` runs until this file exists."""
+    return tmp_path / "gate"
+
+
+async def sent_and_running(daemon: DaemonProcess, caller: DurableCaller, key: str, gate: Path) -> str:
+    """A request that runs until the gate is there."""
+    request = await caller.send(key, "/wait", {"file": str(gate)})
+    await daemon.until_group(key, lambda group: group["workers"][0]["state"] == "busy", "it is busy")
+    return request
+
+
+@pytest.mark.proves("requests/key-meaning-application")
+async def test_every_odd_key_gets_a_worker_of_its_own(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller
+) -> None:
+    async with shared_daemon.watching_for_twins():
+        infos = dict(zip(ODD_KEYS, await asyncio.gather(*map(shared_caller.info, ODD_KEYS.values())), strict=True))
+    assert len({one["pid"] for one in infos.values()}) == len(ODD_KEYS)
+    assert {worker.key for worker in shared_daemon.workers()} >= set(ODD_KEYS.values())
+    assert set(await shared_daemon.groups()) >= set(ODD_KEYS.values())
+
+
+@pytest.mark.proves("requests/worker-takes-request-time")
+async def test_request_that_expires_behind_a_long_one_is_answered(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
+) -> None:
+    await shared_caller.info("late")
+    long = await sent_and_running(shared_daemon, shared_caller, "late", gate)
+    late = await shared_caller.call("late", "/info", expiration=0.5)
+    assert late.status == "expired"
+    gate.touch()
+    assert (await shared_caller.answer(long)).status == "ok"
+
+
+@pytest.mark.proves("workers/worker-dies-during-request")
+async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
+) -> None:
+    before = (await shared_caller.info("killed"))["pid"]
+    request = await sent_and_running(shared_daemon, shared_caller, "killed", gate)
+    os.kill(int(str(before)), signal.SIGKILL)
+    gate.touch()
+    assert (await shared_caller.answer(request)).status == "ok"
+    assert shared_daemon.pids("killed") == [(await shared_caller.info("killed"))["pid"]] != [before]
+
+
+@pytest.mark.proves("workers/worker-hangs-disconnected")
+async def test_hanging_worker_is_replaced_and_its_request_answered(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
+) -> None:
+    before = (await shared_caller.info("hangs"))["pid"]
+    request = await sent_and_running(shared_daemon, shared_caller, "hangs", gate)
+    os.kill(int(str(before)), signal.SIGSTOP)
+    gate.touch()
+    assert (await shared_caller.answer(request)).status == "ok"
+    assert (await shared_caller.info("hangs"))["pid"] != before
+    assert shared_daemon.events("worker hangs", key="hangs", why="it did not answer")
+
+
+@contextmanager
+def no_start(daemon: DaemonProcess, key: str, last_words: str) -> Iterator[None]:
+    """Workers of this key end at once, with these words."""
+    daemon.set_faults({key: {"exit": 3, "says": last_words}})
+    try:
+        yield
+    finally:
+        daemon.set_faults({})
+
+
+@pytest.mark.proves("workers/worker-start")
+async def test_group_that_cannot_start_answers_and_recovers(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller
+) -> None:
+    pid = (await shared_caller.info("other"))["pid"]
+    async with shared_daemon.client(default_timeout=PATIENCE) as client:
+        with no_start(shared_daemon, "broken", "cannot open the data of this key"):
+            with pytest.raises(StartFailedError, match="exit code 3") as caught:
+                await client.call("broken", "/info")
+            assert "cannot open the data of this key" in caught.value.log_lines
+            assert caught.value.retry_after is not None
+            with pytest.raises(StartFailedError):  # at once, without another attempt
+                await client.call("broken", "/info")
+            assert len(shared_daemon.events("worker started", key="broken")) == 1
+            assert (await client.call("other", "/info")).json()["pid"] == pid
+
+        async def recovered() -> bool:
+            return (await client.call("broken", "/info", raise_on_error=False)).ok
+
+        await until(recovered, "a request after the back-off starts it", interval=1.0)
+    assert len(shared_daemon.events("worker started", key="broken")) == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.proves("reference-defects/3-one-busy-key")
+async def test_key_that_loads_slowly_delays_no_other(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
+) -> None:
+    shared_daemon.set_faults({"slow": {"until": str(gate)}})
+    slow = await shared_caller.send("slow")
+    await shared_daemon.until_event("worker started", key="slow")
+    await asyncio.gather(*(shared_caller.info(f"key {number}") for number in range(4)))
+    gate.touch()
+    assert (await shared_caller.answer(slow)).status == "ok"
+    shared_daemon.set_faults({})
