@@ -21,3 +21,8 @@ def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
         (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
         for stored in broker.queues[REPLIES].ready
     ]
+
+
+def died(reason: object, *, queue: object = "pool-req-a") -> dict[str, object]:
+    """The headers of a dead letter of RabbitMQ."""
+    return {"x-death": [{"queue": queue, "reason": reason}]}

@@ -403,11 +403,11 @@ class TestHostileRequests:
         "headers",
         [
             {},
-            {"x-first-death-reason": "{0}{x}"},
-            {"x-first-death-reason": "r" * FULL_FRAME},
-            {"x-first-death-reason": "delivery_limit", "x-filler": "x" * (FULL_FRAME - 100)},
+            {"x-death": [{"reason": "{0}{x}", "queue": "q"}]},
+            {"x-death": [{"reason": "r" * FULL_FRAME, "queue": "q"}]},
+            {"x-death": [{"reason": "delivery_limit", "queue": "q"}], "x-filler": "x" * (FULL_FRAME - 200)},
             {"x-death": [{"reason": 1}]},
-            {"x-first-death-reason": struct.pack(">d", 1.0)},
+            {"x-death": [{"reason": struct.pack(">d", 1.0), "queue": b"q"}]},
         ],
         ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
     )

@@ -72,6 +72,6 @@ def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
 def dead_letter_of(taken: TakenRequest, reason: Status, queue: QueueName) -> Message:
     """The dead letter that RabbitMQ would make of the request, for the dead letter responder."""
     message = taken.delivery.to_message(headers=taken.delivery.headers, expiration=None)
-    # The headers that RabbitMQ would set: the responder reads reason and queue from them.
-    death = {"x-first-death-reason": reason.value, "x-first-death-queue": str(queue)}
-    return replace(message, headers={**message.headers, **death})
+    # The header that RabbitMQ would set: the responder reads reason and queue from it.
+    deaths = [{"reason": reason.value, "queue": str(queue)}]
+    return replace(message, headers={**message.headers, "x-death": deaths})

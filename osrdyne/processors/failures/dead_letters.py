@@ -1,6 +1,6 @@
 """The dead letter responder: answers dead letters with the reason why they were not served.
 
-The status is RabbitMQ's first death reason. A request that reached the delivery limit is put into the poison inventory
+The status is RabbitMQ's latest death reason. A request that reached the delivery limit is put into the poison inventory
 first, and so is a one-way request on which the controller itself failed. Steps: poison entry with confirm → answer with
 confirm → acknowledge. A crash in between repeats the steps before it: an answer may come twice with the same status,
 and none is lost.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from osrdyne.aio.clock import Backoff, now_ms
 from osrdyne.amqp import Delivery, Message
@@ -36,8 +37,6 @@ from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 RUNS_OF_POISON = 2  # Workers that a request must have ended before its text is refused.
-FIRST_QUEUE = "x-first-death-queue"
-FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 _DETAILS: dict[str, str] = {
@@ -54,32 +53,27 @@ _POISON = frozenset({Status.DELIVERY_LIMIT, Status.POISON})
 _FAILED = "The controller failed on this request; its log shows why. Please report it."
 
 
-def death_reason(headers: Mapping[str, object]) -> Status | None:
-    """RabbitMQ's first death reason; None for a message that was never dead-lettered.
+class Death(NamedTuple):
+    """Why and from which queue RabbitMQ removed a message."""
 
-    Other reasons than RabbitMQ's are ignored: any client with the permission can publish to the exchange.
+    reason: Status
+    queue: str
+
+
+def last_death(headers: Mapping[str, object], names: PoolNames) -> Death | None:
+    """The latest death in a queue of the pool; None for a message that was never dead-lettered.
+
+    RabbitMQ puts its entry before those that a client has sent, and keeps an `x-first-death-reason` of a client. The
+    end of a wait between two attempts, in a retry queue, is no death. Unknown reasons are ignored.
     """
-    reason = decode_text(headers.get(FIRST_REASON))
     deaths = headers.get("x-death")
-    if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
-        reason = decode_text(deaths[-1].get("reason"))
-    # An unknown reason counts as none: a client wrote the header, and the message is answered `invalid`.
-    return Status(reason) if reason in _REASONS else None
-
-
-def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[str, object]:
-    """The headers without deaths in a retry queue, where the end of a wait between two attempts counts as one."""
-
-    def waited(queue: object) -> bool:
-        return names.delay_of_retry_queue(decode_text(queue) or "") is not None
-
-    deaths = headers.get("x-death")
-    if not waited(headers.get(FIRST_QUEUE)) or not isinstance(deaths, list):
-        return headers
-    for death in reversed(deaths):  # the latest comes first
-        if isinstance(death, dict) and not waited(death.get("queue")):
-            return {**headers, FIRST_QUEUE: death.get("queue"), FIRST_REASON: death.get("reason")}
-    return headers
+    for death in deaths if isinstance(deaths, list) else ():
+        if not isinstance(death, dict):
+            continue
+        queue, reason = decode_text(death.get("queue")) or "", decode_text(death.get("reason"))
+        if queue.startswith(f"{names.pool}-") and names.delay_of_retry_queue(queue) is None:
+            return Death(Status(reason), queue) if reason in _REASONS else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,34 +140,32 @@ class DeadLetterResponder:
             await delivery.ack()
             return
         request = delivery.to_request(now_ms=now_ms(self._clock))
-        headers = without_waits(delivery.headers, self._names)
-        reason = death_reason(headers)
-        if reason is None:
+        death = last_death(delivery.headers, self._names)
+        if death is None:
             self._metrics.invalid_messages.labels(queue="dead-letters").inc()
             self._log.warning("message has no x-death header", key=request.key)
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
+        reason = death.reason
         # A worker rejects a suspect with a refused text, and RabbitMQ gives the same reason as for other rejects: only
         # the text distinguishes them.
-        if reason is Status.REJECTED and self._is_poison(request, headers):
+        if reason is Status.REJECTED and self._is_poison(request, death):
             reason = Status.POISON
         # Crash before: the dead letter returns. After its poison entry is confirmed: it returns and is entered twice.
-        detail = await self._explain(delivery, request, reason, headers)
+        detail = await self._explain(delivery, request, reason, death)
         # Crash after: the dead letter returns and is answered a second time, with the same status.
         await self._replier.answer(request, reason, detail)
         await delivery.ack()
         # A boundary of its own: the dead letter is answered, and an error here must not answer it once more.
         with ErrorBoundary(delivery, self._log):
-            self._note_answered(delivery, request, reason, headers)
+            self._note_answered(delivery, request, reason, death)
 
-    def _note_answered(
-        self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
-    ) -> None:
+    def _note_answered(self, delivery: Delivery, request: Request, reason: Status, death: Death) -> None:
         """Count an answered dead letter, and send a copy of a poison request."""
         # What the controller rejected before any worker had it says nothing about the backend of a route.
-        if self._circuits.counts and not self._died_as_orphan(headers):
-            route = decode_text(headers.get(ROUTE_HEADER)) or None
+        if self._circuits.counts and not self._died_as_orphan(death):
+            route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
             fingerprint = fingerprint_of(delivery)
             self._circuits.record(route, Key(request.key), [fingerprint], status=reason.value, code=None)
         if reason in _POISON:
@@ -181,34 +173,31 @@ class DeadLetterResponder:
             self._poison.drops.submit(
                 Key(request.key), delivery, reason=reason, deliveries=self._poison.limit_of(Key(request.key)) + 1
             )
-        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
+        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(delivery, death)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
-    def _labels(self, headers: Mapping[str, object]) -> dict[str, str]:
+    def _labels(self, delivery: Delivery, death: Death) -> dict[str, str]:
         """The labels of the route and priority level of the request."""
-        queue = decode_text(headers.get(FIRST_QUEUE)) or ""
-        return self._metrics.of_route(decode_text(headers.get(ROUTE_HEADER)), priority_of(queue))
+        return self._metrics.of_route(decode_text(delivery.headers.get(ROUTE_HEADER)), priority_of(death.queue))
 
-    async def _explain(
-        self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
-    ) -> str:
+    async def _explain(self, delivery: Delivery, request: Request, reason: Status, death: Death) -> str:
         """The detail of the answer; a request that must be kept is in the inventory when this returns."""
         if reason in _POISON:
             return await self._keep_poison(delivery, reason)
-        if reason is Status.REJECTED and self._died_as_orphan(headers):
+        if reason is Status.REJECTED and self._died_as_orphan(death):
             if request.reply_to is None:
                 # A one-way request has no caller that could be answered: the entry is its only trace.
                 await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
             return _FAILED
         return _DETAILS[reason] + self._waiting(request.key, reason)
 
-    def _died_as_orphan(self, headers: Mapping[str, object]) -> bool:
+    def _died_as_orphan(self, death: Death) -> bool:
         """Whether the controller rejected it, before any worker had it."""
-        return decode_text(headers.get(FIRST_QUEUE)) == self._names.orphan_queue
+        return death.queue == self._names.orphan_queue
 
-    def _is_poison(self, request: Request, headers: Mapping[str, object]) -> bool:
+    def _is_poison(self, request: Request, death: Death) -> bool:
         """Whether a worker rejected it because its text ends workers."""
-        if self._died_as_orphan(headers):
+        if self._died_as_orphan(death):
             return False
         # The texts of this term only: after a take-over such a request is answered `rejected`.
         return text_fingerprint(request.path, request.body) in self._poison.texts.of_key(Key(request.key))

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.pool.views import PoisonQuery
+from osrdyne.processors.failures.dead_letters import Death, last_death
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -104,7 +105,8 @@ def log() -> Iterator[list[dict[str, Any]]]:
 
 def is_poison(place: str, message: Message) -> bool:
     """Whether a random message equals a dead letter of RabbitMQ at its delivery limit: it belongs in the inventory."""
-    return place == "pool-dl-xchg" and message.headers.get("x-first-death-reason") == "delivery_limit"
+    death = last_death(message.headers, PoolNames("pool"))
+    return place == "pool-dl-xchg" and death is not None and death.reason is Status.DELIVERY_LIMIT
 
 
 async def put(stack: Stack, messages: Sequence[HostileMessage]) -> Counter[str]:
@@ -329,8 +331,8 @@ def naive_hops(request: Request) -> int:
     return request.headers.get(HOPS_HEADER, 0)  # type: ignore[return-value]
 
 
-def naive_reason(headers: Mapping[str, object]) -> Status | None:
-    return Status(str(headers["x-first-death-reason"])) if "x-first-death-reason" in headers else None
+def naive_death(headers: Mapping[str, object], names: PoolNames) -> Death | None:
+    return Death(Status(headers["x-death"][0]["reason"]), "pool-req-a") if "x-death" in headers else None  # type: ignore[index]
 
 
 def naive_report(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
@@ -341,7 +343,7 @@ def naive_report(*, routing_key: str, headers: Mapping[str, object], body: bytes
     ("target", "naive"),
     [
         ("osrdyne.processors.requests.forwarding.hops_of", naive_hops),
-        ("osrdyne.processors.failures.dead_letters.death_reason", naive_reason),
+        ("osrdyne.processors.failures.dead_letters.last_death", naive_death),
         ("osrdyne.processors.activity.report_from_wire", naive_report),
     ],
     ids=["hops", "reason", "report"],

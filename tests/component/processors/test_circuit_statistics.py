@@ -7,6 +7,7 @@ import json
 import pytest
 import structlog
 from managed_pool import REST, change, managing, publish_to
+from replies import died
 
 from osrdyne.amqp import Message
 from osrdyne.errors import StartFailedError
@@ -112,7 +113,7 @@ async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: Virtual
         ("expired", "pool-req-a"),
         ("rejected", stack.names.orphan_queue),
     ):
-        death = {"x-first-death-reason": reason, "x-first-death-queue": queue, ROUTE_HEADER: "r"}
+        death = {**died(reason, queue=queue), ROUTE_HEADER: "r"}
         await publish_to(stack, stack.names.dead_letter_exchange, "a", reason.encode(), headers=death)
     await clock.advance(10.0)
     assert counted(stack) == [("r", None, 1, 0)]

@@ -7,11 +7,11 @@ from broker_steps import hold, note, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 from managed_pool import publish_to, send
-from replies import REPLIES, answers
+from replies import REPLIES, answers, died
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.failures.dead_letters import death_reason, without_waits
+from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
@@ -39,13 +39,13 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
 async def test_caller_receives_the_first_reason(stack: Stack, broker: FakeBroker, reason: str) -> None:
     """defects: dead-letter-answers: another header was read, nothing acknowledged, the correlation id dropped."""
-    await die(stack, {"x-first-death-reason": reason})
+    await die(stack, died(reason))
     assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
 
 
 async def test_dead_letters_are_counted_by_reason_route_and_priority_level(stack: Stack) -> None:
     stack.metrics.know_routes(["alerts"])
-    death = {"x-first-death-reason": "expired", "x-first-death-queue": "pool-req-a_Pri3"}
+    death = died("expired", queue="pool-req-a_Pri3")
     await die(stack, {**death, ROUTE_HEADER: "alerts"})
     labels = {"reason": "expired", "route": "alerts", "priority": "3"}
     assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
@@ -54,7 +54,7 @@ async def test_dead_letters_are_counted_by_reason_route_and_priority_level(stack
 @pytest.mark.proves("reference-defects/2-dead-letters-were")
 async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(stack: Stack, broker: FakeBroker) -> None:
     """defects: dead-letter-answers: nothing was acknowledged, so that it stopped after 200."""
-    channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
+    channel, message = FakeChannel(broker), Message(headers=died("expired"), reply_to=REPLIES)
     for _ in range(MANY):
         await channel.publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
     await stack.clock.settle()
@@ -76,7 +76,7 @@ async def test_reply_names_the_wait_for_room_in_which_a_request_expired(stack: S
 async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack: Stack) -> None:
     steps = [("publish", "pool-poison-xchg", True), ("publish", REPLIES, True), ("ack", "pool-dl", True)]
     order = note(stack.broker, *steps)
-    await die(stack, {"x-first-death-reason": "delivery_limit"})
+    await die(stack, died("delivery_limit"))
     assert order == steps
 
 
@@ -84,7 +84,7 @@ async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: Fak
     broker.declare_queue("slow", {})
     hold(broker, ("publish", "slow", False))
     for replies in ("slow", REPLIES, REPLIES):
-        await die(stack, {"x-first-death-reason": "expired"}, reply_to=replies)
+        await die(stack, died("expired"), reply_to=replies)
     assert (len(answers(broker)), broker.bodies("slow"), len(broker.bodies("pool-dl"))) == (2, [], 1)
 
 
@@ -92,9 +92,9 @@ async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: Fak
     "headers",
     [
         {},
-        {"x-first-death-reason": "{0}{deliveries!r:>{x}}"},
-        {"x-first-death-reason": "\ud800"},
-        {"x-first-death-reason": "ok"},
+        died("{0}{deliveries!r:>{x}}"),
+        died("\ud800"),
+        died("ok"),
         {"x-death": [{"reason": None}]},
     ],
     ids=["no header", "braces", "surrogate", "a status", "no reason"],
@@ -104,40 +104,49 @@ async def test_message_that_did_not_die_is_answered_invalid(stack: Stack, header
     assert (answers(stack.broker), stack.broker.bodies("pool-dl"), stack.task.done()) == ([("c", "invalid")], [], False)
 
 
-def test_first_of_several_deaths_counts() -> None:
-    deaths = [{"reason": "maxlen"}, {"reason": "rejected"}]  # the latest comes first
-    assert death_reason({"x-death": deaths}) is Status.REJECTED
-    assert death_reason({"x-death": deaths, "x-first-death-reason": "expired"}) is Status.EXPIRED
+def deaths(*found: tuple[object, object]) -> dict[str, object]:
+    return {"x-death": [{"queue": queue, "reason": reason} for queue, reason in found]}  # the latest comes first
 
 
 @pytest.mark.parametrize(
-    ("queues", "found"),
+    ("headers", "death"),
     [
-        (["pool-req-a", "pool-retry-500"], "pool-req-a"),
-        (["pool-dl", "pool-req-a", "pool-retry-500", "pool-retry-1000"], "pool-req-a"),
-        (["pool-retry-500"], "pool-retry-500"),
-        (["pool-req-a", "other-retry-500"], "other-retry-500"),
-        ([None, 3, "pool-retry-500"], 3),
+        (deaths(("pool-req-a", "maxlen"), ("pool-req-b", "rejected")), (Status.MAXLEN, "pool-req-a")),
+        # The ends of waits between attempts are no deaths.
+        (deaths(("pool-retry-500", "expired"), ("pool-req-a", "rejected")), (Status.REJECTED, "pool-req-a")),
+        (deaths(("pool-retry-500", "expired")), None),
+        (deaths(("other-req-a", "expired"), ("pool-req-a", "rejected")), (Status.REJECTED, "pool-req-a")),
+        (deaths((None, "expired"), (3, 4), ("pool-req-a", "expired")), (Status.EXPIRED, "pool-req-a")),
+        # A client has sent the last entry and the other headers; the first one is RabbitMQ's.
+        (
+            {
+                **deaths(("pool-req-a", "expired"), ("pool-req-a", "delivery_limit")),
+                "x-first-death-reason": "delivery_limit",
+                "x-first-death-queue": "pool-req-a",
+                "x-last-death-reason": "delivery_limit",
+            },
+            (Status.EXPIRED, "pool-req-a"),
+        ),
+        ({"x-first-death-reason": "delivery_limit", "x-first-death-queue": "pool-req-a"}, None),
     ],
 )
-def test_end_of_a_wait_is_not_a_death(queues: list[object], found: object) -> None:
-    deaths = [{"queue": queue, "reason": f"in {queue}"} for queue in queues]  # the latest comes first
-    headers = {"x-death": deaths, "x-first-death-queue": queues[-1], "x-first-death-reason": f"in {queues[-1]}"}
-    death = without_waits(headers, PoolNames("pool"))
-    assert (death["x-first-death-queue"], death["x-first-death-reason"]) == (found, f"in {found}")
+@pytest.mark.proves("hostile/client-forges-its-death")
+def test_latest_death_in_a_queue_of_the_pool_counts(headers: dict[str, object], death: object) -> None:
+    assert last_death(headers, PoolNames("pool")) == death
 
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
-    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from(["reason", "count", "x"]), inner)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from(["reason", "queue", "x"]), inner)),
     max_leaves=5,
 )
 
 
 @given(st.dictionaries(st.sampled_from(["x-first-death-reason", "x-death", "h"]), VALUES))
 def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object]) -> None:
-    assert without_waits(headers, PoolNames("pool")) == headers
-    assert death_reason(headers) in {None, Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
+    death = last_death(headers, PoolNames("pool"))
+    reasons = {Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
+    assert death is None or (death.reason in reasons and death.queue.startswith("pool-"))
 
 
 # --- inventory is gone
@@ -149,10 +158,10 @@ async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack:
     refuse(broker, PublishRefusedError("unroutable"), ("publish", "pool-poison-xchg", False))
     channel = FakeChannel(broker)
     for number in range(MANY):
-        death = {"x-first-death-reason": "delivery_limit"}
+        death = died("delivery_limit")
         poison = Message(headers=death, reply_to=REPLIES, correlation_id=f"p{number}")
         await channel.publish(poison, exchange=stack.names.dead_letter_exchange, routing_key="a")
-    await die(stack, {"x-first-death-reason": "expired"})
+    await die(stack, died("expired"))
     assert answers(broker) == [("c", "expired")]
     broker.hook = None
     await stack.clock.advance(60.0)
@@ -163,7 +172,7 @@ async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(stack:
 async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(stack: Stack, broker: FakeBroker) -> None:
     await stack.clock.advance(1.0)
     broker.delete_queue("pool-poison")
-    await die(stack, {"x-first-death-reason": "delivery_limit"})
+    await die(stack, died("delivery_limit"))
     assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
     repaired = stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": "queue"})
     assert repaired == 1.0

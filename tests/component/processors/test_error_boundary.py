@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from managed_pool import REST, cancel, change, publish_to, send, waiting
-from replies import REPLIES, answers
+from replies import REPLIES, answers, died
 
 from osrdyne.errors import StartFailedError
 from osrdyne.pool.views import PoisonQuery
@@ -63,7 +63,7 @@ async def test_error_after_the_answer_to_a_dead_letter_does_not_answer_it_again(
     direct: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_(monkeypatch, "failures.dead_letters.priority_of")
-    await die(direct, **{"x-first-death-reason": "expired"})
+    await die(direct, **died("expired"))
     assert (answers(direct.broker), direct.task.done()) == ([("c", "expired")], False)
     assert (direct.broker.bodies("pool-dl"), direct.broker.bodies("pool-poison")) == ([], [])
 
@@ -87,7 +87,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
 async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
     direct: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_(monkeypatch, "failures.dead_letters.death_reason")
+    break_(monkeypatch, "failures.dead_letters.last_death")
     await die(direct)
     [kept] = direct.broker.queues[direct.names.poison_queue].ready
     assert (kept.message.body, key_of(kept.message.headers)) == (b"1", "a")
