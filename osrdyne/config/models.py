@@ -488,6 +488,9 @@ class RequestSettings(Model):
     max_length_bytes: Size | None = Field(
         None, ge=1, description="Maximum number of bytes in one request queue; RabbitMQ refuses more."
     )
+    poison_max_bytes: Size = Field(
+        2**30, ge=2**20, description="Size of the poison inventory; the oldest entries are dropped when it is full."
+    )
     max_message_bytes: Size = Field(
         16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 allows 16 MiB by default."
     )

@@ -192,10 +192,24 @@ class PoolNames:
         """The RabbitMQ policy of the controller's queues."""
         return f"{self.pool}-controller"
 
+    @property
+    def inbox_policy(self) -> str:
+        """The RabbitMQ policy of the queues from which the leader takes messages of clients."""
+        return f"{self.pool}-inbox"
+
+    def inbox_pattern(self) -> str:
+        """An anchored regular expression that matches these queues and nothing else."""
+        return rf"^{re.escape(self.pool)}-(?:orphan|cancel)$"
+
+    @property
+    def poison_policy(self) -> str:
+        """The RabbitMQ policy of the poison inventory."""
+        return f"{self.pool}-poison"
+
     def controller_queue_pattern(self) -> str:
         """An anchored regular expression that matches the controller's queues, those of retries included, and no
-        others; the audit queue and the streams of the log have policies of their own."""
-        names = "leader|orphan|dl|poison|activity|cancel|progress"
+        others; those that the methods above match, the audit queue and the streams of the log have own policies."""
+        names = "leader|dl|activity|progress"
         return rf"^{re.escape(self.pool)}-(?:{names}|retry-[0-9]+|register-[0-9]+|snapshot-[a-z-]+-[0-9]+)$"
 
     @property

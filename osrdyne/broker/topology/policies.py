@@ -19,6 +19,9 @@ from osrdyne.protocol.names import Key, PoolNames
 # RabbitMQ applies the policy with the highest priority to a queue, and no other.
 PRIORITY = 100  # Above an operator's policy for all queues, which commonly has priority 0.
 KEY_PRIORITY = 101  # The policy of a single key replaces that of the pool.
+MAX_RETURNS = 20
+"""How often a message of a client may return to its queue because the term of the leader that held it ended. A message
+that ends terms would otherwise be delivered to every later leader."""
 _ANY_SIZE = 2**50  # Bytes; above every limit that the arguments of a stream can have.
 
 
@@ -55,7 +58,7 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
         # Not `drop-head`: a full queue must refuse the newest request, so that its publisher gets a negative confirm.
         "overflow": "reject-publish",
         # A changed TTL applies to new messages only, so it is set before routes with a longer one are used.
-        "message-ttl": _milliseconds(max(requests.ttl, longest_ttl or 0.0)),
+        "message-ttl": _longest_ttl_ms(settings, longest_ttl),
         "delivery-limit": requests.delivery_limit,
     }
     if version.has_consumer_timeout_policy:
@@ -77,6 +80,8 @@ def pool_policies(
     policies = (
         pool_policy(settings, version, longest_ttl=longest_ttl),
         controller_policy(names),
+        inbox_policy(settings, longest_ttl=longest_ttl),
+        poison_policy(settings),
         audit_policy(settings),
     )
     return policies if settings.telemetry.name is None else (*policies, log_policy(names))
@@ -84,12 +89,39 @@ def pool_policies(
 
 def controller_policy(names: PoolNames) -> PolicySpec:
     """The policy of the controller's queues. It changes nothing: it only keeps away a policy for all queues, whose TTL
-    would remove requests from `P-orphan` and `P-dl` while no controller runs (broker: one-policy)."""
+    would remove dead letters from `P-dl` while no controller runs (broker: one-policy)."""
     return PolicySpec(
         name=names.controller_policy,
         pattern=names.controller_queue_pattern(),
         apply_to="queues",
         definition={"delivery-limit": NEVER},  # as in the arguments of these queues
+    )
+
+
+def inbox_policy(settings: Settings, *, longest_ttl: float | None = None) -> PolicySpec:
+    """The policy of the queues from which the leader takes messages of clients. Expired and returned orphans become
+    dead letters, which are answered, and cancels are dropped. `longest_ttl`: as for `pool_policy`."""
+    names = PoolNames(settings.pool.id)
+    return PolicySpec(
+        name=names.inbox_policy,
+        pattern=names.inbox_pattern(),
+        apply_to="queues",
+        definition={"delivery-limit": MAX_RETURNS, "message-ttl": _longest_ttl_ms(settings, longest_ttl)},
+    )
+
+
+def poison_policy(settings: Settings) -> PolicySpec:
+    """The policy of the poison inventory: the oldest entries go when it is full, because their callers are answered."""
+    names = PoolNames(settings.pool.id)
+    return PolicySpec(
+        name=names.poison_policy,
+        pattern=f"^{re.escape(names.poison_queue)}$",
+        apply_to="queues",
+        definition={
+            "delivery-limit": NEVER,
+            "max-length-bytes": settings.requests.poison_max_bytes,
+            "overflow": "drop-head",
+        },
     )
 
 
@@ -128,6 +160,10 @@ def key_policy(pool: PolicySpec, names: PoolNames, key: Key, *, delivery_limit: 
         definition={**pool.definition, "delivery-limit": delivery_limit},
         priority=KEY_PRIORITY,
     )
+
+
+def _longest_ttl_ms(settings: Settings, longest_ttl: float | None) -> int:
+    return _milliseconds(max(settings.requests.ttl, longest_ttl or 0.0))
 
 
 def _milliseconds(seconds: float) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from osrdyne.aio.clock import Backoff, now_ms
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
+from osrdyne.broker.topology.policies import MAX_RETURNS
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
@@ -50,6 +51,10 @@ _DETAILS: dict[str, str] = {
 }
 _REASONS = frozenset({Status.EXPIRED, Status.DELIVERY_LIMIT, Status.REJECTED, Status.MAXLEN})
 _POISON = frozenset({Status.DELIVERY_LIMIT, Status.POISON})
+_INTERRUPTED = (
+    f"The terms of {MAX_RETURNS + 1} leaders ended while they held the request, before any worker had it; it is kept "
+    "in the poison inventory."
+)
 _FAILED = "The controller failed on this request; its log shows why. Please report it."
 
 
@@ -170,9 +175,8 @@ class DeadLetterResponder:
             self._circuits.record(route, Key(request.key), [fingerprint], status=reason.value, code=None)
         if reason in _POISON:
             # Crash before: the copy is not sent. It is sent once, and the inventory has the request in any case.
-            self._poison.drops.submit(
-                Key(request.key), delivery, reason=reason, deliveries=self._poison.limit_of(Key(request.key)) + 1
-            )
+            limit = MAX_RETURNS if self._died_as_orphan(death) else self._poison.limit_of(Key(request.key))
+            self._poison.drops.submit(Key(request.key), delivery, reason=reason, deliveries=limit + 1)
         self._metrics.dead_letters.labels(reason=reason.value, **self._labels(delivery, death)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
@@ -182,6 +186,11 @@ class DeadLetterResponder:
 
     async def _explain(self, delivery: Delivery, request: Request, reason: Status, death: Death) -> str:
         """The detail of the answer; a request that must be kept is in the inventory when this returns."""
+        if reason is Status.DELIVERY_LIMIT and self._died_as_orphan(death):
+            # No worker had it, so no death of one explains it.
+            now = now_ms(self._clock)
+            await self._keep(poison_entry(delivery, reason=reason, deliveries=MAX_RETURNS + 1, now_ms=now))
+            return _INTERRUPTED
         if reason in _POISON:
             return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(death):

@@ -338,12 +338,13 @@ class FakeBroker:
     # --- internals
 
     def _setting(self, queue: FakeQueue, name: str) -> object | None:
-        """The value of an argument, or else of the policy with the highest priority."""
-        if f"x-{name}" in queue.arguments:
-            return queue.arguments[f"x-{name}"]
+        """The value of an argument or of the policy with the highest priority; of two numbers the lower one."""
         policies = [policy for policy in self.policies.values() if re.search(policy.pattern, queue.name)]
         policy = max(policies, key=attrgetter("priority"), default=None)
-        return None if policy is None else policy.definition.get(name)
+        argument, value = queue.arguments.get(f"x-{name}"), None if policy is None else policy.definition.get(name)
+        if isinstance(argument, int) and isinstance(value, int):
+            return min(argument, value)
+        return value if argument is None else argument
 
 
 def _wanted(arguments: Mapping[str, object]) -> Mapping[str, object]:

@@ -42,7 +42,7 @@ def limits(broker: FakeBroker) -> dict[str, object]:
     return {
         name: policy.definition["delivery-limit"]
         for name, policy in broker.policies.items()
-        if "delivery-limit" in policy.definition and name != "pool-controller"
+        if "delivery-limit" in policy.definition and name.startswith(("pool-req", "pool-limit-"))
     }
 
 

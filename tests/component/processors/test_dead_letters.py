@@ -7,17 +7,19 @@ from broker_steps import hold, note, refuse
 from hypothesis import given
 from hypothesis import strategies as st
 from managed_pool import publish_to, send
-from replies import REPLIES, answers, died
+from replies import REPLIES, answers, broker_with_replies, died
 
 from osrdyne.amqp import Message
+from osrdyne.broker.topology.policies import MAX_RETURNS
 from osrdyne.errors import PublishRefusedError
 from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
+from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
-from osrdyne.testing.fakes.stack import Stack
+from osrdyne.testing.fakes.stack import Stack, leading
 
 MANY = 256
 """More dead letters than are taken at once."""
@@ -78,6 +80,24 @@ async def test_poison_is_kept_before_the_reply_and_acknowledged_last(stack: Stac
     order = note(stack.broker, *steps)
     await die(stack, died("delivery_limit"))
     assert order == steps
+
+
+@pytest.mark.proves("hostile/message-ends-terms")
+async def test_request_that_every_leader_returns_is_kept_and_answered(clock: VirtualClock) -> None:
+    """A message on which a leader ends came back to each later one."""
+    broker = broker_with_replies(clock)
+    async with leading(clock, broker=broker) as stack:
+        exchange = stack.names.requests_exchange
+    channel = FakeChannel(broker)
+    await channel.publish(Message(b"1", reply_to=REPLIES, correlation_id="c"), exchange=exchange, routing_key="a")
+    for _ in range(MAX_RETURNS + 1):
+        leader = FakeChannel(broker)
+        await (await leader.consume("pool-orphan")).get()
+        await leader.close()
+    async with leading(clock, broker=broker) as stack:
+        await clock.advance(5.0)
+        assert answers(broker) == [("c", "delivery_limit")]
+        assert (broker.bodies("pool-poison"), broker.bodies("pool-dl"), stack.orphans()) == ([b"1"], [], [])
 
 
 async def test_slow_answer_does_not_hold_up_the_others(stack: Stack, broker: FakeBroker) -> None:
