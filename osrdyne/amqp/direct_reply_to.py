@@ -262,14 +262,15 @@ async def guarded_channel(
 ) -> GuardedChannel:
     """Open a channel with confirms that no reply address can close. `reopens`: a channel that RabbitMQ closes because
     the user may not publish is replaced."""
-    takes_any = _version(connection.server_version) >= FIRST_THAT_TAKES_ANY
+    takes_any = version_of(connection.server_version) >= FIRST_THAT_TAKES_ANY
     direct = DirectReplies(open_another, clock=clock)
     channel = await connection.channel(confirms=True)
     reopen = (lambda: connection.channel(confirms=True)) if reopens else None
     return GuardedChannel(channel, direct, takes_any=takes_any, reopen=reopen)
 
 
-def _version(text: str) -> tuple[int, ...]:
+def version_of(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version of RabbitMQ."""
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 

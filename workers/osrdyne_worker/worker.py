@@ -110,7 +110,7 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             self._runtime = RuntimeContext(self._settings, self._clock, partial(_spawn, group), self.request_exit)
             self._processor: Processor = self._parts.make_processor(
-                self._runtime, self._parts.loader.context, on_alone=self._update_queues
+                self._runtime, self._parts.loader.context, on_alone=self._alone_changed
             )
             if self._parts.owns_process:
                 self._watchdog = LoopWatchdog(
@@ -257,6 +257,13 @@ class Worker:
                     self._report_state(**{EMPTY_PROBE_FIELD: probe_id})
         finally:
             intake.close()
+
+    def _alone_changed(self) -> None:
+        """Stop consuming before a suspect runs alone, and continue after it."""
+        self._update_queues()
+        if not self._processor.runs_alone and not self._queues.value:
+            # Paused meanwhile: the requests that have waited here for the end of the suspect must not run.
+            self._processor.requeue()
 
     def _update_queues(self) -> None:
         """Consume the desired queues, or none while the worker must not take requests."""

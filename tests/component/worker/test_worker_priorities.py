@@ -14,6 +14,7 @@ from osrdyne.amqp import Message
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection
 from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import App, Call
 from osrdyne_worker.requests.scheduling.priorities import PriorityLevels, Slots
@@ -44,6 +45,9 @@ class Scene(Bench):
             await self.go.wait()
 
         return app
+
+    def alone_changed(self) -> None:
+        self.queues.set(() if self.processor.runs_alone else QUEUES)
 
     async def put(self, queue: QueueName, *names: str) -> None:
         for name in names:
@@ -211,3 +215,30 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> No
         await middle
         assert not low.done()
         slots.release()
+
+
+@pytest.mark.parametrize("concurrency", [2])
+@pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
+async def test_suspect_returns_no_request_where_rabbitmq_would_count_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Requests that were returned so that a suspect could run alone became suspects themselves, and then poison."""
+    monkeypatch.setattr(FakeConnection, "server_version", version)
+    returned = []
+
+    async def note(command: Command) -> None:
+        if command.name in {"nack", "reject"} and command.done:
+            returned.append(command.target)
+
+    await scene.put(LOW, *(f"low {number}" for number in range(6)))
+    dead = await scene.connection.channel()
+    consumer = await dead.consume(LOW, prefetch=4)
+    await consumer.get()
+    await dead.close()
+    scene.broker.hook = note
+    await scene.serve()
+    await scene.clock.advance(300.0)
+    assert sorted(scene.served) == [f"low {number}" for number in range(6)]
+    assert scene.served[:2] == ["low 4", "low 5"], "suspects run last"
+    if version != "4.3.6":
+        assert returned == []

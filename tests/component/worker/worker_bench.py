@@ -72,7 +72,11 @@ class Bench:
                 retries=Retries(self.retry_exchange),
             ),
             suspect_gate=self.suspect_gate,
+            on_alone=self.alone_changed,
         )
+
+    def alone_changed(self) -> None:
+        """A suspect begins or ends to run alone."""
 
     def make_app(self) -> App:
         app = App()

@@ -170,8 +170,9 @@ class Intake:
             # The first error is enough: it has closed the channel of all consumers.
             raise failures[0]
         # Requests that have not begun. RabbitMQ delivers them to another worker, or here when the queue is consumed
-        # again.
-        self._processor.requeue(channel=channel)
+        # again. While a suspect runs alone they wait here instead, if a return would make suspects of them.
+        if not (self._processor.runs_alone and self._broker.counts_returns):
+            self._processor.requeue(channel=channel)
         log.info("no longer taking requests", queue=self._queue)
 
     def _lose_channel(self) -> None:

@@ -482,11 +482,18 @@ class Processor:
             self._reporter.report(Event.BUSY, in_flight=self._reporter.in_flight)
 
     async def _until_alone(self) -> None:
-        """Wait until no queue is consumed and all other requests have left the worker; `ALONE_TIMEOUT` at most."""
+        """Wait until no queue is consumed and no other request runs; `ALONE_TIMEOUT` at most. Others may wait in the
+        worker if RabbitMQ would count their return."""
         until = self._clock.monotonic() + ALONE_TIMEOUT
         # With a limit, because a handler that never ends keeps its request in the worker.
-        while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
+        while (self._has_others() or self.intakes) and self._clock.monotonic() < until:
             await self._clock.sleep(0.01)
+
+    def _has_others(self) -> bool:
+        return any(
+            job is not self._alone and (job.phase is not Phase.WAITING or not job.broker.counts_returns)
+            for job in self._jobs.values()
+        )
 
     async def _run_suspect(self, job: InFlight) -> Result:
         refused = self._check_text(job)  # again: the controller may have refused its text meanwhile

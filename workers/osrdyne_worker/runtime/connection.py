@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
-from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel, version_of
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerError,
@@ -48,6 +48,11 @@ class BrokerConnection:
     @property
     def is_closed(self) -> bool:
         return self.connection.is_closed
+
+    @property
+    def counts_returns(self) -> bool:
+        """Whether RabbitMQ counts each return as a failed delivery (broker: count-failures-by-reject)."""
+        return version_of(self.connection.server_version) < (4, 3)
 
     def fail(self) -> None:
         """Mark the connection as lost: a part of it did not answer."""
