@@ -131,7 +131,7 @@ class _Keys:
         return await asyncio.gather(*map(activate, keys))
 
     async def _declare_bind_publish(self, key: Key, *, careful: bool) -> None:
-        arguments: dict[str, object] = request_queue_arguments(key)
+        arguments: dict[str, object] = request_queue_arguments(NAMES, key)
         name = NAMES.request_queue(key)
         queue = await self.bare.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
         if careful:

@@ -71,7 +71,7 @@ async def _make_groups(broker: EmbeddedBroker, keys: Sequence[Key]) -> None:
         channel = await connection.channel()
         for key in keys:
             queue = NAMES.request_queue(key)
-            await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+            await channel.declare_queue(queue, arguments=request_queue_arguments(NAMES, key))
             await channel.begin_bind_queue(queue, NAMES.requests_exchange, key)
         await channel.ping()
 

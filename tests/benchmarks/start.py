@@ -111,4 +111,4 @@ async def _answer_requests(connection: amqp.Connection, key: Key) -> amqp.Consum
 
 
 async def _declare(channel: amqp.Channel, key: Key) -> None:
-    await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(key))
+    await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(NAMES, key))

@@ -178,7 +178,7 @@ class _Load:
 
     async def _ask(self, channel: amqp.Channel, requests: _Requests, key: Key) -> None:
         queue = self._names.request_queue(key)
-        await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+        await channel.declare_queue(queue, arguments=request_queue_arguments(self._names, key))
         consumer = await channel.consume(queue, prefetch=1)
         requests.sent[key] = time.time()
         await self._publisher.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)

@@ -37,7 +37,7 @@ def numbers(deliveries: list[Delivery]) -> list[int]:
 async def queue(connection: amqp.Connection, channel: Channel, pool_id: str) -> str:
     """A queue with numbered requests, of which a worker holds the first."""
     name = PoolNames(pool_id).request_queue(Key("k"))
-    await channel.declare_queue(name, arguments=request_queue_arguments(Key("k")))
+    await channel.declare_queue(name, arguments=request_queue_arguments(PoolNames(pool_id), Key("k")))
     publishing = await connection.channel(confirms=True)
     for number in range(REQUESTS):
         message = amqp.Message(body=b"%d" % number)

@@ -75,12 +75,12 @@ async def forget_new_queues(broker: EmbeddedBroker) -> None:
         channel = await connection.channel()
         await declare_topology(channel, pool_topology(NAMES.pool))
         old = [NAMES.request_queue(GOOD), *(queue.name for queue in pool_topology(NAMES.pool).queues)]
-        await channel.declare_queue(old[0], arguments=request_queue_arguments(GOOD))
+        await channel.declare_queue(old[0], arguments=request_queue_arguments(NAMES, GOOD))
         while not all(name.encode() in table.read_bytes() for name in old):
             await asyncio.sleep(0.1)
         before = table.read_bytes()
         for key in (BOUND, UNBOUND):
-            await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(key))
+            await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(NAMES, key))
         for key in (BOUND, GOOD):
             await channel.bind_queue(NAMES.request_queue(key), NAMES.requests_exchange, key)
     await broker.kill()

@@ -69,7 +69,7 @@ async def uri(grants: Grants, channel: Channel) -> str:
     names = grants.names
     await declare_topology(channel, pool_topology(names.pool))
     for key in (MINE, OTHER):
-        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
+        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(names, key))
         await channel.bind_queue(names.request_queue(key), names.requests_exchange, key)
     return await grants.credentials.uri_for(MINE, ME)
 
@@ -267,7 +267,7 @@ async def test_workers_of_odd_keys_can_take_their_requests(grants: Grants, chann
     for number, key in enumerate(ODD_KEYS.values()):
         worker_id = WorkerId(f"w{number}")
         queue, control = names.request_queue(key), names.control_queue(worker_id)
-        await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+        await channel.declare_queue(queue, arguments=request_queue_arguments(names, key))
         async with worker_channel(await grants.credentials.uri_for(key, worker_id)) as worker:
             await worker.consume(queue)
             await worker.declare_queue(control, exclusive=True, auto_delete=True)

@@ -281,7 +281,7 @@ async def test_state_of_the_groups_survives_a_restart(
     broker alone."""
     await declare_topology(channel, pool_topology(names.pool))
     for key in (Key("bound"), Key("full"), Key("empty")):
-        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
+        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(names, key))
     await channel.bind_queue(names.request_queue(Key("bound")), names.requests_exchange, "bound")
     await channel.publish(Message(body=b"1"), exchange="", routing_key=names.request_queue(Key("full")))
     async with asyncio.timeout(SOON):  # a listing shows what is ready some seconds later
@@ -404,7 +404,7 @@ class TestHostileRequests:
         [
             {},
             {"x-death": [{"reason": "{0}{x}", "queue": "q"}]},
-            {"x-death": [{"reason": "r" * FULL_FRAME, "queue": "q"}]},
+            {"x-death": [{"reason": "r" * (FULL_FRAME - 100), "queue": "q"}]},
             {"x-death": [{"reason": "delivery_limit", "queue": "q"}], "x-filler": "x" * (FULL_FRAME - 200)},
             {"x-death": [{"reason": 1}]},
             {"x-death": [{"reason": struct.pack(">d", 1.0), "queue": b"q"}]},

@@ -41,7 +41,7 @@ class Pool:
 
     async def declare(self, key: Key) -> QueueName:
         queue = self.names.request_queue(key)
-        await self.channel.declare_queue(queue, arguments=request_queue_arguments(key))
+        await self.channel.declare_queue(queue, arguments=request_queue_arguments(self.names, key))
         await self.channel.bind_queue(queue, self.names.requests_exchange, key)
         return queue
 

@@ -8,13 +8,14 @@ import pytest
 from broker_api import http_client
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
-from osrdyne.amqp import Channel
+from osrdyne.amqp import Channel, Message
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
 from osrdyne.broker.topology.policies import PolicySpec, pool_policies
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.statuses import decode_text
 
 A = Key("a")
 
@@ -94,6 +95,41 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
         await eventually(lambda: all(one.ok for one in _findings(running)))
     await management.delete_policy(names.policy)
     assert False in await findings_of(settings, "topology")
+
+
+@pytest.mark.proves("broker/policy-exchange-queue-controller")
+async def test_requests_that_expire_while_the_policy_is_missing_are_answered(
+    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
+) -> None:
+    names = PoolNames(pool_id)
+    settings = settings_of(broker_settings, pool_id, LifecycleSettings(topology_interval=3600.0))
+    replies = f"{pool_id}-callers"
+    await channel.declare_queue(replies, exclusive=True)
+    async with daemon_of(settings) as running:
+        await publish(channel, names, A, b"before")
+        assert await take(channel, names.request_queue(A), 1) == [b"before"]
+        await eventually(lambda: running.queue_of(A).is_bound)
+        await management.delete_policy(names.policy)
+        for number in range(50):
+            message = Message(b"1", reply_to=replies, correlation_id=str(number), expiration="100")
+            await channel.publish(message, exchange=names.requests_exchange, routing_key=A, mandatory=True)
+        consumer = await channel.consume(replies, no_ack=True)
+        async with asyncio.timeout(60):
+            answers = [await consumer.get() for _ in range(50)]
+    assert {decode_text(answer.headers["x-status"]) for answer in answers} == {"expired"}
+    assert sorted(int(answer.properties.correlation_id or -1) for answer in answers) == list(range(50))
+
+
+async def test_queue_of_an_earlier_version_is_used_as_it_is(
+    broker_settings: BrokerSettings, pool_id: str, channel: Channel
+) -> None:
+    """0.1 declared request queues without a dead letter exchange; RabbitMQ changes no arguments of a queue."""
+    names = PoolNames(pool_id)
+    arguments = {"x-queue-type": "quorum", "x-osrdyne-key": A}
+    await channel.declare_queue(names.request_queue(A), arguments=arguments)
+    async with daemon_of(settings_of(broker_settings, pool_id, OFTEN)):
+        await publish(channel, names, A, b"1")
+        assert await take(channel, names.request_queue(A), 1) == [b"1"]
 
 
 @pytest.mark.proves("broker/exchange-queue-exists-arguments")

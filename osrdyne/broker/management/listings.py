@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
-from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.broker.topology.declarations import is_request_queue_of
 from osrdyne.broker.topology.layout import GroupQueue, QueueLayout
 from osrdyne.protocol.names import Key, PoolNames
 
@@ -68,7 +68,7 @@ class RequestQueueListing:
             known = self._group_of(queue)
             # A queue with other arguments belongs to another program; `declare` reports the conflict when its name is
             # needed (lifecycle: token-channel-never-fails).
-            if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
+            if known is not None and is_request_queue_of(self._names, known[0], queue.arguments):
                 found.setdefault(known[0], {})[known[1]] = queue
         return {
             key: [

@@ -22,7 +22,7 @@ from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import Quarantine
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck, delete_if_proven_empty
-from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.broker.topology.declarations import is_request_queue_of, request_queue_arguments
 from osrdyne.broker.topology.layout import GroupQueue, QueueLayout
 from osrdyne.errors import (
     BrokerAccessError,
@@ -93,19 +93,22 @@ class RequestQueueCommands:
         """Declare one queue. `last`: it is the last one that the group lacks. If no other key declares a queue at the
         moment, the wait for the declaration then also persists it; many new keys share the turns of `QueueDurability`
         instead."""
-        arguments = request_queue_arguments(key)
+        arguments = request_queue_arguments(self._names, key)
         # The name of a long key holds a hash of it, and RabbitMQ does not compare the argument that holds the key
         # itself (broker: key-argument).
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
-            await self._compare(queue.name, arguments)
+            await self._is_of_earlier_version(key, queue.name)
         try:
             alone = last and self._durability.is_idle
             if not alone or not await self._declare_alone(key, queue.name, arguments):
                 await self._declare_concurrently(key, queue.name, arguments)
         except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
-            await self._compare(queue.name, arguments)
-            # The actor of this key tries again; the token and all other keys are not affected.
-            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
+            # A queue that an earlier version has declared is used as it is.
+            if not await self._is_of_earlier_version(key, queue.name):
+                # The actor of this key tries again; the token and all other keys are not affected.
+                raise BrokerConflictError(
+                    f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name
+                ) from error
         # After the confirm: a bind relies on it, and a bind to a missing queue closes T.
         self._layout.note(key, queue.priority)
 
@@ -177,16 +180,18 @@ class RequestQueueCommands:
             return False
         return True
 
-    async def _compare(self, queue: QueueName, arguments: Mapping[str, object]) -> None:
-        """Raise `BrokerConflictError` if the queue exists with other arguments. Only the HTTP API returns them: while
-        it fails, this key waits, and no other."""
-        for found in await self._list(queue):
-            if found.name == queue and dict(found.arguments) != arguments:
-                raise BrokerConflictError(
-                    f"The queue {queue} exists with other arguments ({dict(found.arguments)} instead of {arguments}): "
-                    "drain and delete it, or use another pool.id.",
-                    queue=queue,
-                )
+    async def _is_of_earlier_version(self, key: Key, queue: QueueName) -> bool:
+        """Whether an earlier version has declared the queue. Raises `BrokerConflictError` if it has arguments of
+        another program. Only the HTTP API returns them: while it fails, this key waits, and no other."""
+        found = next((one for one in await self._list(queue) if one.name == queue), None)
+        wanted = request_queue_arguments(self._names, key)
+        if found is not None and not is_request_queue_of(self._names, key, found.arguments):
+            raise BrokerConflictError(
+                f"The queue {queue} exists with other arguments ({dict(found.arguments)} instead of {wanted}): "
+                "drain and delete it, or use another pool.id.",
+                queue=queue,
+            )
+        return found is not None and dict(found.arguments) != wanted
 
     async def _list(self, queue: QueueName) -> list[QueueTotals]:
         failures = 0

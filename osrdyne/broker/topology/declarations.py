@@ -131,8 +131,26 @@ def pool_topology(pool: str) -> Topology:
     )
 
 
-def request_queue_arguments(key: Key) -> dict[str, object]:
-    """Arguments of a request queue. Values that may change later are in the pool's policy."""
+def request_queue_arguments(names: PoolNames, key: Key) -> dict[str, object]:
+    """Arguments of a request queue. Values that may change later are in the pool's policy.
+
+    The dead letter exchange is in both: requests that expire while the policy is missing, because it was deleted by
+    hand, are answered.
+    """
+    return {
+        **_former_arguments(key),
+        "x-dead-letter-exchange": names.dead_letter_exchange,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+
+
+def is_request_queue_of(names: PoolNames, key: Key, arguments: Mapping[str, object]) -> bool:
+    """Whether a queue with these arguments is a request queue of the key, also one that 0.1 has declared."""
+    return dict(arguments) in (request_queue_arguments(names, key), _former_arguments(key))
+
+
+def _former_arguments(key: Key) -> dict[str, object]:
     return {"x-queue-type": "quorum", KEY_ARGUMENT: key}
 
 

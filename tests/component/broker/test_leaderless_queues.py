@@ -6,7 +6,7 @@ import pytest
 
 from osrdyne.broker.queues.request_queues import LEADERLESS_PAUSE, LEADERLESS_SILENCES
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import FakeBroker
@@ -21,7 +21,7 @@ LEADERLESS_AFTER = LEADERLESS_SILENCES * LEADERLESS_PAUSE
 def broker(clock: VirtualClock) -> FakeBroker:
     """A node with a queue that was declared and not bound when it was killed."""
     broker = FakeBroker(clock)
-    queue = broker.declare_queue(QUEUE, request_queue_arguments(A))
+    queue = broker.declare_queue(QUEUE, request_queue_arguments(PoolNames("pool"), A))
     queue.running, queue.is_leaderless = False, True
     return broker
 

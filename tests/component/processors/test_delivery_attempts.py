@@ -11,7 +11,7 @@ from replies import REPLIES, answers
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import Command, FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading
@@ -87,7 +87,7 @@ async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_
     clock: VirtualClock, broker: FakeBroker, pool: object, deadline: float | None
 ) -> None:
     # A new leader finds the queue unbound and without a leader.
-    broker.declare_queue("pool-req-a", request_queue_arguments(A)).running = False
+    broker.declare_queue("pool-req-a", request_queue_arguments(PoolNames("pool"), A)).running = False
     async with leading(clock, broker=broker) if pool is leading else managing(clock, broker) as stack:
         await publish(stack, deadline)
         await clock.advance((deadline or stack.settings.requests.ttl) - 1.0)

@@ -113,7 +113,7 @@ def test_every_binding_joins_things_declared_before_it() -> None:
 
 
 def test_request_queue_arguments_carry_the_raw_key() -> None:
-    assert request_queue_arguments(Key("é/%41")) == {"x-queue-type": "quorum", "x-osrdyne-key": "é/%41"}
+    assert request_queue_arguments(PoolNames("p"), Key("é/%41"))["x-osrdyne-key"] == "é/%41"
 
 
 def test_each_queue_of_the_controller_has_one_policy_of_the_pool() -> None:
