@@ -39,6 +39,7 @@ from osrdyne_worker.pipelines.queries.export import ExportRequest, Exports
 from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest, look_up
 from osrdyne_worker.pipelines.queries.paging import Page, StoredResults
 from osrdyne_worker.pipelines.queries.parameters import cache_key, length_of, read_parameters
+from osrdyne_worker.pipelines.queries.statements import table_of
 from osrdyne_worker.pipelines.views.caching import BackgroundCaching, cached_name, drop_cached
 from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import ResolvedDataset, SqlConfig, parse_config
@@ -397,6 +398,9 @@ def sql(call: Call, request: SqlRequest) -> Answer:
         missing = [{"field": "query", "message": "Field required"}]
         raise RequestError("Field query is missing.", error_code="invalid_request", details={"fields": missing})
     parameters = read_parameters(request.parameters)
+    shown = table_of(query, views=data.views, explain=lambda text, mode: _explained(data, text, parameters, mode))
+    if shown is not None:
+        return Answer(shown.slice(0, min(shown.num_rows, _row_limit(data.config, request.limit))))
     if request.page_size is not None:
         return _first_page(call, data, query, parameters, size=request.page_size, limit=request.limit)
     if call.stream_bytes is not None and is_streamable(data.session):
@@ -508,8 +512,11 @@ def lookup(calls: list[Call], requests: list[LookupRequest]) -> list[Answer | Re
 def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
     data: SqlData = call.context.state
     parameters = read_parameters(request.parameters)
-    plan = _guarded(data, lambda: explained_plan(data.frame(request.query, parameters), request.mode))
-    return {"plan": plan, "mode": request.mode}
+    return {"plan": _explained(data, request.query, parameters, request.mode), "mode": request.mode}
+
+
+def _explained(data: SqlData, query: str, parameters: Parameters | None, mode: str) -> str:
+    return _guarded(data, lambda: explained_plan(data.frame(query, parameters), mode))
 
 
 @app.handler("/schema")
