@@ -152,6 +152,12 @@ class Metrics:
             ["table", "partition"],
             registry=registry,
         )
+        self.telemetry_old_events = Counter(
+            "osrdyne_telemetry_old_events",
+            "Stored events that were more than a year old when they arrived, by table and partition.",
+            ["table", "partition"],
+            registry=registry,
+        )
         self.telemetry_copies = Counter(
             "osrdyne_telemetry_copies",
             "Messages that ingests have dropped or marked as copies.",

@@ -16,6 +16,7 @@ from osrdyne.config.profiles import LEAST_HEAP, Footprint, PlacementName, Profil
 from osrdyne.config.types import Duration, MasterUri, PublicMarker, Size, SparkConf
 from osrdyne.config.types import Model as Model
 from osrdyne.errors import InvalidKeyError
+from osrdyne.protocol.event_mapping import mapping_from_settings
 from osrdyne.protocol.names import is_pool_id, parse_key
 from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, MasterKind, parse_spark_master, shown_master
 from osrdyne.protocol.uri import TlsFiles, tls_of, with_tls
@@ -791,6 +792,16 @@ class LastValueSettings(Model):
         description="How far the time of an event may be after its arrival at the ingress. A later time is replaced by "
         "that of the arrival, so that a device whose clock is wrong does not hide later values.",
     )
+    mapping: dict[str, str] = Field(
+        default_factory=dict,
+        description="How messages become events: `preset`, and what differs from it, as in the tables of the log.",
+    )
+
+    @field_validator("mapping")
+    @classmethod
+    def _valid_mapping(cls, value: dict[str, str]) -> dict[str, str]:
+        mapping_from_settings(value)
+        return value
 
     @field_validator("uri")
     @classmethod

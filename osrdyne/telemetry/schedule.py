@@ -53,7 +53,8 @@ class TableRules:
 @dataclass(frozen=True, slots=True)
 class IngestAnswer:
     """The answer to `/ingest`. `next_after`: seconds until the throttle of the table allows the next ingest. `purged`:
-    rows that the storage limit has removed. `table_rows`, `table_bytes`: of the whole table, if the answer has them."""
+    rows that the storage limit has removed. `old`: events that were more than a year old when they arrived.
+    `table_rows`, `table_bytes`: of the whole table, if the answer has them."""
 
     start: int
     stop: int
@@ -64,6 +65,7 @@ class IngestAnswer:
     position_saved: bool = False
     copies: int = 0
     purged: int = 0
+    old: int = 0
     table_rows: int | None = None
     table_bytes: int | None = None
 
@@ -104,6 +106,7 @@ class IngestAnswer:
             position_saved=document.get("position_saved") is True,
             copies=_count(document.get("copies", 0)),
             purged=_count(used.get("purged", 0)),
+            old=_count(document.get("old", 0)),
             table_rows=_count(used["rows"]) if "rows" in used else None,
             table_bytes=_count(used["bytes"]) if "bytes" in used else None,
         )

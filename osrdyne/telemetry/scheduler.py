@@ -222,6 +222,7 @@ class IngestScheduler:
         labels = {"table": name, "partition": str(partition)}
         self._metrics.telemetry_stored_events.labels(**labels).inc(answer.rows)
         self._metrics.telemetry_invalid_events.labels(**labels).inc(answer.invalid)
+        self._metrics.telemetry_old_events.labels(**labels).inc(answer.old)
         self._metrics.telemetry_copies.labels(table=name).inc(answer.copies)
         self._metrics.telemetry_purged_rows.labels(table=name).inc(answer.purged)
         if answer.table_rows is not None and answer.table_bytes is not None:

@@ -26,6 +26,7 @@ from osrdyne.broker.topology.telemetry import plan_log, streams_of
 from osrdyne.config.models import Settings, TelemetrySettings
 from osrdyne.errors import BrokerError, BrokerNotFoundError, ConfigurationError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.event_mapping import mapping_from_settings
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.query import open_store
 from osrdyne.telemetry.last_values.store import LastValueStore
@@ -84,6 +85,7 @@ class LastValueReader:
         clock: Clock,
     ) -> None:
         self._names, self._settings = names, settings
+        self._mapping = mapping_from_settings(settings.last_values.mapping)
         self._store = store
         self._options = options
         self._management = management
@@ -216,6 +218,7 @@ class LastValueReader:
                     next_offset=several[-1].messages[-1].offset + 1,
                     max_future=self._settings.last_values.max_future,
                     lost=sum(piece.lost for piece in several),
+                    mapping=self._mapping,
                 )
                 for partition, several in _by_partition(batch)
             ]

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.protocol.event_mapping import EVENTS, EventMapping
 from osrdyne.protocol.events import Event, enqueued_time, parse_message
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 
@@ -74,16 +75,22 @@ class Changes:
 
 
 def fold(
-    messages: Iterable[StreamMessage], *, partition: int, next_offset: int, max_future: float, lost: int = 0
+    messages: Iterable[StreamMessage],
+    *,
+    partition: int,
+    next_offset: int,
+    max_future: float,
+    lost: int = 0,
+    mapping: EventMapping = EVENTS,
 ) -> Changes:
-    """The newest events of messages by key and series. `max_future`: seconds. Raises nothing, whatever the messages
-    contain."""
+    """The newest events of messages by key and series. `max_future`: seconds. `mapping`: how messages become events.
+    Raises nothing, whatever the messages contain."""
     newest: dict[tuple[str, str], LastValue] = {}
     events = late = future = invalid = 0
     limit = round(max_future * 1_000_000)
     for message in messages:
         enqueued = _enqueued(message)
-        parsed = parse_message(message.body, encoding=message.content_encoding, enqueued=enqueued)
+        parsed = parse_message(message.body, encoding=message.content_encoding, enqueued=enqueued, mapping=mapping)
         invalid += len(parsed.invalid)
         if not parsed.events or enqueued is None:
             continue

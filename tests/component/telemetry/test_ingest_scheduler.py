@@ -259,9 +259,10 @@ def test_other_documents_are_no_answers(document: object) -> None:
         IngestAnswer.parse(document)
 
 
-async def test_copies_and_storage_of_the_answers_are_metrics(world: World, clock: VirtualClock) -> None:
+async def test_copies_old_events_and_storage_of_the_answers_are_metrics(world: World, clock: VirtualClock) -> None:
     storage = {"rows": 500, "bytes": 9_000, "purged": 40}
-    answer = {"offsets": {"start": 0, "stop": 5, "end": 9}, "rows": 5, "invalid": 0, "copies": 2, "storage": storage}
+    counts = {"rows": 5, "invalid": 0, "copies": 2, "old": 4}
+    answer = {"offsets": {"start": 0, "stop": 5, "end": 9}, "storage": storage, **counts}
     world.fault = lambda key: Reply(body=json.dumps(answer).encode()) if len(world.requests) < 4 else None
     world.write(9)
     async with world.scheduling(COLD):
@@ -271,3 +272,5 @@ async def test_copies_and_storage_of_the_answers_are_metrics(world: World, clock
         for name in ("copies_total", "purged_rows_total", "table_rows", "table_bytes")
     }
     assert values == {"copies_total": 6, "purged_rows_total": 120, "table_rows": 500, "table_bytes": 9_000}
+    of_partition = {"table": "cold", "partition": "0"}
+    assert world.metrics.registry.get_sample_value("osrdyne_telemetry_old_events_total", of_partition)

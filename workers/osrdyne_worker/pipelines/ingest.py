@@ -7,6 +7,7 @@ See docs/reference/telemetry/ingest.md.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from osrdyne.amqp.streams import StreamRange
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, OsrdyneError, StreamDataLostError
 from osrdyne.ingress.quotas.tiers import EVENT_BLOCK_BYTES, STORE_TIERS
 from osrdyne.logs import get_logger
+from osrdyne.protocol.event_mapping import EventMapping, mapping_from_settings
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.rates import EventRate, rate_from_wire
 from osrdyne.telemetry.positions import READER, ReaderPosition, parameter_of
@@ -106,6 +108,18 @@ class TableConfig(BaseModel):
     units: int = Field(1, ge=1, le=10)
     catch_up: float = Field(1.0, ge=1.0, le=2.0)
     """Multiplies the rate of the tier and its units."""
+    mapping: dict[str, str] = Field(default_factory=dict)
+    """How messages become events: a preset, and what differs from it."""
+
+    @field_validator("mapping")
+    @classmethod
+    def _valid_mapping(cls, value: dict[str, str]) -> dict[str, str]:
+        mapping_from_settings(value)
+        return value
+
+    @property
+    def event_mapping(self) -> EventMapping:
+        return mapping_from_settings(self.mapping)
 
     @property
     def storage_limit(self) -> StorageLimit:
@@ -293,17 +307,25 @@ def _ingest(
         "rows": 0,
         "invalid": 0,
         "copies": 0,
+        "old": 0,
         "offsets": {"start": wanted.start, "stop": wanted.stop, "end": wanted.end},
         "files": [],
         "commit": None if last is None else last.number,
     }
     if wanted.is_commit:
-        commit = _store(session, ingest, wanted)
+        commit, old = _store(session, ingest, wanted)
         answer |= {"rows": commit.rows, "invalid": commit.invalid, "copies": commit.copies, "commit": commit.number}
+        answer["old"] = old
         answer["files"] = [one.path for one in (*commit.files, *commit.invalid_files)]
         # From here an error of the table must not fail the request: its events are stored.
         purged += _purge_after_commit(ingest)
         log.info("telemetry stored", **{name: answer[name] for name in ("table", "partition", "rows", "invalid")})
+        if old:
+            log.warning(
+                "events were more than a year old when they arrived",
+                **{name: answer[name] for name in ("table", "partition", "old")},
+                remedy="check the unit of ts (mapping.ts_unit of the table) and the clocks of the devices",
+            )
     if allowed is not None:
         answer["blocks"] = allowed.blocks
         answer["next_after"] = next_after(allowed.free_at, time.time()) if wanted.stop < wanted.end else 0.0
@@ -538,20 +560,24 @@ def _find_copies(session: Any, ingest: Ingest, wanted: Range) -> Copies | None:
     )
 
 
-def _store(session: Any, ingest: Ingest, wanted: Range) -> Commit:
-    """Let Spark write the rows of a range, and commit them."""
-    copies, results = None, []
+def _store(session: Any, ingest: Ingest, wanted: Range) -> tuple[Commit, int]:
+    """Let Spark write the rows of a range, and commit them; also return how many events were old when they arrived."""
+    copies: Copies | None = None
+    results: list[str] = []
     if wanted.stop > wanted.start:
         with _lost_data_reported(ingest, wanted):
             copies = _find_copies(session, ingest, wanted)
             results = _write(session, ingest, wanted, copies)
-    return store(ingest.table, wanted, results, partition=ingest.partition, copies=len(copies or ()))
+    commit = store(ingest.table, wanted, results, partition=ingest.partition, copies=len(copies or ()))
+    return commit, sum(json.loads(result).get("old", 0) for result in results)
 
 
 def _write(session: Any, ingest: Ingest, wanted: Range, copies: Copies | None) -> list[str]:
     """Let Spark write the rows of a range; return what its tasks have returned."""
     change = None if copies is None or not len(copies) else copies.applied
-    task = WriteRange(str(ingest.table.directory), ingest.partition, wanted.number, change)
+    task = WriteRange(
+        str(ingest.table.directory), ingest.partition, wanted.number, change, ingest.settings.event_mapping
+    )
     return [row.result for row in _messages(session, ingest, wanted).mapInArrow(task, "result STRING").collect()]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import pickle
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from stored_telemetry import START, committed, events, ingest, next_of, on_disk, stored, write
 
+from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.errors import StreamDataLostError
+from osrdyne.protocol.event_mapping import mapping_from_settings
+from osrdyne_sources.rabbit_stream.rows import to_batch
 from osrdyne_worker.pipelines.telemetry import table as tables
-from osrdyne_worker.pipelines.telemetry.data_files import MAX_OPEN
+from osrdyne_worker.pipelines.telemetry.data_files import MAX_OPEN, WriteRange
 from osrdyne_worker.pipelines.telemetry.ranges import Range, next_range, store
 from osrdyne_worker.pipelines.telemetry.table import (
     KEEP_REMOVED,
@@ -48,6 +53,15 @@ def test_ingests_continue_where_the_last_commit_ends(table: Table) -> None:
     assert table.positions() == {0: 150}
     assert next_of(table, end=150) == Range(3, 150, 150, 150)
     assert committed(table) == on_disk(table)
+
+
+def test_task_maps_messages_and_counts_old_events(table: Table) -> None:
+    body = b'{"a": 1, "b": 2, "ts": "1970-01-20"}'
+    sent = StreamMessage(0, "", "P-log-0", body, {"x-osrdyne-key": "k", "x-osrdyne-enqueued": START})
+    task = WriteRange(str(table.directory), 0, 1, mapping=mapping_from_settings({"preset": "flat"}))
+    (result,) = pickle.loads(pickle.dumps(task))(iter([to_batch("P-log-0", [sent])]))  # as Spark sends it
+    found = json.loads(result.column(0)[0].as_py())
+    assert (found["old"], found["files"][0]["rows"]) == (2, 2)
 
 
 def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
+from osrdyne.protocol.event_mapping import EVENTS as EVENTS_AS_THEY_ARE
+from osrdyne.protocol.event_mapping import EventMapping, mapping_from_settings
+from osrdyne.telemetry.last_values.values import fold
 from osrdyne_sources.rabbit_stream.rows import to_batch
-from osrdyne_worker.pipelines.telemetry.events import EVENTS, INVALID, KEPT_BYTES, Parsed, parse
+from osrdyne_worker.pipelines.telemetry.events import EVENTS, INVALID, KEPT_BYTES, Parsed, count_old, parse
 
 ENQUEUED = 1_795_341_600_123
 HEADERS = {"x-osrdyne-key": "site/ü", "x-osrdyne-enqueued": ENQUEUED}
@@ -24,8 +27,8 @@ def message(body: object, *, offset: int = 7, headers: Any = HEADERS, **properti
     return StreamMessage(offset, "", "P-log-2", text, headers, message_id="m", **properties)
 
 
-def parsed(*messages: StreamMessage) -> Parsed:
-    return parse(to_batch("P-log-2", messages), partition=2)
+def parsed(*messages: StreamMessage, mapping: EventMapping = EVENTS_AS_THEY_ARE) -> Parsed:
+    return parse(to_batch("P-log-2", messages), partition=2, mapping=mapping)
 
 
 def test_event_with_all_fields_is_a_row() -> None:
@@ -56,6 +59,7 @@ def test_event_with_all_fields_is_a_row() -> None:
         ({"value": None}, {"value": None, "value_text": None}),
         ({"ts": 1_500}, {"ts": datetime.fromtimestamp(1.5, UTC)}),
         ({"ts": "1970-01-01T00:00:01.5"}, {"ts": datetime.fromtimestamp(1.5, UTC)}),
+        ({"quality": 192.0}, {"quality": "192"}),
         ({}, {"ts": datetime.fromtimestamp(ENQUEUED / 1000, UTC)}),
         ({"series": "\ud800", "\udfff": "\ud800"}, {"series": "?", "attributes": [("?", "?")]}),
     ],
@@ -128,10 +132,29 @@ BODIES = st.lists(
 )
 
 
+def test_table_and_last_values_read_the_same_events() -> None:
+    sent, mapping = message({"t": 21.5}), mapping_from_settings({"preset": "flat"})
+    assert parsed(sent, mapping=mapping).events.column("series").to_pylist() == ["t"]
+    (value,) = fold([sent], partition=2, next_offset=8, max_future=1, mapping=mapping).values
+    assert (value.series, value.value) == ("t", 21.5)
+
+
+@pytest.mark.parametrize("bad", [b"NaN", b"-Infinity", b"9" * 5_000, b'0, "note": NaN', b'0, "note": [1e999]'])
+def test_number_that_is_not_json_makes_only_its_event_invalid(bad: bytes) -> None:
+    body = b'\xef\xbb\xbf[{"series": "a", "value": 1}, {"series": "b", "value": ' + bad + b"}]"
+    found = parsed(message(body))
+    assert [found.events.column("index").to_pylist(), found.invalid.column("index").to_pylist()] == [[0], [1]]
+
+
+def test_events_that_are_old_when_they_arrive_are_counted() -> None:
+    sent = [{"series": "a", "ts": ts} for ts in ("1970-01-01", "2026-11-20", "2024-01-01")]
+    assert count_old(parsed(message(sent)).events) == 2
+
+
 def expected_indexes(body: bytes) -> list[int]:
     """The index of each event of a message; -1 if the message has none because it is invalid."""
     try:
-        document = json.loads(body.decode())
+        document = json.loads(body.decode("utf-8-sig"))
     except ValueError:
         return [-1]
     if isinstance(document, dict):

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from osrdyne_worker.pipelines.telemetry.events import Parsed, parse
+from osrdyne.protocol.event_mapping import EVENTS, EventMapping
+from osrdyne_worker.pipelines.telemetry.events import Parsed, count_old, parse
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
 from osrdyne_worker.pipelines.telemetry.table import (
     INVALID_EVENTS,
@@ -49,7 +50,8 @@ class _OpenFile:
 
 
 class DataFileWriter:
-    """Writes rows of one partition to files by hour. Raises OSError; then call `abort`."""
+    """Writes rows of one partition to files by hour. Raises OSError; then call `abort`. `old`: events of `write` that
+    were more than a year old when they arrived."""
 
     def __init__(self, directory: Path, *, partition: int, number: int, is_sorted: bool = False) -> None:
         self._directory = directory
@@ -58,8 +60,10 @@ class DataFileWriter:
         self._open: dict[str, _OpenFile] = {}  # the least recently used first
         self._written: list[Path] = []
         self._done: list[DataFile] = []
+        self.old = 0
 
     def write(self, parsed: Parsed) -> None:
+        self.old += count_old(parsed.events)
         self.append(parsed.events)
         self.append(parsed.invalid, invalid=True)
 
@@ -143,19 +147,20 @@ def _by_hour(rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
 @dataclass(frozen=True)
 class WriteRange:
     """The function of one Spark task: parses its messages, writes their rows, and returns the names of the files.
-    `change` is applied to the rows before they are written."""
+    `mapping`: how messages become events. `change` is applied to the rows before they are written."""
 
     directory: str
     partition: int
     number: int
     change: Callable[[Parsed], Parsed] | None = None
+    mapping: EventMapping = EVENTS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = DataFileWriter(Path(self.directory), partition=self.partition, number=self.number)
 
         def write() -> None:
             for batch in batches:
-                parsed = parse(batch, partition=self.partition)
+                parsed = parse(batch, partition=self.partition, mapping=self.mapping)
                 writer.write(parsed if self.change is None else self.change(parsed))
 
         yield write_files(writer, write)
@@ -175,6 +180,7 @@ def write_files(writer: DataFileWriter, write: Callable[[], None]) -> pa.RecordB
         raise
     else:
         result = {"files": [asdict(one) for one in files], "invalid_files": [asdict(one) for one in invalid]}
+        result["old"] = writer.old
     return pa.RecordBatch.from_arrays([pa.array([json.dumps(result)])], schema=RESULT)
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from osrdyne.aio.tasks import collector_paused
+from osrdyne.protocol.event_mapping import EVENTS as AS_THEY_ARE
+from osrdyne.protocol.event_mapping import EventMapping
 from osrdyne.protocol.events import Event, InvalidEvent, enqueued_time, parse_message
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 
@@ -65,7 +67,11 @@ class Parsed:
     invalid: pa.RecordBatch
 
 
-def parse(messages: pa.RecordBatch, *, partition: int) -> Parsed:
+OLD_AFTER = 365 * 86_400 * 1_000_000
+"""Microseconds: an event that is older when it arrives probably has a wrong time."""
+
+
+def parse(messages: pa.RecordBatch, *, partition: int, mapping: EventMapping = AS_THEY_ARE) -> Parsed:
     """Parse messages of one partition, in the columns of `rabbitmq-stream`. Whatever they hold, nothing is raised."""
     keys, times = _keys_and_times(messages)
     events: list[Event] = []
@@ -77,7 +83,7 @@ def parse(messages: pa.RecordBatch, *, partition: int) -> Parsed:
     )
     with collector_paused():
         for number, (enqueued, encoding, body) in enumerate(columns):
-            parsed = parse_message(body, encoding=encoding, enqueued=enqueued)
+            parsed = parse_message(body, encoding=encoding, enqueued=enqueued, mapping=mapping)
             events += parsed.events
             messages_of_events += [number] * len(parsed.events)
             if parsed.invalid:
@@ -111,6 +117,12 @@ def parse(messages: pa.RecordBatch, *, partition: int) -> Parsed:
         _batch(EVENTS, of_event, of_message, messages_of_events),
         _batch(INVALID, of_invalid, of_message, messages_of_invalid),
     )
+
+
+def count_old(events: pa.RecordBatch) -> int:
+    """How many events were more than a year old when they arrived."""
+    arrived, happened = (events.column(name).cast(pa.int64()) for name in ("enqueued", "ts"))
+    return pc.sum(pc.greater(pc.subtract(arrived, happened), OLD_AFTER)).as_py() or 0
 
 
 def identify(messages: pa.RecordBatch) -> pa.RecordBatch:
