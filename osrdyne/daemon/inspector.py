@@ -37,7 +37,7 @@ from osrdyne.pool.state.groups.pins import PinStore
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.observed import ObservedQueue, ObservedWorkers
 from osrdyne.pool.state.queues.backlog import Waiting
-from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.queues.lag import Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
@@ -217,9 +217,9 @@ class DaemonInspector:
         term = self._state.term
         return [] if term is None else self._waiting(term.state.backlog.waiting())
 
-    def lags(self) -> tuple[Lag | None, list[Lag]]:
+    def lags(self) -> Lags:
         term = self._state.term
-        return (None, []) if term is None else (term.groups.lags.pool(), term.groups.lags.groups())
+        return Lags() if term is None else term.groups.lags.current()
 
     async def telemetry(self) -> LogStatus | None:
         term = await self._leading()

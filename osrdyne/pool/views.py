@@ -19,7 +19,7 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.routing.circuits import CircuitView
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.state.groups.transitions import GroupStatus
-from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.queues.lag import Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, WorkerId
@@ -396,8 +396,8 @@ class PoolInspector(PoisonInspector, ManifestInspector, CircuitInspector, QueueI
         """Waiting requests by priority level, over all groups; empty while not leading."""
         ...
 
-    def lags(self) -> tuple[Lag | None, list[Lag]]:
-        """The lag of all groups together, and of those in which requests wait; None and none while not leading."""
+    def lags(self) -> Lags:
+        """The lag of all groups together, and of those in which requests wait; neither while not leading."""
         ...
 
     async def telemetry(self) -> LogStatus | None:

@@ -16,12 +16,18 @@ class LagFigures(BaseModel):
 
     messages: int = Field(description="Requests that no worker has taken.")
     seconds: float | None = Field(description="Age of the oldest of them; null: not known.")
-    a_minute: float = Field(description="Growth of their number in a minute; negative: they become fewer.")
-    drained_in: float | None = Field(description="Seconds until none wait, at that rate; null: never.")
+    a_minute: float | None = Field(
+        description="Growth of their number in a minute; negative: they become fewer; null: not known before a "
+        "second listing."
+    )
+    drained_in: float | None = Field(
+        description="Seconds after `as_of` until none wait, at that rate; null: never, or `a_minute` is not known."
+    )
 
     @classmethod
     def of(cls, lag: Lag) -> LagFigures:
-        return cls(messages=lag.messages, seconds=lag.seconds, a_minute=60 * lag.slope, drained_in=lag.drained_in)
+        a_minute = None if lag.slope is None else 60 * lag.slope
+        return cls(messages=lag.messages, seconds=lag.seconds, a_minute=a_minute, drained_in=lag.drained_in)
 
 
 class GroupLag(LagFigures):
@@ -35,6 +41,10 @@ class PoolLag(BaseModel):
 
     pool: str
     leading: bool
+    as_of: float | None = Field(
+        description="When the queues were listed, seconds since the epoch; all figures are of this time. null: not "
+        "yet, or not leading."
+    )
     total: LagFigures | None = Field(
         description="Of all groups; null while not leading, and for a token that may not see all keys."
     )
@@ -48,15 +58,22 @@ def lag_routes(inspector: PoolInspector) -> APIRouter:
     async def lag(request: Request) -> PoolLag:
         principal = principal_of(request)
         may = principal.may
-        total, groups = inspector.lags()
+        lags = inspector.lags()
+        total = lags.pool
         if principal.is_limited(Grant.VIEW):
             total = None
         shown = [
             GroupLag(key=one.key, **LagFigures.of(one).model_dump())
-            for one in groups
+            for one in lags.groups
             if one.key is not None and may(Grant.VIEW, one.key)
         ]
         figures = None if total is None else LagFigures.of(total)
-        return PoolLag(pool=inspector.pool, leading=inspector.leadership().leading, total=figures, groups=shown)
+        return PoolLag(
+            pool=inspector.pool,
+            leading=inspector.leadership().leading,
+            as_of=lags.as_of,
+            total=figures,
+            groups=shown,
+        )
 
     return router

@@ -36,7 +36,7 @@ from osrdyne.pool.routing.manifest_store import Document, KeptManifest, Manifest
 from osrdyne.pool.routing.routes import RouteChange
 from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.pool.state.queues.created_queues import policy_of_record
-from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.queues.lag import Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
@@ -86,8 +86,7 @@ class FakeInspector:
     process_views: list[ProcessView] = field(default_factory=list)
     waiting_views: list[WaitingView] = field(default_factory=list)
     retrying_requests: dict[int, int] = field(default_factory=dict)
-    group_lags: list[Lag] = field(default_factory=list)
-    """The lag of the pool first."""
+    group_lags: Lags = field(default_factory=Lags)
     log_status: LogStatus | None = None
     newest: list[LastValue] = field(default_factory=list)
     """Last values, ordered by series."""
@@ -127,8 +126,8 @@ class FakeInspector:
     def waiting(self) -> list[WaitingView]:
         return self.waiting_views if self.leading else []
 
-    def lags(self) -> tuple[Lag | None, list[Lag]]:
-        return (self.group_lags[0], self.group_lags[1:]) if self.leading and self.group_lags else (None, [])
+    def lags(self) -> Lags:
+        return self.group_lags if self.leading else Lags()
 
     async def telemetry(self) -> LogStatus | None:
         self._fail()

@@ -28,7 +28,7 @@ from osrdyne.ingress.circuits.state import CircuitState
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 from osrdyne.metrics import Metrics
 from osrdyne.pool.routing.circuits import CircuitView
-from osrdyne.pool.state.queues.lag import Lag
+from osrdyne.pool.state.queues.lag import Lag, Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import ComponentView, ReloadOutcome, ReloadView, WaitingView
 from osrdyne.protocol.names import Key
@@ -599,9 +599,11 @@ async def test_use_of_quotas_is_shown_and_measured(api: httpx.AsyncClient) -> No
 
 
 async def test_lag_is_that_of_the_pool_and_of_its_groups(pool: FakeInspector, api: httpx.AsyncClient) -> None:
-    pool.group_lags = [Lag(None, 7, 2.0, 0.5, None), Lag(Key("a"), 7, 2.0, -0.1, 70.0)]
+    pool.group_lags = Lags(1_700.5, Lag(None, 7, 2.0, 0.5, None), [Lag(Key("a"), 7, 2.0, -0.1, 70.0)])
     found = (await api.get("/v1/lag")).json()
+    assert found["as_of"] == 1_700.5
     assert found["total"] == {"messages": 7, "seconds": 2.0, "a_minute": 30.0, "drained_in": None}
     assert found["groups"] == [{"key": "a", "messages": 7, "seconds": 2.0, "a_minute": -6.0, "drained_in": 70.0}]
     pool.leading = False
-    assert (await api.get("/v1/lag")).json() == {"pool": "fake", "leading": False, "total": None, "groups": []}
+    nothing = {"as_of": None, "total": None, "groups": []}
+    assert (await api.get("/v1/lag")).json() == {"pool": "fake", "leading": False, **nothing}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
 import pytest
 import structlog
 from hypothesis import given
@@ -9,11 +14,13 @@ from hypothesis import strategies as st
 
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.pool.state.queues.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
-from osrdyne.pool.state.queues.lag import GROWING_LISTINGS, GroupLags, HoltTrend
+from osrdyne.pool.state.queues.lag import GROWING_LISTINGS, GroupLags, LineTrend
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 
 A, B = Key("a"), Key("b")
+RECORDED = json.loads((Path(__file__).parent / "recorded_backlogs.json").read_text())
+"""Queues of RabbitMQ 3.10 that were listed every 5 s: time, the listed number, and the true one (decision 0139)."""
 
 
 def listed(key: Key, **ready: int) -> ListedQueue:
@@ -98,23 +105,36 @@ async def test_lag_has_the_figures_of_the_latest_listing() -> None:
     world = World()
     world.backlog.note(Key("a"), None, world.clock.monotonic() + 30.0)
     await world.listing(a=1, b=3, c=0)
-    [first, second] = world.lags.groups()
+    lags = world.lags.current()
+    [first, second] = lags.groups
     assert (first.key, first.messages, first.seconds) == ("b", 3, 60.0)  # from before the term
     assert (second.key, second.messages, second.seconds) == ("a", 1, 30.0)
-    total = world.lags.pool()
+    total = lags.pool
+    assert total is not None
     assert (total.messages, total.seconds, total.drained_in) == (4, 60.0, None)
     await world.listing(a=0)
-    assert (world.lags.groups(), world.lags.pool().drained_in) == ([], 0.0)
+    ended = world.lags.current()
+    assert (ended.groups, ended.pool and ended.pool.drained_in) == ([], 0.0)
+
+
+async def test_figures_are_of_the_time_that_the_answer_names() -> None:
+    world = World()
+    assert world.lags.current().as_of is None
+    await world.listing(a=1)
+    listed_at = world.clock.time()
+    await world.clock.advance(50.0)
+    lags = world.lags.current()
+    assert (lags.as_of, [one.seconds for one in lags.groups]) == (listed_at, [60.0])
 
 
 async def test_queue_that_falls_has_a_forecast_and_one_that_grows_has_none() -> None:
     world = World()
     for number in range(10):
         await world.listing(falls=1_000 - 80 * number, grows=80 * number + 1)
-    lags = {lag.key: lag for lag in world.lags.groups()}
-    assert lags[Key("falls")].slope * 60 == pytest.approx(-80)
+    lags = {lag.key: lag for lag in world.lags.current().groups}
+    assert lags[Key("falls")].slope == pytest.approx(-80 / 60)
     assert lags[Key("falls")].drained_in == pytest.approx(280 / 80 * 60)
-    assert (round(lags[Key("grows")].slope * 60), lags[Key("grows")].drained_in) == (80, None)
+    assert (lags[Key("grows")].slope, lags[Key("grows")].drained_in) == (pytest.approx(80 / 60), None)
 
 
 async def test_lag_that_only_grows_is_logged_once() -> None:
@@ -126,9 +146,75 @@ async def test_lag_that_only_grows_is_logged_once() -> None:
     assert warned == ["a", None]  # the group, and the pool
 
 
+async def test_trend_after_one_listing_is_not_known() -> None:
+    world = World()
+    await world.listing(a=5)
+    (lag,) = world.lags.current().groups
+    assert (lag.slope, lag.drained_in) == (None, None)
+
+
+async def test_burst_that_is_served_is_no_growth() -> None:
+    world = World()
+    for waiting in (26, 92, 32):
+        await world.listing(a=waiting)
+    (lag,) = world.lags.current().groups
+    assert (lag.slope, lag.drained_in) == (-1.0, 32.0)
+
+
+def trends(name: str, step: int) -> Iterator[tuple[float, int, float]]:
+    """Time, backlog and change a minute of listings every 5 * `step` seconds of a recorded backlog, for each possible
+    first listing; without the first listing of each backlog."""
+    points = [(at, listed) for at, listed, _ in RECORDED[name]]
+    for first in range(step):
+        trend: LineTrend | None = None
+        for at, listed in points[first::step]:
+            if not listed:
+                trend = None
+            elif trend is None:
+                trend = LineTrend(listed, at)
+            else:
+                trend.add(listed, at)
+                assert trend.slope is not None
+                yield at, listed, 60 * trend.slope
+
+
+@pytest.mark.parametrize("step", [6, 12])
+@pytest.mark.parametrize(
+    ("name", "since", "until", "true", "scale"),
+    [
+        pytest.param("graph", 10, 180, 252, 252, id="the graph rises"),
+        pytest.param("graph", 250, 610, -108, 108, id="the graph falls"),
+        pytest.param("falls", 200, 610, None, 240, id="falls with noise"),
+        pytest.param("grows", 200, 610, None, 180, id="grows with noise"),
+        pytest.param("steady", 200, 610, 0, 120, id="only noise"),
+    ],
+)
+def test_recorded_backlog_has_its_true_trend(
+    name: str, since: float, until: float, true: float | None, scale: float, step: int
+) -> None:
+    """Within 10 % of `scale`: of the trend itself, or of the arrivals if they are random. All are for a minute; `true`
+    None: from the first to the last number."""
+    within = [(at, number) for at, _, number in RECORDED[name] if since <= at <= until]
+    if true is None:
+        (begin, first), (end, last) = within[0], within[-1]
+        true = 60 * (last - first) / (end - begin)
+    errors = [abs(found - true) / scale for at, _, found in trends(name, step) if since <= at <= until]
+    assert median(errors) < 0.1
+
+
+def test_recorded_burst_has_its_true_trend_as_soon_as_it_falls_between_two_listings() -> None:
+    before, checked = 0, 0
+    for at, listed, found in trends("burst", 12):
+        if any(70 < at - begin < 95 for begin in (30, 180, 330, 480)) and before > listed:
+            assert found == pytest.approx(-60, rel=0.1)
+            checked += 1
+        before = listed
+    assert checked > 4
+
+
 @given(st.floats(-50, 50), st.integers(0, 10_000), st.integers(2, 20))
 def test_a_straight_line_is_its_own_trend(slope: float, start: int, values: int) -> None:
-    trend = HoltTrend(start, 0.0)
+    trend = LineTrend(start, 0.0)
     for number in range(1, values):
         trend.add(start + slope * number, float(number))
     assert trend.slope == pytest.approx(slope, abs=1e-6)
