@@ -119,8 +119,9 @@ class Delivery:
         `requeue` it becomes a dead letter."""
         await self.channel.reject(self.tag, requeue=requeue)
 
-    def to_request(self, *, now_ms: int, key: str | None = None) -> Request:
-        """Parse the delivery as a request. `key` replaces the routing key, which differs from it in a dead letter."""
+    def to_request(self, *, now_ms: int, key: str | None = None, skew_ms: int = 0) -> Request:
+        """Parse the delivery as a request. `key` replaces the routing key, which differs from it in a dead letter.
+        `skew_ms`: by how much the clock that has set its deadline may be behind this one."""
         properties = self.properties
         return request_from_wire(
             key=self.routing_key if key is None else key,
@@ -134,6 +135,7 @@ class Delivery:
             timestamp=properties.timestamp,
             redelivered=self.redelivered,
             now_ms=now_ms,
+            skew_ms=skew_ms,
         )
 
     def to_message(self, *, headers: Mapping[str, object], expiration: str | None) -> Message:

@@ -55,8 +55,8 @@ ANSWER_MARGIN = 3.0
 """Seconds that an `expired` answer may take once the pool counts the request as expired. RabbitMQ's own clock for a
 message runs up to a second longer, because `timestamp` has whole seconds."""
 ANSWER_SLACK = 5.0 + ANSWER_MARGIN
-"""Seconds a call waits beyond its deadline for the answer `expired`, which says more than a time-out. A request counts
-as expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/reference/python-client.md)."""
+"""Seconds a call waits beyond its deadline for the answer `expired`, which says more than a time-out. The answer
+may come `requests.max_clock_skew` after the deadline, 5 s by default (docs/reference/python-client.md)."""
 
 
 class ConnectionStatus(StrEnum):

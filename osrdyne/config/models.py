@@ -496,7 +496,9 @@ class RequestSettings(Model):
         16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 allows 16 MiB by default."
     )
     max_clock_skew: Duration = Field(
-        5.0, description="Allowed difference between the clocks of client, worker and controller."
+        5.0,
+        description="Allowed difference between the clocks of client, worker and controller. It extends no "
+        "time-to-live of a route, and no `expiration`.",
     )
     reply_to_prefixes: tuple[str, ...] | None = Field(
         None,
@@ -518,9 +520,9 @@ class RequestSettings(Model):
     cleanup_interval: Duration = Field(
         30.0,
         ge=1,
-        description="Time within which a request that expires behind others is answered, counted from its deadline "
-        "plus max_clock_skew. Requests that an earlier leader forwarded and requests that were tried before take up "
-        "to 10 s longer.",
+        description="Time within which a request that expires behind others is answered, counted from its "
+        "deadline. Requests that an earlier leader forwarded and requests that were tried before take up to 10 s "
+        "longer.",
     )
 
     @field_validator("poison_drop_networks")

@@ -26,7 +26,7 @@ from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.registry import profile_obstacle
-from osrdyne.ingress.checks import KEY_CHECK, IngressChecks, age_check
+from osrdyne.ingress.checks import AGE_CHECK, KEY_CHECK, IngressChecks
 from osrdyne.ingress.policies.authorization import authorization_check, delivery_authorization_check, receive_check
 from osrdyne.ingress.policies.lifetimes import removal_check
 from osrdyne.ingress.policies.limits import delivery_checks, request_checks
@@ -761,13 +761,12 @@ def _poison_drop(policies: ActivePolicies, key: Key) -> PoisonDrop | None:
 
 def wire_checks(resources: Resources, state: TermState, routing: Routing) -> IngressChecks:
     """The checks of a managed pool, which the ingress applies and `explain` shows."""
-    skew_ms = int(resources.context.settings.requests.max_clock_skew * 1000)
     policy_of = routing.policies.of
     return IngressChecks(
         [
             KEY_CHECK,
             authorization_check(policy_of),
-            age_check(skew_ms=skew_ms),
+            AGE_CHECK,
             *request_checks(policy_of),
             routing.quotas.check(),
         ],

@@ -142,16 +142,12 @@ def check_key(arrival: Arrival, now_ms: int) -> Refusal | None:
     return None
 
 
-def check_age(request: Request, now_ms: int, *, skew_ms: int) -> Refusal | None:
+def check_age(request: Request, now_ms: int) -> Refusal | None:
     """Refuse a request whose deadline has passed: no group may be started for it."""
-    if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
+    if is_past(request.deadline_ms, now_ms=now_ms):
         return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
     return None
 
 
 KEY_CHECK = RequestCheck("key", check_key)
-
-
-def age_check(*, skew_ms: int) -> RequestCheck:
-    """The check of the deadline, with the clock difference that the pool allows."""
-    return RequestCheck("age", lambda arrival, now_ms: check_age(arrival.request, now_ms, skew_ms=skew_ms))
+AGE_CHECK = RequestCheck("age", lambda arrival, now_ms: check_age(arrival.request, now_ms))

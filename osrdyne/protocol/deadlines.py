@@ -26,29 +26,35 @@ def deadline_ms(
     expiration: object,
     timestamp: datetime | None,
     first_seen_ms: int,
+    forwarded: bool = False,
+    skew_ms: int = 0,
 ) -> int | None:
-    """The absolute deadline in milliseconds since the epoch, or None.
+    """The deadline by the clock of the receiver, in milliseconds since the epoch, or None.
 
-    The earlier of `x-deadline` and `timestamp` + `expiration`; with `expiration` alone, `first_seen_ms` + `expiration`.
+    The earlier of `x-deadline` and `timestamp` + `expiration`, plus `skew_ms`: the clock that set them may be behind by
+    so much. But not later than `first_seen_ms` + `expiration`, which depends on no other clock, and which alone counts
+    if there is nothing else. `forwarded`: `timestamp` is that of the caller, and `expiration` counts from the forward.
     Invalid values (not a number, negative, after the year 9999) count as absent.
     """
     candidates = []
     absolute = headers.get(DEADLINE_HEADER)
     if isinstance(absolute, int | float) and not isinstance(absolute, bool) and 0 <= absolute <= _MAX_MS:
-        candidates.append(int(absolute))
+        candidates.append(int(absolute) + skew_ms)
     lifetime = parse_expiration_ms(expiration)
     if lifetime is not None:
-        if timestamp is not None:
-            candidates.append(int(timestamp.timestamp() * 1000) + lifetime)
-        elif not candidates:
+        is_dated = timestamp is not None and not forwarded
+        # With `x-deadline` but no timestamp, a client limits the time in the queue only.
+        if is_dated or forwarded or not candidates:
             candidates.append(first_seen_ms + lifetime)
+        if timestamp is not None and is_dated:
+            candidates.append(int(timestamp.timestamp() * 1000) + lifetime + skew_ms)
     deadline = min(candidates, default=None)
     return None if deadline is None or deadline > _MAX_MS else deadline
 
 
-def is_past(deadline: int | None, *, now_ms: int, skew_ms: int = 0) -> bool:
-    """Whether the deadline has passed. `skew_ms`: the allowed difference between the clocks of two machines."""
-    return deadline is not None and now_ms > deadline + skew_ms
+def is_past(deadline: int | None, *, now_ms: int) -> bool:
+    """Whether the deadline has passed."""
+    return deadline is not None and now_ms > deadline
 
 
 def remaining_expiration(deadline: int | None, *, now_ms: int) -> str | None:

@@ -220,11 +220,13 @@ def request_from_wire(
     timestamp: datetime | None,
     redelivered: bool,
     now_ms: int,
+    skew_ms: int = 0,
 ) -> Request:
-    """Parse a request from the fields of a delivery; never raises.
+    """Parse a request from the fields of a delivery; never raises. `skew_ms`: by how much the clock that has set its
+    deadline may be behind this one.
 
     In a request that the controller has forwarded, `expiration` counts from the forward and `timestamp` is that of the
-    caller, so only `x-deadline` counts.
+    caller.
     """
     carries_deadline = HOPS_HEADER in headers and deadlines.DEADLINE_HEADER in headers
     return Request(
@@ -237,9 +239,11 @@ def request_from_wire(
         content_encoding=content_encoding,
         deadline_ms=deadlines.deadline_ms(
             headers=headers,
-            expiration=None if carries_deadline else expiration,
+            expiration=expiration,
             timestamp=timestamp,
             first_seen_ms=now_ms,
+            forwarded=carries_deadline,
+            skew_ms=skew_ms,
         ),
         headers=headers,
         redelivered=redelivered,

@@ -28,7 +28,7 @@ from osrdyne.config.models import BrokerSettings
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon, requests={"max_clock_skew": 0})
+    daemon = managed(make_daemon)
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
     (tmp_path / "circuits.yaml").write_text("statisticsUpdateEnabled: true")

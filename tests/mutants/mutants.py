@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "a request waits for its bind beyond its deadline",
         FORWARDER,
-        "routed.deadline.at_ms + self._skew_ms, self._clock)",
+        "routed.deadline.at_ms, self._clock)",
         "routed.deadline.at_ms * 2, self._clock)",
         (ATTEMPTS, ORPHANS, INGRESS),
     ),

@@ -52,8 +52,7 @@ class _QueueDeadlines:
 class ForwardedDeadlines:
     """The deadlines of every queue of the pool, in one term. Those that an earlier leader forwarded are unknown."""
 
-    def __init__(self, *, skew_ms: int) -> None:
-        self._skew_ms = skew_ms
+    def __init__(self) -> None:
         self._queues: dict[QueueId, _QueueDeadlines] = {}
 
     def note(self, queue: QueueId, deadline_ms: int | None) -> None:
@@ -79,7 +78,7 @@ class ForwardedDeadlines:
         """Queues in which a request has expired behind one with a later deadline, unless a worker took them. The
         queue with the earliest such deadline comes first."""
         hidden = {queue: known.first_hidden for queue, known in self._queues.items()}
-        return sorted((queue for queue in hidden if self._is_past(hidden[queue], now_ms)), key=lambda one: hidden[one])
+        return sorted((queue for queue in hidden if _is_past(hidden[queue], now_ms)), key=lambda one: hidden[one])
 
     def settle(self, queue: QueueId, waiting: int, *, now_ms: int) -> None:
         """Record that the queue holds `waiting` requests and none has expired behind another: it is due when the
@@ -87,7 +86,7 @@ class ForwardedDeadlines:
         known = self._queues.get(queue)
         if known is not None:
             latest = _last(known.deadlines, waiting)
-            known.recompute(one for one in latest if not self._is_past(one, now_ms))
+            known.recompute(one for one in latest if not _is_past(one, now_ms))
 
     def may_hide_expired(self, queue: QueueId, waiting: int, *, now_ms: int) -> bool:
         """Whether one of `waiting` requests may have expired behind an unexpired one; True if that is unknown."""
@@ -98,15 +97,16 @@ class ForwardedDeadlines:
         elif waiting > len(known):
             hides = True
         else:
-            past = [self._is_past(one, now_ms) for one in _last(known, waiting)]
+            past = [_is_past(one, now_ms) for one in _last(known, waiting)]
             # Expired ones at the head are no reason: RabbitMQ removes those itself.
             hides = False in past and True in past[past.index(False) :]
         while len(known) > 2 * waiting + SPARE:
             known.popleft()
         return hides
 
-    def _is_past(self, deadline: float, now_ms: int) -> bool:
-        return deadline < math.inf and is_past(int(deadline), now_ms=now_ms, skew_ms=self._skew_ms)
+
+def _is_past(deadline: float, now_ms: int) -> bool:
+    return deadline < math.inf and is_past(int(deadline), now_ms=now_ms)
 
 
 def _or_infinite(deadline_ms: int | None) -> float:

@@ -33,7 +33,7 @@ class SweepPlan:
     kept: Sequence[TakenRequest]
 
 
-def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: int, skew_ms: int) -> SweepPlan:
+def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: int) -> SweepPlan:
     """Decide which requests stay in the queue; `deliveries` are in the order in which they were taken.
 
     Redelivered requests come first: a worker that requeues a request during the sweep took it before the sweep began.
@@ -44,7 +44,7 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
     dead: list[tuple[TakenRequest, Status]] = []
     kept: list[TakenRequest] = []
     for one in taken:
-        if is_past(one.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
+        if is_past(one.deadline_ms, now_ms=now_ms):
             dead.append((one, Status.EXPIRED))
         # RabbitMQ counts the deliveries of its copy from zero: without this rule a request that kills workers would
         # never reach the limit.
@@ -55,7 +55,7 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
     return SweepPlan(dead, kept)
 
 
-def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
+def copy_of(taken: TakenRequest, *, now_ms: int) -> Message:
     """The message that replaces a request in its queue.
 
     RabbitMQ counts the deliveries of the copy from zero, so a header holds the count so far. The copy is marked as a
@@ -65,7 +65,7 @@ def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
     headers = {HOPS_HEADER: 0, **taken.delivery.headers, DUPLICATE_HEADER: True}
     if taken.request.delivery_count:
         headers[FAILED_DELIVERIES_HEADER] = taken.request.delivery_count
-    expiration = remaining_expiration(taken.deadline_ms, now_ms=now_ms - skew_ms)
+    expiration = remaining_expiration(taken.deadline_ms, now_ms=now_ms)
     return taken.delivery.to_message(headers=headers, expiration=expiration)
 
 

@@ -85,8 +85,7 @@ class ExpirySweeper:
         self._session = session
         self._limit_of = limit_of
         self._interval = requests.cleanup_interval
-        self._skew_ms = int(requests.max_clock_skew * 1000)
-        self.deadlines = ForwardedDeadlines(skew_ms=self._skew_ms)
+        self.deadlines = ForwardedDeadlines()
         self._failures: Counter[QueueId] = Counter()
         self._listed_at = self._clock.monotonic()
         self._swept_at: dict[QueueId, float] = {}
@@ -218,12 +217,8 @@ class ExpirySweeper:
         try:
             # Crash from here to the acknowledgement: RabbitMQ returns all of it to the head of the queue, in order.
             deliveries = await self._take(channel, queue)
-            plan = plan_sweep(
-                deliveries,
-                delivery_limit=self._limit_of(queue_id[0]),
-                now_ms=now_ms(self._clock),
-                skew_ms=self._skew_ms,
-            )
+            limit = self._limit_of(queue_id[0])
+            plan = plan_sweep(deliveries, delivery_limit=limit, now_ms=now_ms(self._clock))
             # Crash before: everything returns to the head of the queue. After: it returns too, and the dead letters are
             # answered a second time with the same status.
             await self._dead_letter(plan, queue_id, queue)
@@ -290,7 +285,7 @@ class ExpirySweeper:
     async def _requeue(self, kept: Sequence[TakenRequest], queue_id: QueueId) -> None:
         """Publish copies to the exchange and never to the queue (lifecycle: forward-to-exchange), with confirms."""
         now = now_ms(self._clock)
-        copies = [copy_of(taken, now_ms=now, skew_ms=self._skew_ms) for taken in kept]
+        copies = [copy_of(taken, now_ms=now) for taken in kept]
         await self._publish(copies, exchange=self._names.work_exchange(queue_id[1]), queue_id=queue_id)
 
     async def _publish(self, messages: Sequence[Message], *, exchange: str, queue_id: QueueId) -> None:

@@ -135,7 +135,6 @@ class Forwarder:
     ) -> None:
         requests = context.settings.requests
         self._clock, self._metrics = context.clock, context.metrics
-        self._skew_ms = int(requests.max_clock_skew * 1000)
         self._max_message_bytes = requests.max_message_bytes
         self._router = router
         self._tracker = tracker
@@ -317,7 +316,7 @@ class Forwarder:
             if not self._queue_status[routed.key].is_bound:
                 # Never longer than the request may live: a queue that cannot be bound must not hold it unacknowledged
                 # without end.
-                limit = partial(sleep_until, routed.deadline.at_ms + self._skew_ms, self._clock)
+                limit = partial(sleep_until, routed.deadline.at_ms, self._clock)
                 with self._metrics.activation_seconds.time():
                     await self._queue_status.wait_bound(routed.key, limit=limit)
         except BrokerConflictError as error:
@@ -420,7 +419,7 @@ class Forwarder:
         await self._publisher.publish(message, exchange=exchange, routing_key=routed.key, mandatory=True)
 
     def _seconds_left(self, routed: RoutedRequest) -> float:
-        return seconds_left(routed, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        return seconds_left(routed, now_ms=now_ms(self._clock))
 
     async def _acknowledge(self, delivery: Delivery) -> None:
         """Acknowledge a request; first wait for its write to the log, if there is one."""

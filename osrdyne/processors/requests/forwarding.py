@@ -99,10 +99,10 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
     return Refusal(Status.CAPACITY, detail, retry_after_ms=round(CAPACITY_RETRY_AFTER * 1000))
 
 
-def seconds_left(routed: RoutedRequest, *, now_ms: int, skew_ms: int) -> float:
+def seconds_left(routed: RoutedRequest, *, now_ms: int) -> float:
     """Seconds until the deadline of a delivery has passed; 0 if it has."""
     # One millisecond later than the deadline, so that it has passed for `is_past`, too.
-    return max(0.0, (routed.deadline.at_ms + skew_ms + 1 - now_ms) / 1000)
+    return max(0.0, (routed.deadline.at_ms + 1 - now_ms) / 1000)
 
 
 def hops_of(request: Request) -> int:
@@ -111,10 +111,10 @@ def hops_of(request: Request) -> int:
     return hops if isinstance(hops, int) and hops >= 0 else 0
 
 
-def refuse_orphan(request: Request, *, now_ms: int, skew_ms: int) -> Refusal | None:
+def refuse_orphan(request: Request, *, now_ms: int) -> Refusal | None:
     """The refusal of a request before it is routed, if any."""
     # Before everything else: no group may be started for a request whose caller has given up.
-    if (refusal := check_age(request, now_ms, skew_ms=skew_ms)) is not None:
+    if (refusal := check_age(request, now_ms)) is not None:
         return refusal
     # Ends a loop through the alternate exchange, for example when another program removes the binding each time.
     if hops_of(request) >= MAX_HOPS:
@@ -131,12 +131,8 @@ def refuse_activation(request: Request, *, known: bool) -> Refusal | None:
     return Refusal(Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids starting one.")
 
 
-def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
-    """The message of a direct pool: the deadline carried on, a hop counted, credentials removed.
-
-    `expiration` is the rest of the deadline plus the allowed clock skew: the worker checks the deadline itself, and
-    RabbitMQ must only not drop the request too early.
-    """
+def direct_message(orphan: Orphan, *, now_ms: int) -> Message:
+    """The message of a direct pool: the deadline carried on, a hop counted, credentials removed."""
     request = orphan.request
     # A worker runs code of the pool's users: it must not see the credentials by which a client was admitted.
     headers = without_identity(orphan.delivery.headers)
@@ -145,16 +141,16 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
     return orphan.delivery.to_message(
-        headers=headers, expiration=remaining_expiration(request.deadline_ms, now_ms=now_ms - skew_ms)
+        headers=headers, expiration=remaining_expiration(request.deadline_ms, now_ms=now_ms)
     )
 
 
-def arrival_of(delivery: Delivery, *, now_ms: int, trusted: bool = False) -> Arrival:
+def arrival_of(delivery: Delivery, *, now_ms: int, trusted: bool = False, skew_ms: int = 0) -> Arrival:
     """The request as the routes see it, accepted at `now_ms`. `trusted`: the ingress has set the name of its principal,
-    because the request was accepted before."""
+    because the request was accepted before. `skew_ms`: by how much the clock that set its deadline may be behind."""
     properties = delivery.properties
     published = properties.timestamp
-    request = delivery.to_request(now_ms=now_ms)
+    request = delivery.to_request(now_ms=now_ms, skew_ms=skew_ms)
     principal = request.principal if trusted else None
     # No condition, splitter or explanation sees the token.
     headers = without_identity(request.headers)
@@ -224,13 +220,10 @@ def routed_before(orphan: Orphan, names: PoolNames, *, pool_ttl: float) -> Route
     )
 
 
-def managed_message(
-    orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool, now_ms: int, skew_ms: int
-) -> Message:
+def managed_message(orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool, now_ms: int) -> Message:
     """The message of a managed pool: deadline, route, path and retries as routed, a hop counted, credentials removed.
 
-    `expiration` is the rest of the deadline plus the allowed clock skew: the worker checks the deadline itself, and
-    RabbitMQ must only not drop the request too early. A request that is `maybe_delivered` already is marked.
+    A request that is `maybe_delivered` already is marked.
     """
     delivery, request = orphan.delivery, orphan.request
     headers = without_identity(delivery.headers)
@@ -256,7 +249,7 @@ def managed_message(
         headers[DUPLICATE_HEADER] = True
     if routed.path != request.path:
         headers[PATH_HEADER] = encode_path(routed.path)
-    expiration = remaining_expiration(routed.deadline.at_ms, now_ms=now_ms - skew_ms)
+    expiration = remaining_expiration(routed.deadline.at_ms, now_ms=now_ms)
     message = delivery.to_message(headers=headers, expiration=expiration)
     # A one-way copy must not answer: the caller would get several last replies.
     return message if routed.keeps_reply else replace(message, reply_to=None)

@@ -120,7 +120,9 @@ class IngressRouter:
         if self._forgeries.is_forged_orphan(delivery):
             return None
         accepted, replay = was_accepted(delivery, self._names), is_replay(delivery, self._user)
-        arrival = arrival_of(delivery, now_ms=now_ms(self._clock), trusted=accepted or replay)
+        # The deadline of an accepted request comes from the clock of a leader.
+        skew_ms = 0 if accepted else self._skew_ms
+        arrival = arrival_of(delivery, now_ms=now_ms(self._clock), trusted=accepted or replay, skew_ms=skew_ms)
         if self._forgeries.refuses_reply_to(arrival.request, component="ingress"):
             self.count("reply-to-refused")
             return None
@@ -240,7 +242,7 @@ class IngressRouter:
         """Why the request is refused regardless of the routes."""
         now = now_ms(self._clock)
         # Both were checked before: the splitter may have made another key since, and the request may have waited.
-        return check_key(arrival, now) or refuse_orphan(arrival.request, now_ms=now, skew_ms=self._skew_ms)
+        return check_key(arrival, now) or refuse_orphan(arrival.request, now_ms=now)
 
     def _note_work_limit(self, arrival: Arrival) -> None:
         """Count the conditions that reached the work limit for this request; warn once a minute at most."""
@@ -267,7 +269,7 @@ class IngressRouter:
     def message(self, orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool) -> Message:
         """The message to publish now; a header marks one that is `maybe_delivered` already."""
         now = now_ms(self._clock)
-        return managed_message(orphan, routed, maybe_delivered=maybe_delivered, now_ms=now, skew_ms=self._skew_ms)
+        return managed_message(orphan, routed, maybe_delivered=maybe_delivered, now_ms=now)
 
     def note_published(self, routed: RoutedRequest, *, began_at: float) -> None:
         """Note a confirmed delivery for the age of the backlog and for the expiry sweeper."""

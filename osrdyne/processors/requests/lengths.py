@@ -75,7 +75,6 @@ class QueueLengths:
     ) -> None:
         self.waiting = waiting
         self._clock, self._metrics = context.clock, context.metrics
-        self._skew_ms = int(context.settings.requests.max_clock_skew * 1000)
         self._policies = policies
         self._created = created
         self._layout, self._queue_status, self._queue_commands = queues.layout, queues.status, queues.commands
@@ -128,7 +127,7 @@ class QueueLengths:
                     return None
                 limit = found.policy.max_queue_length
                 has_room = await self._take_room(routed.key, limit)
-                if not has_room and is_past(routed.deadline.at_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms):
+                if not has_room and is_past(routed.deadline.at_ms, now_ms=now_ms(self._clock)):
                     return NO_ROOM_IN_TIME
                 waited = self._clock.monotonic() - waiting.orphan.at
                 is_crowded = len(self.waiting) > MAX_WAITING or self.waiting.body_bytes > MAX_WAITING_BYTES

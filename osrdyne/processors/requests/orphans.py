@@ -16,6 +16,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.requests.forwarding import Orphan, direct_message, refuse_activation, refuse_orphan
+from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.statuses import Status
 
@@ -39,7 +40,9 @@ class DirectRouter:
         if self._forgeries.is_forged_orphan(delivery):
             return None
         now = now_ms(self._clock)
-        arrival = Arrival(delivery.to_request(now_ms=now), accepted_ms=now)
+        # The deadline of a request that was forwarded before comes from the clock of a leader.
+        skew_ms = 0 if HOPS_HEADER in delivery.headers else self._skew_ms
+        arrival = Arrival(delivery.to_request(now_ms=now, skew_ms=skew_ms), accepted_ms=now)
         if self._forgeries.refuses_reply_to(arrival.request, component="orphans"):
             self.count("reply-to-refused")
             return None
@@ -58,7 +61,7 @@ class DirectRouter:
             return Refusal(Status.INVALID, str(error))
         # No await between this and the decision: the group may end during it.
         known = self._tracker.status(key) is not None
-        refusal = refuse_orphan(request, now_ms=now, skew_ms=self._skew_ms)
+        refusal = refuse_orphan(request, now_ms=now)
         refusal = refusal or refuse_activation(request, known=known)
         if refusal is not None:
             return refusal
@@ -77,7 +80,7 @@ class DirectRouter:
 
     def message(self, orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool) -> Message:
         """The message to publish now; a direct pool marks no duplicates."""
-        return direct_message(orphan, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        return direct_message(orphan, now_ms=now_ms(self._clock))
 
     def note_published(self, routed: RoutedRequest, *, began_at: float) -> None:
         """Do nothing: a direct pool has no figures of its queues, because clients also publish straight to them."""

@@ -68,7 +68,6 @@ class LogWriter:
 
     def __init__(self, context: TermContext, *, log: ActiveLog, publisher: Publisher, replier: Replier) -> None:
         self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
-        self._skew_ms = int(context.settings.requests.max_clock_skew * 1000)
         self._active = log
         self._publisher = publisher
         self._replier = replier
@@ -163,4 +162,4 @@ class LogWriter:
             timer.cancel()
 
     def _seconds_left(self, routed: RoutedRequest) -> float:
-        return seconds_left(routed, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        return seconds_left(routed, now_ms=now_ms(self._clock))

@@ -45,7 +45,6 @@ class WaitingRequests:
 
     def __init__(self, context: TermContext) -> None:
         self._clock, self._metrics = context.clock, context.metrics
-        self._skew_ms = int(context.settings.requests.max_clock_skew * 1000)
         self._requests: dict[WaitingRequest, None] = {}
         self._by_name: dict[RequestName, list[WaitingRequest]] = {}
         self._bytes = 0
@@ -108,7 +107,7 @@ class WaitingRequests:
             now = now_ms(self._clock)
             for waiting in self._requests:
                 deadline = waiting.routed[0].deadline.at_ms
-                if waiting.refusal is None and is_past(deadline, now_ms=now, skew_ms=self._skew_ms):
+                if waiting.refusal is None and is_past(deadline, now_ms=now):
                     waiting.refusal = NO_ROOM_IN_TIME
                     ended.append(waiting)
             if ended:

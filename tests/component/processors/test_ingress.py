@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,25 @@ async def test_deadline_of_the_route_is_fixed_when_the_request_is_accepted(stack
     now = round(clock.time() * 1000)
     await send(stack, "a", headers={"level": "alert"})
     assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
+
+
+@pytest.mark.parametrize(
+    ("behind", "expiration", "left"),
+    [(None, None, 2_000), (0, "1000", 1_000), (4, "1000", 1_000), (-4, "1000", 1_000), (0, None, 2_000)],
+    ids=["route", "caller", "clock behind", "clock ahead", "no lifetime"],
+)
+async def test_clock_skew_extends_no_lifetime(
+    stack: Stack, clock: VirtualClock, behind: float | None, expiration: str | None, left: int
+) -> None:
+    """Of a route with 2 s, and of a caller with 1 s. RabbitMQ ends the request when the leader's clock says so."""
+    await change(stack, alerts={**ALERTS, "timeToLiveSecs": 2})
+    now = clock.time()
+    deadline = {} if behind is None else {DEADLINE_HEADER: round((now - behind + 1) * 1000)}
+    sent = None if behind is None else datetime.fromtimestamp(now - behind, tz=UTC)
+    await send(stack, "a", headers={"level": "alert", **deadline}, expiration=expiration, timestamp=sent)
+    [stored] = stack.broker.queues[stack.names.request_queue(A, 0)].ready
+    assert stored.message.headers[DEADLINE_HEADER] == round(now * 1000) + left
+    assert stored.message.expiration == str(left)
     assert headers_of(stack, 0)[ROUTE_HEADER] == "alerts"
 
 

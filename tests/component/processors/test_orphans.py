@@ -38,9 +38,9 @@ def orphan(properties: Message) -> Delivery:
     return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", properties.properties())
 
 
-def forwarded(delivery: Delivery, *, now_ms: int, skew_ms: int) -> Message:
+def forwarded(delivery: Delivery, *, now_ms: int) -> Message:
     arrival = Arrival(delivery.to_request(now_ms=now_ms), accepted_ms=now_ms)
-    return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms, skew_ms=skew_ms)
+    return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms)
 
 
 # --- forward
@@ -265,20 +265,20 @@ def test_deadline_is_carried_over_with_what_is_left_of_the_expiration() -> None:
     """defects: user-id: per-message expiration started anew at every hop."""
     sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
     delivery = orphan(Message(expiration="60000", timestamp=sent))
-    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
-    assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
+    message = forwarded(delivery, now_ms=NOW_MS)
+    assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "40000")
 
 
 def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() -> None:
     delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
     for late in (10_000, 20_000, 40_000):
-        delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late, skew_ms=0))
+        delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late))
     assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
 
 
 def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -> None:
     delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
-    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
+    message = forwarded(delivery, now_ms=NOW_MS)
     assert message.expiration == str(MAX_EXPIRATION_MS)
 
 
@@ -287,7 +287,7 @@ def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -
 )
 def test_header_that_must_not_travel_is_left_out_and_a_hop_is_counted(name: str) -> None:
     delivery = orphan(Message(headers={name: "v", "traceparent": "t", HOPS_HEADER: 3}))
-    message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
+    message = forwarded(delivery, now_ms=NOW_MS)
     assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 4}
 
 
@@ -296,7 +296,7 @@ def test_user_id_is_not_sent_on() -> None:
     """defects: user-id."""
     delivery = orphan(Message())
     delivery.properties.user_id = "stranger"
-    assert forwarded(delivery, now_ms=NOW_MS, skew_ms=0).properties().user_id is None
+    assert forwarded(delivery, now_ms=NOW_MS).properties().user_id is None
 
 
 async def test_hold_is_released_when_the_leader_is_killed(stack: Stack) -> None:

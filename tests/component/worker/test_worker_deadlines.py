@@ -48,6 +48,17 @@ async def bench() -> AsyncIterator[DeafBench]:
         yield bench
 
 
+class DirectBench(DeafBench):
+    retry_exchange = None
+
+
+@pytest.mark.parametrize("kind", [DeafBench, DirectBench], ids=["managed", "direct"])
+async def test_allowed_skew_prolongs_no_time_out(kind: type[DeafBench]) -> None:
+    async with serving(kind, max_clock_skew=60.0) as bench:
+        await bench.take("/deaf_thread", expiration="20", **bench.soon())
+        await bench.until_answered("expired")
+
+
 @pytest.mark.parametrize("path", ["/deaf_thread", "/deaf", "/abandonable"])
 @pytest.mark.proves("workers/handler-never-ends")
 async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(bench: DeafBench, path: str) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from worker_environments import worker_environment
@@ -115,10 +116,23 @@ class Bench:
     # -- requests
 
     async def publish(
-        self, path: str, *, queue: str = QUEUE, correlation_id: str = "c", body: bytes = b"", **headers: object
+        self,
+        path: str,
+        *,
+        queue: str = QUEUE,
+        correlation_id: str = "c",
+        body: bytes = b"",
+        expiration: str | None = None,
+        **headers: object,
     ) -> None:
-        headers = {"x-rpc-path": path, **headers}
-        message = Message(body=body, headers=headers, correlation_id=correlation_id, reply_to=REPLIES)
+        message = Message(
+            body=body,
+            headers={"x-rpc-path": path, **headers},
+            correlation_id=correlation_id,
+            reply_to=REPLIES,
+            expiration=expiration,
+            timestamp=datetime.fromtimestamp(self.clock.time(), tz=UTC),
+        )
         await self.broker.publish(message, exchange="", routing_key=queue)
 
     async def accept(self, *, priority: int = 0) -> None:

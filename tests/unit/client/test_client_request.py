@@ -40,9 +40,9 @@ def build(key: Any = "k", path: Any = "/p", options: Any = None, **given: Any) -
 def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
     message = build(now=now, timeout=timeout).message
     deadline = message.headers["x-deadline"]
-    by_expiration = deadline_ms(headers={}, expiration=message.expiration, timestamp=message.timestamp, first_seen_ms=0)
-    assert deadline == by_expiration
     assert isinstance(deadline, int)
+    expiration, sent = message.expiration, message.timestamp
+    assert deadline_ms(headers={}, expiration=expiration, timestamp=sent, first_seen_ms=deadline) == deadline
     assert abs(deadline / 1000 - (now + timeout)) < 0.002
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from osrdyne.ingress.acceptance import TtlLimits, accept
 from osrdyne.ingress.checks import (
+    AGE_CHECK,
     KEY_CHECK,
     REQUEST_CHECKS,
     DeliveryCheck,
     IngressChecks,
     Refusal,
     RequestCheck,
-    age_check,
 )
 from osrdyne.ingress.explain import explain
 from osrdyne.ingress.requests import Arrival, sample_arrival
@@ -84,7 +84,7 @@ def test_check_of_a_delivery_learns_the_decision_unless_it_is_only_explained(
 
 
 def test_key_and_age_are_checked() -> None:
-    checks = IngressChecks([age_check(skew_ms=0), KEY_CHECK])
+    checks = IngressChecks([AGE_CHECK, KEY_CHECK])
     late = sample_arrival("a", "", headers={}, body=None, app_id=None, timeout=1.0, now=1000.0)
     refused = checks.refuse_request(late, now_ms=1_001_001)
     assert checks.refuse_request(late, now_ms=1_001_000) is None

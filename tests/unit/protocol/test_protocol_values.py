@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -149,10 +149,36 @@ class TestDeadline:
     def test_expiration_that_is_not_a_whole_number_counts_as_absent(self, value: object) -> None:
         assert parse_expiration_ms(value) is None
 
-    def test_skew_is_allowed_before_a_deadline_has_passed(self) -> None:
-        assert not is_past(1_000, now_ms=6_000, skew_ms=5_000)
-        assert is_past(1_000, now_ms=6_001, skew_ms=5_000)
-        assert not is_past(None, now_ms=10**15)
+    @pytest.mark.parametrize(
+        ("clock", "expiration", "timestamp", "forwarded", "deadline"),
+        [
+            (0, None, None, False, 8_000),
+            (0, "3000", MOMENT, False, 3_050),
+            (-4_000, "3000", MOMENT - timedelta(seconds=4), False, 3_050),
+            (-9_000, "3000", MOMENT - timedelta(seconds=9), False, -1_000),
+            (9_000, "3000", MOMENT + timedelta(seconds=9), False, 3_050),
+            (0, "3000", None, False, 8_000),
+            (0, "3000", MOMENT - timedelta(days=1), True, 3_050),
+        ],
+        ids=["no lifetime", "agree", "behind", "too far behind", "ahead", "limit of the queue", "forwarded"],
+    )
+    def test_skew_extends_no_lifetime(
+        self, clock: int, expiration: str | None, timestamp: datetime | None, forwarded: bool, deadline: int
+    ) -> None:
+        """A caller with a time-out of 3 s, whose clock differs."""
+        found = deadline_ms(
+            headers={"x-deadline": MOMENT_MS + clock + 3_000},
+            expiration=expiration,
+            timestamp=timestamp,
+            first_seen_ms=MOMENT_MS + 50,
+            forwarded=forwarded,
+            skew_ms=5_000,
+        )
+        assert found == MOMENT_MS + deadline
+
+    def test_deadline_has_passed_once_it_is_over(self) -> None:
+        passed = [is_past(deadline, now_ms=1_000) for deadline in (999, 1_000, None)]
+        assert passed == [True, False, False]
 
     @pytest.mark.parametrize(("deadline", "left"), [(None, None), (1_500, "500"), (1_000, "0"), (1, "0")])
     def test_rest_of_the_deadline_goes_to_the_next_hop(self, deadline: int | None, left: str | None) -> None:

@@ -37,16 +37,14 @@ Result = Response | Outcome
 """A reply, or an outcome without a reply."""
 
 
-def time_left(request: Request, *, now_ms: int, settings: RuntimeSettings) -> float | None:
-    """Seconds to the deadline, plus `max_clock_skew`; 0 if it has passed, None without a deadline."""
+def time_left(request: Request, *, now_ms: int) -> float | None:
+    """Seconds to the deadline; 0 if it has passed, None without a deadline."""
     if request.deadline_ms is None:
         return None
-    # The deadline is of the client's clock, which may be behind the clock of this worker by the allowed skew.
-    skew_ms = int(settings.max_clock_skew * 1000)
-    if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
+    if is_past(request.deadline_ms, now_ms=now_ms):
         return 0.0
     # Not 0, which means that the deadline has passed.
-    return max(MIN_TIME, (request.deadline_ms + skew_ms - now_ms) / 1000)
+    return max(MIN_TIME, (request.deadline_ms - now_ms) / 1000)
 
 
 def time_to_work(left: float | None, settings: RuntimeSettings) -> float:

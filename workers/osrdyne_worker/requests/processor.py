@@ -39,6 +39,7 @@ from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import error_response, shown_path
 from osrdyne_worker.app.errors import DataChangedError, RequestError
 from osrdyne_worker.requests.cancellations import Cancellations
+from osrdyne_worker.requests.controller_clock import ControllerClock
 from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
@@ -119,6 +120,8 @@ class Processor:
         self._runtime = runtime
         self._settings = runtime.settings
         self._clock = runtime.clock
+        self._allowed_skew_ms = int(self._settings.max_clock_skew * 1000)
+        self._controller_clock = ControllerClock(self._clock, largest_skew=self._settings.max_clock_skew)
         self._dispatcher = dispatcher
         self._reporter = reporter
         self._replies = answering.replies
@@ -210,7 +213,10 @@ class Processor:
         taken. Never raises, whatever the delivery contains.
         """
         # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
-        request = delivery.to_request(now_ms=now_ms(self._clock))
+        skew_ms = self._allowed_skew_ms
+        if self._retries.of_managed_pool:  # nobody else can publish there
+            skew_ms = self._controller_clock.skew_of(delivery)
+        request = delivery.to_request(now_ms=now_ms(self._clock), skew_ms=skew_ms)
         if not self._retries.of_managed_pool and names_identity(request.headers):
             # No ingress has removed the header, so a client may have written it.
             request = replace(request, headers=without_identity(request.headers))
@@ -307,7 +313,7 @@ class Processor:
         if reason is not None and job.interruption not in {Interruption.REQUEUED, Interruption.LOST}:
             self._log_reply_to(request, reason)
             return Outcome.REPLY_TO_REFUSED
-        left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
+        left = time_left(request, now_ms=now_ms(self._clock))
         # In a direct pool a client may write these headers, so they prove no earlier attempt.
         retried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
         # Removed even if the request ends for another reason: a cancel must not hit a later request.
@@ -440,7 +446,7 @@ class Processor:
         # One Spark job group for all of them: a cancel of the batch or run must find its jobs.
         job.group_id, job.batch_size = group_id, size
         self._use_data(job)
-        left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
+        left = time_left(job.request, now_ms=now_ms(self._clock))
         self._arm(job, time_to_work(left, self._settings))
 
     def _free_slot(self, job: InFlight) -> None:
@@ -517,7 +523,7 @@ class Processor:
             job.phase = Phase.RUNNING
             job.in_handler = True
             # Computed again: the request may have waited for its slot since `_check`.
-            left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
+            left = time_left(job.request, now_ms=now_ms(self._clock))
             self._arm(job, time_to_work(left, self._settings))
             # As late as possible: the caller may have disconnected while the request waited.
             if await self._is_abandoned(job):

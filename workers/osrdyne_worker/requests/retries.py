@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import BrokerError, MessageTooLargeError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import (
     DUPLICATE_HEADER,
     FAILED_DELIVERIES_HEADER,
@@ -82,13 +81,12 @@ def _is_forbidden(headers: Mapping[str, object], code: int) -> bool:
     return header is not None and is_zero(header[1])
 
 
-def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message:
+def retry_message(delivery: Delivery, retry: Retry) -> Message:
     """The copy of a request that waits for its next attempt. It has no `expiration`, which would end it meanwhile."""
     left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}  # each attempt has its own counts
     headers = {name: value for name, value in delivery.headers.items() if name not in left_out}
+    # The deadline stays as the controller has set it, by its own clock.
     headers |= {ATTEMPTS_HEADER: retry.attempts, DELAY_HEADER: str(retry.delay_ms)}
-    if request.deadline_ms is not None:
-        headers[DEADLINE_HEADER] = request.deadline_ms
     if delivery.redelivered:  # a worker may have published a copy already, before it was lost
         headers[DUPLICATE_HEADER] = True
     return delivery.to_message(headers=headers, expiration=None)
@@ -135,7 +133,7 @@ class Retries:
         Raises `BrokerError` if the connection is lost: RabbitMQ then delivers the request again.
         """
         assert self._exchange is not None
-        message = retry_message(delivery, request, retry)
+        message = retry_message(delivery, retry)
         try:
             channel = await broker.retry_channel()
             # Crash before the confirm: RabbitMQ delivers the request again. Crash between the confirm and the
