@@ -469,7 +469,7 @@ class RequestSettings(Model):
     poison_drop_networks: tuple[str, ...] = Field(
         (),
         description="Managed pools only: networks, such as 127.0.0.0/8, whose addresses a PoisonMessageDrop of a queue "
-        "policy may have although they are loopback or link-local.",
+        "policy may have although they are loopback, link-local or those of a metadata service.",
     )
     poison_time: Duration = Field(
         600.0,

@@ -8,6 +8,7 @@ An address is a queue or an exchange of the pool's virtual host, written as Rabb
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,30 @@ _NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]{1,127}", re.ASCII)
 FORMS = "amqp:/queues/NAME, amqp:/exchanges/NAME, amqp:/exchanges/NAME/ROUTING-KEY, or an http: or https: URL"
 
 Network = IPv4Network | IPv6Network
+
+_THIS_NETWORK = IPv4Network("0.0.0.0/8")
+_BROADCAST = IPv4Address("255.255.255.255")
+# Besides link-local ones: Alibaba, Azure, Oracle; Amazon, Amazon EKS, Google, Scaleway.
+_METADATA = frozenset(
+    map(
+        ip_address,
+        (
+            "100.100.100.200",
+            "168.63.129.16",
+            "192.0.0.192",
+            "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "fd00:42::42",
+        ),
+    )
+)
+# IPv4-compatible (RFC 4291), translated (RFC 2765), and behind a NAT64 (RFC 6052): the IPv4 address in the last bits.
+_IN_LAST_BITS = (IPv6Network("::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("64:ff9b::/96"))
+# NAT64 of a local network (RFC 8215), in which the place of the IPv4 address is not known.
+_LOCAL_TRANSLATION = IPv6Network("64:ff9b:1::/48")
+# In the middle of an ISATAP address (RFC 5214), before the IPv4 address.
+_ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +135,44 @@ def _http(text: str) -> HttpDrop:
 def refuse_address(address: str, allowed: tuple[Network, ...] = ()) -> str | None:
     """Why an HTTP endpoint may not have this IP address, or None if it may.
 
-    Loopback and link-local addresses are refused unless one of the `allowed` networks holds them: a policy must not
-    make the daemon send requests to services of its own host or to the metadata service of a cloud.
+    Addresses of the daemon's own host, link-local ones and those of metadata services of clouds are refused unless one
+    of the `allowed` networks holds them: a policy must not make the daemon send requests there. An IPv6 address counts
+    as every IPv4 address that a gateway may translate it to.
     """
     found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
     if any(_holds(network, found) for network in allowed):
         return None
-    if found.is_loopback or found.is_unspecified:
+    # The address itself and each that it stands for.
+    for one in (found, *_embedded(found)):
+        if not any(_holds(network, one) for network in allowed) and (why := _refuse(one)) is not None:
+            return why
+    return None
+
+
+def _refuse(address: IPv4Address | IPv6Address) -> str | None:
+    if address.is_loopback or address.is_unspecified or _holds(_THIS_NETWORK, address):
         return "it is an address of the daemon's own host"
-    if found.is_link_local:
+    if address in _METADATA:
+        return "it is the address of a metadata service"
+    if address.is_link_local:
         return "it is a link-local address"
-    return "it is a multicast address" if found.is_multicast else None
+    if _holds(_LOCAL_TRANSLATION, address):
+        return "it is an address of a local IPv4 translation"
+    return "it is a multicast address" if address.is_multicast or address == _BROADCAST else None
+
+
+def _embedded(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address]:
+    """The IPv4 addresses that an IPv6 address may stand for."""
+    if isinstance(address, IPv4Address):
+        return
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    if address.teredo is not None:
+        yield from address.teredo
+    if any(address in network for network in _IN_LAST_BITS) or address.packed[8:12] in _ISATAP:
+        yield IPv4Address(address.packed[12:])
 
 
 def _holds(network: Network, address: IPv4Address | IPv6Address) -> bool:
