@@ -13,7 +13,7 @@ import typer
 from pydantic import TypeAdapter
 
 from osrdyne.cli.options import ApiOption, ConfigOption, remote
-from osrdyne.cli.output import print_json, print_table
+from osrdyne.cli.output import print_json, print_table, printable
 from osrdyne.config.types import Duration
 from osrdyne.errors import ConfigurationError
 
@@ -113,6 +113,6 @@ def _csv(entries: list[dict[str, Any]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A cell as text: a spreadsheet would evaluate a text that begins like a formula."""
-    text = "" if value is None else str(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    """A cell as text: control characters escaped, which a terminal would obey, and no formula for a spreadsheet."""
+    text = "" if value in (None, "") else printable(value)
+    return f"'{text}" if text.lstrip().startswith(("=", "+", "-", "@")) else text

@@ -81,6 +81,18 @@ def test_pages_are_read_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(lines) == len(set(lines)) == 2_101
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1"])
-def test_csv_holds_no_formula(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    assert f",'{text}," in run(monkeypatch, Daemon(1, text), "-o", "csv")
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@x", "'@x"),
+        (" =1", "' =1"),
+        ("\t=1", "\\t=1"),
+        ("a\x1b[2Jb", "a\\x1b[2Jb"),
+        ("a\nb\u202ec\x9b", "a\\nb\\u202ec\\x9b"),
+    ],
+)
+def test_csv_holds_no_formula_and_no_control_character(monkeypatch: pytest.MonkeyPatch, text: str, cell: str) -> None:
+    assert f",{cell}," in run(monkeypatch, Daemon(1, text), "-o", "csv")
