@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from asking import ask, one_table, refusal, rows
@@ -16,6 +17,7 @@ from osrdyne_worker import Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
 from osrdyne_worker.pipelines.views import caching
+from osrdyne_worker.pipelines.views.caching import drop_cached
 from osrdyne_worker.spark.answers.results import prepare
 
 QUERIES = Path(__file__).parents[1] / "queries"
@@ -233,6 +235,19 @@ def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> Non
     assert orders["memory_bytes"] > 1000
     assert orders["cached_partitions"] == orders["partitions"] > 0
     assert (region["cached"], region["memory_bytes"]) == (False, 0)
+
+
+def test_cache_status_shows_nothing_of_another_key(make_call: Any, tmp_path: Path) -> None:
+    """In a pooled process they share one Spark, and their views may have the same names."""
+    calls: dict[str, Call] = {}
+    for key, size in (("a", 10), ("b", 20_000)):
+        pq.write_table(pa.table({"id": list(range(size))}), tmp_path / f"{key}.parquet")
+        calls[key] = make_call(one_table(key, view="t", path=str(tmp_path / f"{key}.parquet"), cache=True), key)
+        assert calls[key].context.state.caching.wait(300)
+    small, large = (pipeline.cache_status(calls[key])["views"][0]["memory_bytes"] for key in "ab")
+    assert 0 < small < 1_000 < large
+    drop_cached(calls["a"].context.session, ["t"])
+    assert pipeline.cache_status(calls["a"])["views"][0]["memory_bytes"] == 0
 
 
 def test_first_request_is_served_from_the_files_and_later_ones_from_memory(

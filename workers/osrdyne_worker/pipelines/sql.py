@@ -40,7 +40,7 @@ from osrdyne_worker.pipelines.queries.lookup import MAX_BATCH, LookupRequest, lo
 from osrdyne_worker.pipelines.queries.paging import Page, StoredResults
 from osrdyne_worker.pipelines.queries.parameters import cache_key, length_of, read_parameters
 from osrdyne_worker.pipelines.queries.statements import table_of
-from osrdyne_worker.pipelines.views.caching import BackgroundCaching, cached_name, drop_cached
+from osrdyne_worker.pipelines.views.caching import BackgroundCaching, drop_cached
 from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import ResolvedDataset, SqlConfig, parse_config
 from osrdyne_worker.pipelines.views.live_views import LiveViews
@@ -49,6 +49,7 @@ from osrdyne_worker.pipelines.views.schemas import remembered_schemas
 from osrdyne_worker.spark.answers.least_size import least_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
 from osrdyne_worker.spark.answers.streams import StreamedFrame, is_streamable
+from osrdyne_worker.spark.cached_data import stored_data
 from osrdyne_worker.spark.failures.errors import SparkFailure, describe
 from osrdyne_worker.spark.files.file_listing import list_files
 from osrdyne_worker.spark.parameters import Parameters
@@ -528,17 +529,7 @@ def schema(call: Call) -> dict[str, Any]:
 @app.handler("/cache_status")
 def cache_status(call: Call) -> dict[str, Any]:
     data: SqlData = call.context.state
-    stored = _stored(data.session)
-    return {
-        "views": [
-            {
-                "view": view.name,
-                "cached": view.cached and bool(data.session.catalog.isCached(view.name)),
-                **stored.get(cached_name(view.name), _NOT_STORED),
-            }
-            for view in data.views()
-        ]
-    }
+    return {"views": [_cached(data.session, view) for view in data.views()]}
 
 
 @app.handler("/version")
@@ -553,21 +544,17 @@ def versions(call: Call) -> dict[str, str]:
     }
 
 
-_NOT_STORED = {"partitions": 0, "cached_partitions": 0, "memory_bytes": 0, "disk_bytes": 0}
-
-
-def _stored(session: Any) -> Mapping[str, dict[str, int]]:
-    """The figures of Spark's caches, by name; empty with Spark Connect."""
-    if not hasattr(session, "_jsparkSession"):
-        return {}
+def _cached(session: Any, view: View) -> dict[str, Any]:
+    """A view, and what Spark stores of it; nothing is known with Spark Connect."""
+    is_cached = view.cached and bool(session.catalog.isCached(view.name))
+    infos = stored_data(session, view.name) if is_cached and hasattr(session, "_jsparkSession") else []
     return {
-        info.name(): {
-            "partitions": info.numPartitions(),
-            "cached_partitions": info.numCachedPartitions(),
-            "memory_bytes": info.memSize(),
-            "disk_bytes": info.diskSize(),
-        }
-        for info in session.sparkContext._jsc.sc().getRDDStorageInfo()
+        "view": view.name,
+        "cached": is_cached,
+        "partitions": sum(info.numPartitions() for info in infos),
+        "cached_partitions": sum(info.numCachedPartitions() for info in infos),
+        "memory_bytes": sum(info.memSize() for info in infos),
+        "disk_bytes": sum(info.diskSize() for info in infos),
     }
 
 

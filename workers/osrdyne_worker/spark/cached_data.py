@@ -83,6 +83,18 @@ def forget_former_loads(session: Any, *, owner: str | None, load: str) -> None:
             cached.remove(session)
 
 
+def stored_data(session: Any, view: str) -> list[Any]:
+    """Spark's figures (`RDDInfo`) of the cached data that a view of this session reads.
+
+    By the plan of the view and not by a name: views of other sessions may have the same one.
+    """
+    leaves = _elements(session.table(view)._jdf.queryExecution().withCachedData().collectLeaves())
+    builders = [leaf.cacheBuilder() for leaf in leaves if leaf.getClass().getSimpleName() == "InMemoryRelation"]
+    # Of data that is still being read nothing is known: to ask would start to read it.
+    ids = {one.cachedColumnBuffers().id() for one in builders if one.isCachedColumnBuffersLoaded()}
+    return [info for info in session.sparkContext._jsc.sc().getRDDStorageInfo() if info.id() in ids]
+
+
 def _elements(sequence: Any) -> Iterator[Any]:
     """Those of a Scala sequence."""
     elements = sequence.iterator()

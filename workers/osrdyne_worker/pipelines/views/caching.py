@@ -63,7 +63,7 @@ _plans = _CachedPlans()
 def cache_now(
     session: Any, view: str, frame: Any, mark: str = "", *, on_begin: Callable[[str], None] = lambda view: None
 ) -> None:
-    """Put a view into memory before this returns, under the name that `cached_name` gives.
+    """Put a view into memory before this returns, as `VIEW_PREFIX` and its name.
 
     `mark` identifies the data. Spark compares plans, in which the files of a path do not count: data that was cached
     with another mark is not used. `on_begin` is called with the view before its data can be in memory.
@@ -83,11 +83,6 @@ def drop_cached(session: Any, views: Iterable[str]) -> None:
     """Remove the views of a session that `cache_now` has put into memory. Data that another session reads stays."""
     for view in views:
         _plans.uncache(session, f"{VIEW_PREFIX}{view}")
-
-
-def cached_name(view: str) -> str:
-    """The name under which Spark lists the data of a cached view."""
-    return f"In-memory table {VIEW_PREFIX}{view}"
 
 
 class BackgroundCaching:
