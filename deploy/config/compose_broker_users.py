@@ -1,8 +1,8 @@
-"""Creates the users of the RabbitMQ in docker-compose.yml once: definitions for RabbitMQ, and the daemon's URI.
+"""Creates the users of the RabbitMQ in docker-compose.yml once: definitions for RabbitMQ, and the passwords.
 
-`osrdyne` is an administrator with a random password, which only the daemon can read. `guest` is a client: it may send
-requests, read streamed answers, query the progress of starts and cancel requests, and nothing else. Workers can reach
-the broker, so the well-known password of `guest` must not allow more.
+`osrdyne` is an administrator, whose password only the daemon can read. `guest` is a client: it may send requests, read
+streamed answers, query the progress of starts and cancel requests, and nothing else. Both passwords are random: workers
+can reach the broker, and must not be able to send requests to other keys.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def main() -> None:
     definitions, uri = DIRECTORY / "definitions.json", DIRECTORY / "uri"
     if definitions.exists():
         return
-    password = secrets.token_urlsafe(32)
+    # Safe in a URI without an encoding.
+    password, guest_password = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    (DIRECTORY / "guest-password").write_text(guest_password, encoding="utf-8")
     uri.touch(mode=0o400)
     uri.write_text(f"amqp://osrdyne:{password}@rabbitmq:5672/", encoding="utf-8")
     os.chown(uri, DAEMON_USER_ID, DAEMON_USER_ID)
     content = {
         "vhosts": [{"name": "/"}],
-        "users": [user("osrdyne", password, "administrator"), user("guest", "guest")],
+        "users": [user("osrdyne", password, "administrator"), user("guest", guest_password)],
         "permissions": [
             permissions("osrdyne", configure=".*", write=".*", read=".*"),
             permissions("guest", configure="^$", write="^osrdyne-(req|cancel|progress|credit)-xchg$", read="^$"),

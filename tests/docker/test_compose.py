@@ -50,6 +50,10 @@ class ComposeStack:
         command = [*COMPOSE, "-p", self.name, *arguments]
         return run(command, cwd=ROOT, env=self.variables, timeout=timeout)
 
+    def guest_uri(self) -> str:
+        show = ("run", "--rm", "--no-deps", "--entrypoint", "cat", "broker-users", "/broker/guest-password")
+        return f"amqp://guest:{self.compose(*show).strip()}@localhost:{self.amqp_port}/"
+
     def workers(self, *, everything: bool = False) -> list[str]:
         """The keys of this stack's worker containers, as `docker ps` has them."""
         which = ["--filter", f"label=osrdyne.stack={self.name}", "--format", '{{.Label "osrdyne.key"}}']
@@ -92,9 +96,9 @@ def stack() -> Iterator[ComposeStack]:
 
 def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack, tmp_path: Path) -> None:
     assert "tpch/sf=0.01" not in stack.workers()
-    broker = ("--broker", f"amqp://localhost:{stack.amqp_port}/")
-    bare_home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # who has no other osrdyne that would be asked
-    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT, env=bare_home)
+    # Who has no other osrdyne that would be asked.
+    bare_home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "OSRDYNE__BROKER__URI": stack.guest_uri()}
+    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION], timeout=ANSWER_TIMEOUT, env=bare_home)
     assert json.loads(answer)["rows"] == [[ROWS["0.01"]]]
     assert "tpch/sf=0.01" in stack.workers()
 
