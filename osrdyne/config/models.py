@@ -487,7 +487,10 @@ class RequestSettings(Model):
         None, ge=1, description="Maximum number of messages in one request queue; RabbitMQ refuses more."
     )
     max_length_bytes: Size | None = Field(
-        None, ge=1, description="Maximum number of bytes in one request queue; RabbitMQ refuses more."
+        2**30,
+        ge=1,
+        description="Maximum number of bytes in one request queue; RabbitMQ refuses more. By default one key cannot "
+        "fill the disk of the broker.",
     )
     poison_max_bytes: Size = Field(
         2**30, ge=2**20, description="Size of the poison inventory; the oldest entries are dropped when it is full."

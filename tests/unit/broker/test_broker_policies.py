@@ -60,7 +60,9 @@ def test_policy_keeps_dead_letters_on_every_version(version: str) -> None:
     definition = policy_of(version=version)
     assert definition["dead-letter-exchange"] == "p-dl-xchg"
     assert (definition["dead-letter-strategy"], definition["overflow"]) == ("at-least-once", "reject-publish")
-    assert not {"max-length", "max-length-bytes"} & set(definition)
+    assert "max-length" not in definition
+    assert definition["max-length-bytes"] == 2**30
+    assert "max-length-bytes" not in policy_of(version=version, requests=RequestSettings(max_length_bytes=None))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
