@@ -16,6 +16,7 @@ from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOpti
 from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings
 from osrdyne.config.models import Settings
+from osrdyne.config.spark_names import spark_warnings
 
 
 def check_config(
@@ -33,6 +34,7 @@ def check_config(
     for warning in [
         *authenticators_of(loaded.settings.api, clock=SystemClock())[1],
         *([] if doubt is None else [doubt]),
+        *spark_warnings(loaded.settings),
     ]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)

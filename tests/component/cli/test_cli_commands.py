@@ -110,6 +110,11 @@ def test_check_config_shows_values_with_origin_and_no_secret(run: Run) -> None:
     assert "hidden" not in shown.out + shown.err
 
 
+def test_check_config_warns_of_misspelt_settings_of_spark(run: Run) -> None:
+    shown = run("check-config", "--set", "worker.spark_conf.spark.sql.shufle.partitions=3")
+    assert (shown.code, "spark.sql.shuffle.partitions" in shown.err) == (0, True)
+
+
 @pytest.mark.parametrize("key", ["infra=42,timetable=24", "it's $(x) `y`", "a\nb", "é 漢 🚄", "", "-x", "\0"])
 def test_environment_of_a_worker_survives_the_shell(run: Run, key: str) -> None:
     words = shlex.split(run("groups", "env", "--pool", "mine", "--", key).out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +149,16 @@ def test_local_path_has_a_directory_not_to_leave(
         (config("k={a}"), "{scale}"),
         (config("{a"), "not closed"),
         (config(path="relative/{scale}"), "base_directory"),
+        (
+            config(options={"mergeSchemas": True}),
+            "options.mergeSchemas: no option of the format",
+        ),
+        (config(format="csv", options={"haeder": True}), "did you mean header?"),
+        (config(options={"header": True}), "options.header"),
+        ({**config(path="/other/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
+        ({**config(path="../other/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
+        ({**config(path="/data/{scale}/../../x"), "base_directory": "/data"}, "base_directory '/data'"),
+        ({**config(path="file:///database/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
         (config(format="table", path="db.{scale}"), "fixed name"),
         (config(format="telemetry", path="/data/warm"), "keys"),
         (config(format="telemetry", path="/data/warm", keys="%/{scale}"), "%"),
@@ -168,6 +179,25 @@ def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], n
     with pytest.raises(ConfigurationError) as caught:
         parse_config(values)
     assert named in caught.value.message
+
+
+def test_path_may_lead_into_the_base_directory_by_its_text_or_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "base").symlink_to(tmp_path / "real")
+    for path in ("{scale}", f"{tmp_path}/base/{{scale}}", f"{tmp_path}/real/{{scale}}", "s3a://other/{scale}"):
+        parse_config({**config("k={scale}", path=path), "base_directory": f"{tmp_path}/base"})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"format": "csv", "options": {"HEADER": True, "pathglobfilter": "*.csv"}},
+        {"options": {"parquet.bloom.filter.enabled": True, "basePath": "/data"}},
+        {"format": "delta", "options": {"versionAsOf": 3}},
+    ],
+)
+def test_option_of_the_reader_or_of_a_library_is_accepted(table: dict[str, Any]) -> None:
+    parse_config(config(**table))
 
 
 @pytest.mark.parametrize(

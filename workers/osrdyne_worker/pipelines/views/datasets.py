@@ -1,4 +1,5 @@
-"""The configuration of the SQL pipeline, and the dataset of a key. Pure; `loading` opens the data.
+"""The configuration of the SQL pipeline, and the dataset of a key. Pure, except for symbolic links to
+`base_directory`; `loading` opens the data.
 
 The models validate the worker's `app` configuration, `resolve` finds the dataset of a key. A part of a key becomes a
 path component or a value that a column is compared with, never SQL.
@@ -7,6 +8,7 @@ path component or a value that a column is compared with, never SQL.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.protocol.key_patterns import KeyPattern
+from osrdyne_worker.pipelines.views.reader_options import refuse_option
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -133,6 +136,13 @@ class TableSpec(_Model):
     def _fixed_table(self) -> Self:
         if self.format == "table" and _PLACEHOLDER.search(self.path):
             raise ValueError("a catalog table has a fixed name; use filters for parts of the key")
+        return self
+
+    @model_validator(mode="after")
+    def _known_options(self) -> Self:
+        for name in self.options:
+            if (why := refuse_option(self.format, name)) is not None:
+                raise ValueError(f"options.{name}: {why}")
         return self
 
     @model_validator(mode="after")
@@ -299,6 +309,19 @@ class SqlConfig(_Model):
                     raise ValueError(f"{table.view}: the path {table.path!r} is relative; set base_directory")
         return self
 
+    @model_validator(mode="after")
+    def _inside(self) -> Self:
+        """Refuse what each request for the data would be refused for."""
+        for dataset in self.datasets:
+            for table in dataset.tables:
+                local, base = _local_path(table, base=self.base_directory)
+                if base is not None and not _is_inside(_PLACEHOLDER.sub("x", local), base):
+                    raise ValueError(
+                        f"{table.view}: the path {table.path!r} is outside of base_directory {base!r}; give a path "
+                        "inside of it, or leave base_directory out"
+                    )
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
@@ -432,6 +455,30 @@ def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) 
     if base is None and first is not None:
         base = local[: first.start()].rpartition("/")[0] or "/"
     return _fill(template, parts), base
+
+
+def _local_path(table: TableSpec, *, base: str | None) -> tuple[str, str | None]:
+    """The path of a table without the scheme of local files, and the base that must contain it, if one must."""
+    scheme = _SCHEME.match(table.path)
+    is_secret = table.store == "postgresql" and table.path.startswith("/")  # see `_resolve_table`
+    if base is None or table.format == "table" or is_secret or (scheme is not None and scheme[0].lower() != "file:"):
+        return table.path, None
+    local = table.path[len(scheme[0]) :] if scheme is not None else table.path
+    return local if local.startswith("/") else f"{base}/{local}", base
+
+
+def _is_inside(path: str, base: str) -> bool:
+    """Whether a path is in a directory, by its text or by the symbolic links of this machine: another one may have the
+    data."""
+    return any(
+        os.path.commonpath([resolved(base), resolved(path)]) == resolved(base)
+        for resolved in (_normal, os.path.realpath)
+    )
+
+
+def _normal(path: str) -> str:
+    # POSIX lets a path begin with two slashes; those of file:///x are one.
+    return os.path.normpath(f"/{path.lstrip('/')}")
 
 
 def _check_path_part(name: str, value: str) -> None:

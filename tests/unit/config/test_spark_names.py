@@ -1,0 +1,48 @@
+"""Misspelt names in `spark_conf`."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.config.models import Settings
+from osrdyne.config.spark_names import meant_name, spark_names, spark_warnings
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("spark.sql.shufle.partitions", "spark.sql.shuffle.partitions"),
+        ("spark.driver.memmory", "spark.driver.memory"),
+        ("spark.sql.caseSensitiv", "spark.sql.caseSensitive"),
+        ("spark.sql.session.timezone", "spark.sql.session.timeZone"),
+    ],
+)
+def test_misspelt_name_is_reported_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    assert meant_name(name) == meant
+    [warning] = spark_warnings(Settings.model_validate({"worker": {"spark_conf": {name: "1"}}}))
+    assert warning.startswith(f"worker.spark_conf.{name}: ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.app.name", "spark.master", "spark.driver.host", "spark.driver.port", "spark.local.dir", "spark.ui.port",
+        "spark.eventLog.dir", "spark.serializer", "spark.speculation", "spark.jars.packages", "spark.sql.extensions",
+        "spark.sql.catalog.mine.type", "spark.hadoop.fs.s3a.endpoint", "spark.kubernetes.container.image",
+        "spark.executorEnv.HOME", "spark.databricks.delta.schema.autoMerge.enabled", "spark.sql.warehouse.dir",
+        "spark.kryoserializer.buffer.max", "spark.executor.instances", "spark.task.maxFailures",
+    ],
+)  # fmt: skip
+def test_name_of_spark_or_of_an_extension_is_not_reported(name: str) -> None:
+    assert meant_name(name) is None
+
+
+def test_names_of_profiles_and_names_that_spark_ignores_are_reported() -> None:
+    profile = {"match": "a", "spark_conf": {"spark.executor.memorry": "1g", "spark.executor.memory": "1g"}}
+    settings = Settings.model_validate({"worker": {"spark_conf": {"sql.ansi": "1"}, "profiles": [profile]}})
+    places = [warning.partition(": ")[0] for warning in spark_warnings(settings)]
+    assert places == ["worker.spark_conf.sql.ansi", "worker.profiles.0.spark_conf.spark.executor.memorry"]
+
+
+def test_names_of_spark_are_not_similar_to_each_other_by_mistake() -> None:
+    assert all(meant_name(name) is None for name in spark_names())
