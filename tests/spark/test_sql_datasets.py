@@ -126,7 +126,7 @@ def test_csv_file_with_another_order_of_columns_is_refused(make_call: Any, tmp_p
     for query in ("select * from t", "select buyer from t", "select count(*) from t"):
         error = refusal(call, query)
         assert error.code == 500
-        assert error.error_code.startswith("FAILED_READ_FILE")
+        assert error.error_code == "dataset_unreadable"
         assert "b.csv" in error.message
         assert "header" in error.message
 

@@ -18,7 +18,9 @@ from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import SqlRequest
 
 NANOSECONDS = pa.table({"t": pa.array([1_711_848_600_000_000_001], pa.timestamp("ns"))})
+UUIDS = pa.table({"u": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16)], pa.binary(16)))})
 TABLES = {
+    "binary": UUIDS,
     "spark.sql.legacy.parquet.nanosAsLong": NANOSECONDS,
     "spark.sql.timeType.enabled": pa.table({"t": pa.array([dt.time(1, 2, 3)], pa.time64("us"))}),
     "spark.sql.caseSensitive": pa.table({"Id": [1], "id": [2]}),
@@ -62,6 +64,43 @@ def test_view_that_spark_cannot_read_costs_no_other_view(dataset: Any, tmp_path:
     assert (str(path) in error.message, " bad " in error.message, remedy in error.message) == (True, True, True)
     assert rows(call, "select id from good") == [[7]]
     assert refusal(call, "select 1 from good join bad on true").error_code == "dataset_unreadable"
+
+
+def test_unreadable_columns_are_named_with_the_option_that_drops_them(dataset: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.parquet"
+    pq.write_table(UUIDS.append_column("id", [[5]]), path)
+    message = refusal(dataset(path=str(path)), "select * from bad").message
+    assert ("columns: u;" in message, "unreadable_columns" in message) == (True, True)
+    declared = dataset(path=str(path), columns="u binary, id bigint")
+    assert rows(declared, "select id, length(u) from bad") == [[5, 16]]
+
+
+@pytest.mark.parametrize("directory", ["", "day=1"], ids=["flat", "partitioned"])
+def test_columns_that_spark_cannot_read_are_dropped_and_listed(dataset: Any, tmp_path: Path, directory: str) -> None:
+    (tmp_path / "bad" / directory).mkdir(parents=True)
+    columns = {"n": NANOSECONDS, "u": UUIDS, "t": TABLES["spark.sql.timeType.enabled"], "d": TABLES["38 digits"]}
+    unreadable = {name: table.column(0) for name, table in columns.items()}
+    kept = pa.table({"id": [5], "tenant": ["a"], **unreadable, "Twice": [1], "twice": [2]})
+    pq.write_table(kept, tmp_path / "bad" / directory / "a.parquet")
+    call = dataset(path=str(tmp_path / "bad"), unreadable_columns="drop", filters={"tenant": "a"})
+    [bad] = [view for view in pipeline.schema(call)["views"] if view["name"] == "bad"]
+    assert {column["name"] for column in bad["columns"]} - {"day"} == {"id", "tenant"}
+    assert bad["dropped_columns"].keys() == {*columns, "Twice", "twice"}
+    assert rows(call, "select id from bad") == [[5]]
+
+
+def test_file_of_another_kind_is_named_with_the_option_that_leaves_it_out(dataset: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "bad" / "m.parquet")
+    for name in ("a.txt", "z.txt"):  # the schema is read from the first file
+        (tmp_path / "bad" / name).write_text("hello", encoding="utf-8")
+        error = refusal(dataset(path=str(tmp_path / "bad")), "select * from bad")
+        assert (error.error_code, name in error.message) == ("dataset_unreadable", True)
+        assert "pathGlobFilter" in error.message
+        (tmp_path / "bad" / name).unlink()
+    (tmp_path / "bad" / "z.txt").write_text("hello", encoding="utf-8")
+    call = dataset(path=str(tmp_path / "bad"), options={"pathGlobFilter": "*.parquet"})
+    assert rows(call, "select * from bad") == [[1]]
 
 
 def test_files_that_cannot_be_merged_are_named_with_their_types(dataset: Any, tmp_path: Path) -> None:

@@ -44,7 +44,15 @@ from osrdyne_worker.pipelines.views.caching import BackgroundCaching, drop_cache
 from osrdyne_worker.pipelines.views.data_versions import TRANSACTIONAL, DataFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import ResolvedDataset, SqlConfig, parse_config
 from osrdyne_worker.pipelines.views.live_views import LiveViews
-from osrdyne_worker.pipelines.views.loading import DataProblemError, DeferredViews, View, dataset_of, is_lost_file, load
+from osrdyne_worker.pipelines.views.loading import (
+    UNREADABLE,
+    DataProblemError,
+    DeferredViews,
+    View,
+    dataset_of,
+    is_lost_file,
+    load,
+)
 from osrdyne_worker.pipelines.views.schemas import remembered_schemas
 from osrdyne_worker.spark.answers.least_size import least_bytes
 from osrdyne_worker.spark.answers.results import PreparedQuery, prepare
@@ -566,6 +574,7 @@ def _described(view: View) -> dict[str, Any]:
         "cached": view.cached,
         "columns": columns,
         "key_columns": list(view.key_columns),
+        **({"dropped_columns": dict(view.dropped)} if view.dropped else {}),
         **({} if view.problem is None else {"problem": view.problem.message}),
     }
 
@@ -605,6 +614,8 @@ def _guarded(data: SqlData, run: Callable[[], ValueT]) -> ValueT:
                 # The session is lost: the runtime must get this error, reject the request and end the worker.
                 raise
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
+        if failure.condition.startswith("FAILED_READ_FILE"):
+            raise RequestError(failure.message, 500, UNREADABLE, {"condition": failure.condition}) from None
         raise failure.refusal() from None
 
 

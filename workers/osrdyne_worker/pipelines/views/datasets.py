@@ -61,6 +61,11 @@ class TableSpec(_Model):
     columns: str | None = Field(
         None, description="Schema as DDL (`id bigint, name string`); read from the data if not given."
     )
+    unreadable_columns: Literal["refuse", "drop"] = Field(
+        "refuse",
+        description="For local Parquet. `drop`: the view has no columns whose type Spark cannot read; `refuse`: one of "
+        "them makes the view unreadable.",
+    )
     options: dict[str, str | bool | int] = Field(default_factory=dict, description="Options of Spark's reader.")
     filters: dict[str, str] = Field(
         default_factory=dict,
@@ -136,6 +141,16 @@ class TableSpec(_Model):
     def _fixed_table(self) -> Self:
         if self.format == "table" and _PLACEHOLDER.search(self.path):
             raise ValueError("a catalog table has a fixed name; use filters for parts of the key")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_to_drop(self) -> Self:
+        if self.unreadable_columns == "drop":
+            scheme = _SCHEME.match(self.path)
+            if self.format != "parquet" or (scheme is not None and scheme[0].lower() != "file:"):
+                raise ValueError("unreadable_columns: drop is for the format parquet on a local file system")
+            if self.columns is not None or set(_PLACEHOLDER.sub("", self.path)) & set("*?[{"):
+                raise ValueError("unreadable_columns: drop is for a path without wildcards, and not with columns")
         return self
 
     @model_validator(mode="after")

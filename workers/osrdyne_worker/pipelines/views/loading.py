@@ -59,7 +59,7 @@ from osrdyne_worker.pipelines.views.remedies import remedy
 from osrdyne_worker.pipelines.views.schemas import FORMATS, RememberedSchemas, local_path, remembered_schemas, signature
 from osrdyne_worker.spark.failures.errors import CALL_FROM, SPARK_GONE, SparkFailure, describe
 from osrdyne_worker.spark.files.committed_files import committed_frame
-from osrdyne_worker.spark.files.parquet_schema import parquet_schema
+from osrdyne_worker.spark.files.parquet_schema import parquet_schema, readable_columns
 from osrdyne_worker.spark.jobs import job_properties, set_job_properties
 
 log = get_logger("sql")
@@ -115,6 +115,8 @@ class View:
     key_columns: tuple[str, ...] = ()
     to_cache: Any = field(default=None, repr=False, compare=False)
     deferred: Deferred | None = field(default=None, repr=False, compare=False)
+    dropped: tuple[tuple[str, str], ...] = ()
+    """The columns that Spark cannot read and that the view does not have, each with the reason."""
     problem: DataProblemError | None = field(default=None, repr=False, compare=False)
     """Why the view cannot be opened, although others of the key can. A query that names it is answered so."""
 
@@ -205,7 +207,7 @@ def _open_all(
         except OsrdyneError as error:
             problem: Exception = error
         except Exception as error:
-            problem = _translated(table, error)
+            problem = _translated(session, table, error)
         if keeps_others and isinstance(problem, DataProblemError):
             return _unreadable(table, problem)
         raise problem
@@ -242,6 +244,7 @@ def open_view(
         cached=spec.cache,
         key_columns=_key_columns(spec, columns),
         to_cache=frame if spec.cache and not table.filters else None,
+        dropped=_dropped(session, table),
     )
 
 
@@ -253,6 +256,12 @@ def _frame_of(session: Any, table: ResolvedTable) -> Any:
         reason = "no line of the files is a record"
         raise _unreadable_data(table, f"{reason}{remedy(_CORRUPT_RECORD, '')}.")
     return _filtered(frame, table, session)
+
+
+def _dropped(session: Any, table: ResolvedTable) -> tuple[tuple[str, str], ...]:
+    drops = table.spec.unreadable_columns == "drop"
+    readable = readable_columns(session, table.path) if drops else None
+    return () if readable is None else tuple(readable.dropped.items())
 
 
 def _columns(schema: StructType) -> tuple[tuple[str, str, bool], ...]:
@@ -313,7 +322,7 @@ class DeferredViews:
             raise DataChangedError(f"The files of the view {view.name} have changed since the data was loaded.")
         if failure is None:
             return
-        problem = failure if isinstance(failure, OsrdyneError) else _translated(table, failure)
+        problem = failure if isinstance(failure, OsrdyneError) else _translated(self._session, table, failure)
         if isinstance(problem, DataProblemError):
             raise RequestError(problem.message, problem.code, problem.error_code) from failure
         raise problem from failure
@@ -354,11 +363,12 @@ def _deferred(
             cached=False,
             key_columns=_key_columns(spec, columns),
             deferred=Deferred(table, None if spec.columns else schema, _conditions(session, table, schema)),
+            dropped=_dropped(session, table),
         )
     except OsrdyneError:
         raise
     except Exception as error:
-        raise _translated(table, error) from error
+        raise _translated(session, table, error) from error
 
 
 def _known_schema(
@@ -369,6 +379,10 @@ def _known_schema(
     if spec.columns is not None:
         # The names of directories may add columns.
         return None if listed.has_directories else _declared_schema(spec.columns)
+    if spec.unreadable_columns == "drop":
+        # Not remembered: it is read from one footer.
+        readable = None if listed.has_directories else readable_columns(session, table.path)
+        return None if readable is None else readable.schema
     known = None if schemas is None else schemas.get(table.path, spec.format, spec.options)
     if known is not None:
         return StructType.fromJson(known)
@@ -428,6 +442,8 @@ def _read(session: Any, table: ResolvedTable, *, schema: StructType | None = Non
         return reader.table(table.path)
     if spec.columns is not None:
         return reader.schema(spec.columns).format(spec.format).load(table.path)
+    if spec.unreadable_columns == "drop" and (readable := readable_columns(session, table.path)) is not None:
+        return reader.schema(readable.schema).format(spec.format).load(table.path)
     if spec.format == "parquet" and not spec.options:
         # No Spark job, which takes most of the time to open a small table.
         schema = parquet_schema(session, table.path)
@@ -613,7 +629,7 @@ def is_lost_file(failure: SparkFailure) -> bool:
     return any(pattern.search(failure.condition) for pattern in (_MISSING, _UNREADABLE))
 
 
-def _translated(table: ResolvedTable, error: Exception) -> Exception:
+def _translated(session: Any, table: ResolvedTable, error: Exception) -> Exception:
     """The exception to raise for `error`: a problem of this key, of the configuration, or `error` itself."""
     failure = describe(error)
     if failure is None:
@@ -646,7 +662,13 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
         return ConfigurationError(f"The configuration of the view {view} is invalid: {failure.message}")
     if failure.exhausted or failure.condition == SPARK_GONE:
         return error
-    return _unreadable_data(table, f"{failure.message.rstrip('.')}{remedy(failure.condition, failure.message)}.")
+    named = ""
+    if table.spec.format == "parquet" and table.spec.unreadable_columns == "refuse":
+        readable = readable_columns(session, table.path)
+        if readable is not None and readable.dropped:
+            named = f" (columns: {', '.join(readable.dropped)}; unreadable_columns: drop leaves them out)"
+    reason = f"{failure.message.rstrip('.')}{named}{remedy(failure.condition, failure.message)}."
+    return _unreadable_data(table, reason)
 
 
 def _unreadable_data(table: ResolvedTable, reason: str) -> DataProblemError:

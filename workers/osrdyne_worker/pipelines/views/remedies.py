@@ -19,6 +19,7 @@ _REMEDIES = tuple(
         ("UNSUPPORTED_TIME_TYPE", "set spark.sql.timeType.enabled to true in worker.spark_conf"),
         ("CANNOT_MERGE", "set `columns`, or write all files with the same types"),
         ("'basePath'", "options.basePath is the absolute path of a directory that contains `path`"),
+        (r"\(UUID\)", "set `columns` with the type binary for it, or write the column as text"),
         ("FLOAT16", "write the column as float"),
         ("DECIMAL_PRECISION_EXCEEDS", "write the column with at most 38 digits, or as text"),
         ("PARQUET_TYPE", "write the column with another type, or leave it out of `columns`"),
@@ -27,6 +28,10 @@ _REMEDIES = tuple(
             "set options.multiLine to true if a record has several lines",
         ),
         ("UNABLE_TO_INFER_SCHEMA", "set `columns`"),
+        (
+            "READ_FILE_FOOTER",
+            "set options.pathGlobFilter, to *.parquet for example, if it is no data",
+        ),
     )
 )
 

@@ -30,6 +30,8 @@ _PYTHON_SQL_STATE = "38000"
 
 SPARK_GONE = "SPARK_GONE"
 """The condition of a lost connection to the JVM."""
+_NOT_PARQUET = "is not a Parquet file"
+"""In the message of Parquet about a file of another kind."""
 _MAX_LINES = 8
 """Lines of a message of Spark before its SQLSTATE that are kept."""
 
@@ -93,6 +95,8 @@ def describe(error: BaseException) -> SparkFailure | None:
     if condition.startswith("FAILED_READ_FILE") and (header := _HEADER.search(_all_messages(error))) is not None:
         # Names of columns only. Other causes may quote values, which a filter may leave out.
         message = f"{message} The header of the file is {header[1].strip()}, and the columns are {header[2].strip()}."
+    if condition.startswith("FAILED_READ_FILE") and _NOT_PARQUET in _all_messages(error):
+        message = f"{message} It is not a Parquet file: set options.pathGlobFilter, to *.parquet for example."
     remedy = missing_jars.remedy(text[:_MAX_LENGTH])
     return SparkFailure(
         condition=condition,
