@@ -18,6 +18,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.environment import PLACEMENT_VARIABLE
 
 TIMEOUT = 60.0  # An import that takes longer is not checked.
+OWN_APPS = "osrdyne_worker."  # The modules of the applications that come with osrdyne.
 # Options of the driver with which workers may find other modules than this process does.
 FOREIGN_OPTIONS = ("command", "cwd", "environment")
 
@@ -33,28 +34,57 @@ def start_check(settings: Settings) -> Callable[[], None]:
     With pooled placement the application must be poolable. Nothing is checked for workers that start elsewhere or with
     options by which they may find other modules, and for the dedicated default application without a configuration.
     """
-    driver, untouched = settings.driver, type(settings.worker)()
-    elsewhere = driver.name != "subprocess" or any(name in driver.options for name in FOREIGN_OPTIONS)
-    placements = {settings.worker.placement, *(profile.placement for profile in settings.worker.profiles)}
-    pooled = "pooled" in placements
+    untouched = type(settings.worker)()
     is_untouched = (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config)
-    if elsewhere or (is_untouched and not pooled):
+    if _is_elsewhere(settings) or (is_untouched and not _is_pooled(settings)):
         return lambda: None
+    return partial(_result, _start(settings))
+
+
+def start_check_of_own_app(settings: Settings) -> Callable[[], str | None]:
+    """Start the check of `worker.config` for workers that start elsewhere, if their application is one of osrdyne's.
+
+    The returned function waits for it, and returns a warning: the workers may have another version.
+    """
+    if not _is_elsewhere(settings) or not settings.worker.config or not settings.worker.app.startswith(OWN_APPS):
+        return lambda: None
+    process = _start(settings)
+
+    def result() -> str | None:
+        try:
+            _result(process)
+        except ConfigurationError as error:
+            # Any other problem is about this environment, which may lack Spark.
+            return error.message if "worker.config." in error.message else None
+        return None
+
+    return result
+
+
+def _is_elsewhere(settings: Settings) -> bool:
+    driver = settings.driver
+    return driver.name != "subprocess" or any(name in driver.options for name in FOREIGN_OPTIONS)
+
+
+def _is_pooled(settings: Settings) -> bool:
+    return "pooled" in {settings.worker.placement, *(profile.placement for profile in settings.worker.profiles)}
+
+
+def _start(settings: Settings) -> subprocess.Popen[str]:
     *program, app = worker_command(settings.worker.app)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*program, "--check", app],
         # In the environment, as for a worker: the configuration may hold secrets, and command lines are public.
         env={
             **os.environ,
             "WORKER_CONFIG": json.dumps(settings.worker_config()),
-            PLACEMENT_VARIABLE: "pooled" if pooled else "dedicated",
+            PLACEMENT_VARIABLE: "pooled" if _is_pooled(settings) else "dedicated",
         },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return partial(_result, process)
 
 
 def _result(process: subprocess.Popen[str]) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.api.access.authenticators import authenticators_of
-from osrdyne.cli.daemon.app_check import start_check
+from osrdyne.cli.daemon.app_check import start_check, start_check_of_own_app
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings
@@ -29,12 +29,14 @@ def check_config(
     """Check the configuration and print the effective settings, each with its source."""
     loaded = load(config, assignments, pool=pool, driver=driver)
     application_checked = start_check(loaded.settings)
+    own_app_checked = start_check_of_own_app(loaded.settings)
     options, doubt = asyncio.run(_check_driver(loaded.settings))
     application_checked()
     for warning in [
         *authenticators_of(loaded.settings.api, clock=SystemClock())[1],
         *([] if doubt is None else [doubt]),
         *spark_warnings(loaded.settings),
+        *([] if (problem := own_app_checked()) is None else [problem]),
     ]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)

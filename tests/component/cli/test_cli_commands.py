@@ -115,6 +115,14 @@ def test_check_config_warns_of_misspelt_settings_of_spark(run: Run) -> None:
     assert (shown.code, "spark.sql.shuffle.partitions" in shown.err) == (0, True)
 
 
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("app", ["osrdyne_worker.pipelines.sql:app", "elsewhere:app"])
+def test_check_config_warns_of_the_configuration_of_an_own_application_elsewhere(run: Run, app: str) -> None:
+    assignments = ("--set", f"worker.app={app}", "--set", 'worker.config={"dataset": []}')
+    shown = run("check-config", *assignments)
+    assert (shown.code, "worker.config.dataset" in shown.err) == (0, app.startswith("osrdyne"))
+
+
 @pytest.mark.parametrize("key", ["infra=42,timetable=24", "it's $(x) `y`", "a\nb", "é 漢 🚄", "", "-x", "\0"])
 def test_environment_of_a_worker_survives_the_shell(run: Run, key: str) -> None:
     words = shlex.split(run("groups", "env", "--pool", "mine", "--", key).out)
