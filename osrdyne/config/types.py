@@ -53,6 +53,11 @@ def parse_duration(value: object) -> object:
     return seconds
 
 
+def duration_xml(seconds: float) -> str:
+    """`10.0` as `PT10S`, a duration of XML Schema."""
+    return f"PT{seconds:.6f}".rstrip("0").rstrip(".") + "S"
+
+
 def parse_size(value: object) -> object:
     """Bytes from `16MiB`, `60 KiB`, `1000` or a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -24,6 +24,7 @@ from osrdyne.auth.grants import Grant, Principal
 from osrdyne.errors import LeadershipLostError, NoSuchQueueError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.authorization import Claim, may_discover
+from osrdyne.ingress.policies.elements import ELEMENTS
 from osrdyne.ingress.policies.lifetimes import instant_text
 from osrdyne.ingress.policies.policy import Discoverability, Origin
 from osrdyne.ingress.policies.table import FoundPolicy, shown
@@ -66,6 +67,9 @@ class Queue(BaseModel):
     created_at: float | None = Field(description="Seconds since the epoch.")
     expires_at: float | None = Field(description="Seconds since the epoch.")
     proposal: dict[str, Any] | None = Field(description="The elements as proposed.")
+    links: dict[str, str] = Field(
+        description="`self`: this queue; `alternate`: its group; `queuehead`: the queue in RabbitMQ."
+    )
     policy: str | None = Field(description="The policy that acts on the key; null: none.")
     elements: dict[str, QueueElement] | None = Field(description="The effective policy, by the name of the element.")
 
@@ -84,6 +88,7 @@ class Queue(BaseModel):
                 "created_at": None if record is None else record.created_at,
                 "expires_at": None if record is None else record.expires_at,
                 "proposal": None if record is None else dict(record.proposal),
+                "links": _links_of(found),
                 "policy": None if found.policy is None else found.policy.name,
                 "elements": None if found.policy is None else shown(found.policy.policy),
             }
@@ -206,6 +211,14 @@ def _self(key: Key) -> str:
     return f"/v1/queue?key={quote(key, safe='')}"
 
 
+def _links_of(queue: RegisteredQueue) -> dict[str, str]:
+    return {
+        "self": _self(queue.key),
+        "alternate": f"/v1/group?key={quote(queue.key, safe='')}",
+        "queuehead": f"amqp:/queues/{quote(queue.queue, safe='')}",
+    }
+
+
 def _page(limit: int, after: str | None) -> str:
     return f"/v1/queues?limit={limit}" + ("" if after is None else f"&after={quote(after, safe='')}")
 
@@ -227,19 +240,12 @@ def _feed(pool: str, queues: Sequence[RegisteredQueue], *, own: str, following: 
         _add(entry, "id", f"urn:osrdyne:{pool}:queue:{quote(one.key, safe='')}")
         _add(entry, "title", one.key)
         _add(entry, "updated", instant_text(0.0 if one.record is None else one.record.renewed_at))
-        _links(
-            entry,
-            [
-                ("self", _self(one.key)),
-                ("alternate", f"/v1/group?key={quote(one.key, safe='')}"),
-                ("queuehead", f"amqp:/queues/{quote(one.queue, safe='')}"),
-            ],
-        )
+        _links(entry, _links_of(one).items())
         if one.policy is not None:
             policy = xml.SubElement(entry, f"{{{_CONNECT}}}QueuePolicy")
-            for name, element in shown(one.policy.policy).items():
-                if element["value"] is not None:
-                    xml.SubElement(policy, f"{{{_CONNECT}}}{name}").text = _xml_text(str(element["value"]))
+            for element in ELEMENTS:
+                if (value := getattr(one.policy.policy, element.field)) is not None:
+                    xml.SubElement(policy, f"{{{_CONNECT}}}{element.name}").text = _xml_text(element.show_xml(value))
     content: bytes = xml.tostring(feed, encoding="utf-8", xml_declaration=True)
     return content
 

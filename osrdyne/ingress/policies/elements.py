@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from osrdyne.config.types import parse_duration, parse_size
+from osrdyne.config.types import duration_xml, parse_duration, parse_size
 from osrdyne.ingress.policies.poison_drop import FORMS, parse_poison_drop
 from osrdyne.ingress.policies.policy import Authorization, Discoverability, Overflow, TransportProtection
 
@@ -24,7 +24,7 @@ END = "<!-- end of elements -->"
 @dataclass(frozen=True, slots=True)
 class Element:
     """One element. `parse` raises `ValueError` with the expected format. `show` returns a JSON value that `parse`
-    accepts."""
+    accepts, and `show_xml` the text of the element in XML. `is_computed`: a proposal may only repeat it."""
 
     name: str
     field: str
@@ -33,6 +33,8 @@ class Element:
     meaning: str
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any] = lambda value: value
+    show_xml: Callable[[Any], str] = str
+    is_computed: bool = False
 
 
 def _choice(kind: type[StrEnum]) -> Callable[[Any], Any]:
@@ -73,15 +75,13 @@ def _show_instant(value: datetime) -> str:
     return value.isoformat().replace("+00:00", "Z")
 
 
-def _address(value: Any) -> str:
+def _address(value: Any) -> str | None:
+    if value is None:  # as the effective policy shows the inventory alone
+        return None
     if not isinstance(value, str):
         raise ValueError(f"expected {FORMS}")
     parse_poison_drop(value)
     return value
-
-
-def _computed(value: Any) -> Any:
-    raise ValueError("it is computed from MaxQueueLength and MaxMessageSize: remove it")
 
 
 ELEMENTS = (
@@ -100,7 +100,7 @@ ELEMENTS = (
     Element(
         "ExpirationInstant", "expiration_instant", "now + 24 h", "now + 30 s to now + 21 d, in UTC",
         "When the created queue of the key is removed. Without effect in a document.",
-        _instant, _show_instant,
+        _instant, _show_instant, _show_instant,
     ),
     Element(
         "MaxMessageSize", "max_message_size", "60 KiB", "8 KiB to `requests.max_message_bytes`",
@@ -115,7 +115,7 @@ ELEMENTS = (
     Element(
         "EnqueueTimeout", "enqueue_timeout", "10 s", "0 s to 60 s",
         "How long a request waits for room in a full queue before Overflow applies.",
-        parse_duration,
+        parse_duration, show_xml=duration_xml,
     ),
     Element(
         "MaxConcurrentReaders", "max_concurrent_readers", "2147483648", "1 to 2147483648",
@@ -130,7 +130,7 @@ ELEMENTS = (
     Element(
         "MaxMessageAge", "max_message_age", "10 min", "0 s to 7 d",
         "Upper limit of the time-to-live of a request. With 0 every request is answered `expired`.",
-        parse_duration,
+        parse_duration, show_xml=duration_xml,
     ),
     Element(
         "MaxQueueLength", "max_queue_length", "2147483648", "1 to 2147483648",
@@ -140,8 +140,8 @@ ELEMENTS = (
     Element(
         "MaxQueueCapacity", "max_queue_capacity", "MaxQueueLength × MaxMessageSize",
         "computed; at most `requests.max_length_bytes`",
-        "Bytes that can wait. It cannot be set.",
-        _computed,
+        "Bytes that can wait. It cannot be set; the renewal of a created queue may repeat it.",
+        _size, is_computed=True,
     ),
     Element(
         "Overflow", "overflow", "`RejectIncomingMessage`",

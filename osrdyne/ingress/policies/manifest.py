@@ -20,6 +20,14 @@ from osrdyne.protocol.key_patterns import KeyPattern
 
 MAX_POLICIES = 200
 LIFETIME = "expiration_instant"
+CAPACITY = "max_queue_capacity"
+SHOWN = "elements"
+ANSWER = {
+    SHOWN, "key", "queue", "exists", "created", "state", "reason", "author", "created_at", "expires_at", "proposal",
+    "policy", "pool", "match", "links",
+}  # fmt: skip
+"""The members of an answer of the API with an effective policy. A proposal may be such an answer."""
+COMPUTED = "it is computed from MaxQueueLength and MaxMessageSize: remove it"
 _POLICIES, _DEFAULT, _MATCH = "policies", "default", "match"
 
 
@@ -90,7 +98,8 @@ def load_policies_json(text: str) -> PolicyManifest:
 
 
 def load_proposal(text: str) -> KeyPolicy:
-    """The proposal for a single key, as JSON: the elements without a pattern. Raises `InvalidDocumentError`."""
+    """The proposal for a single key, as JSON: the elements without a pattern, or an effective policy as the API
+    returned it. Raises `InvalidDocumentError`."""
     return read_proposal(read_json(text))
 
 
@@ -122,7 +131,11 @@ class _Reader(DocumentReader):
         return PolicyManifest(tuple(found), default)
 
     def read_proposal(self, value: Any) -> KeyPolicy:
-        proposed = self._elements(self.members(value, "", {*BY_NAME}), "")
+        path = ""
+        if isinstance(value, Members) and any(name == SHOWN for name, _ in value.pairs):
+            value, path = self.members(value, "", ANSWER).get(SHOWN), SHOWN
+        given = {name: _value(item) for name, item in self.members(value, path, {*BY_NAME}).items()}
+        proposed = self._elements(given, path, may_repeat=True)
         self.raise_problems()
         return KeyPolicy(None, proposed)
 
@@ -148,14 +161,23 @@ class _Reader(DocumentReader):
                 self.refuse(place, str(error))
             yield policy
 
-    def _elements(self, members: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _elements(self, members: Mapping[str, Any], path: str, *, may_repeat: bool = False) -> dict[str, Any]:
+        """The elements by field name. `may_repeat`: also those that the pool computes."""
         proposed = {}
         for name, value in members.items():
-            element = BY_NAME[name]
+            element, place = BY_NAME[name], f"{path}.{name}".lstrip(".")
+            if element.is_computed and not may_repeat:
+                self.refuse(place, COMPUTED)
+                continue
             try:
                 found = element.parse(value)
             except ValueError as error:
-                self.refuse(f"{path}.{name}".lstrip("."), str(error))
+                self.refuse(place, str(error))
                 continue
             proposed[element.field] = found
         return proposed
+
+
+def _value(shown: Any) -> Any:
+    """The value of an element as written, or as the API shows it: `{"value": 10, "origin": "default"}`."""
+    return dict(shown.pairs).get("value", shown) if isinstance(shown, Members) else shown

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from osrdyne.config.models import Settings
-from osrdyne.ingress.documents.problems import Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.policies.elements import BY_FIELD, ELEMENTS
-from osrdyne.ingress.policies.manifest import PolicyManifest
+from osrdyne.ingress.policies.manifest import CAPACITY, COMPUTED, KeyPolicy, PolicyManifest
 from osrdyne.ingress.policies.policy import Bounds, EffectivePolicy, Origin, effective_policy
 
 MAX_CACHED = 100_000
@@ -74,6 +74,18 @@ def bounds_of(settings: Settings) -> Bounds:
         authorizes_workers=None not in (settings.worker.principal, settings.api.tokens_file)
         and settings.broker.scoped_credentials,
     )
+
+
+def without_capacity(
+    proposal: KeyPolicy, *, bounds: Bounds, now: datetime, returned: EffectivePolicy | None = None
+) -> KeyPolicy:
+    """The proposal without MaxQueueCapacity, which may only repeat the value that the pool has `returned`, or that it
+    computes from the proposal. Raises `InvalidDocumentError`."""
+    given = proposal.proposed.get(CAPACITY)
+    known = [effective_policy(proposal.proposed, bounds=bounds, now=now), *([] if returned is None else [returned])]
+    if given is not None and given not in {policy.max_queue_capacity for policy in known}:
+        raise InvalidDocumentError([Problem(COMPUTED, path=BY_FIELD[CAPACITY].name)])
+    return replace(proposal, proposed={name: value for name, value in proposal.proposed.items() if name != CAPACITY})
 
 
 def warn_of_clamped(manifest: PolicyManifest, *, bounds: Bounds, now: datetime) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import Wakeup
@@ -33,6 +34,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.policies.authorization import ELEMENT, demands_unverifiable, unverifiable_demand
 from osrdyne.ingress.policies.lifetimes import Countdown, CreatedQueue, EndReason, instant_text, read_record
 from osrdyne.ingress.policies.manifest import KeyPolicy
+from osrdyne.ingress.policies.table import FoundPolicy, without_capacity
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease
@@ -126,7 +128,8 @@ class QueueLifetimes:
         return record
 
     async def renew(self, key: Key, proposal: KeyPolicy | None, *, author: str) -> CreatedQueue:
-        """Replace the proposal and the expiration instant. None: the present proposal, and the default lifetime.
+        """Replace the proposal and the expiration instant. None: the present proposal, and the default lifetime. The
+        effective policy is a proposal, too.
 
         Raises `NoSuchQueueError`, `PoolConflictError` if the queue is being removed, and `InvalidDocumentError` if the
         expiration instant has passed.
@@ -140,7 +143,8 @@ class QueueLifetimes:
                 elements = {name: value for name, value in known.proposal.items() if name != EXPIRATION}
                 record = self._fitted(replace(known, proposal=elements, author=author))
             else:
-                record = replace(self._record(key, proposal, author), created_at=known.created_at)
+                returned = self._created.policy(key)
+                record = replace(self._record(key, proposal, author, returned), created_at=known.created_at)
             await self._store({**records, key: record})
         self._log.info("queue renewed", key=key, author=author, expires=instant_text(record.expires_at))
         return record
@@ -239,8 +243,15 @@ class QueueLifetimes:
 
     # --- storing
 
-    def _record(self, key: Key, proposal: KeyPolicy, author: str) -> CreatedQueue:
+    def _record(self, key: Key, proposal: KeyPolicy, author: str, returned: FoundPolicy | None = None) -> CreatedQueue:
+        """`returned`: the present policy of the queue, which a client may have read and sends again."""
         now = self._clock.time()
+        proposal = without_capacity(
+            proposal,
+            bounds=self._created.bounds,
+            now=datetime.fromtimestamp(now, UTC),
+            returned=None if returned is None else returned.policy,
+        )
         proposed = proposal.proposed.get("expiration_instant")
         if proposed is not None and proposed.timestamp() <= now:
             raise InvalidDocumentError([Problem("it has passed; name a moment in the future", path=EXPIRATION)])

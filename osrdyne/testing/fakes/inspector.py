@@ -21,7 +21,7 @@ from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.policies.lifetimes import CreatedQueue, EndReason
 from osrdyne.ingress.policies.manifest import KeyPolicy, load_policies_json, load_proposal
 from osrdyne.ingress.policies.policy import Bounds
-from osrdyne.ingress.policies.table import FoundPolicy, PolicyTable
+from osrdyne.ingress.policies.table import FoundPolicy, PolicyTable, without_capacity
 from osrdyne.ingress.profiles import load_profiles_json
 from osrdyne.ingress.quotas.document import load_quotas_json
 from osrdyne.ingress.quotas.quotas import Quotas, Usage
@@ -284,6 +284,10 @@ class FakeInspector:
 
     def _register(self, key: Key, proposal: KeyPolicy, author: str) -> RegisteredQueue:
         bounds = Bounds(max_message_bytes=16 * 2**20, delivery_limit=5)
+        known = self.queue_views.get(key)
+        returned = None if known is None or known.policy is None else known.policy.policy
+        now = datetime.fromtimestamp(1000.0, UTC)
+        proposal = without_capacity(proposal, bounds=bounds, now=now, returned=returned)
         record = CreatedQueue(key, proposal.document(), author, 1000.0, 1000.0, 1000.0)
         found = policy_of_record(record, bounds)
         record = replace(record, expires_at=found.policy.expiration_instant.timestamp())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree as xml
 
@@ -10,8 +11,11 @@ import httpx
 import pytest
 
 from osrdyne.api.app import create_app
+from osrdyne.api.endpoints.manifests import KeyPolicy
+from osrdyne.api.endpoints.queues import Queue
 from osrdyne.auth.grants import Grant, KeyScope, Principal
 from osrdyne.ingress.policies.authorization import Claim, may_discover
+from osrdyne.ingress.policies.manifest import ANSWER
 from osrdyne.ingress.policies.policy import Discoverability
 from osrdyne.metrics import Metrics
 from osrdyne.testing.fakes.inspector import FakeInspector
@@ -19,6 +23,7 @@ from osrdyne.testing.fakes.inspector import FakeInspector
 ATOM = "{http://www.w3.org/2005/Atom}"
 POLICY = "{https://schemas.microsoft.com/ws/2007/08/connect}"
 ME = {"author": "me"}
+SHOWN = {"Discoverability": "Public", "EnqueueTimeout": "PT10S", "MaxMessageAge": "PT90.5S", "MaxMessageSize": "61440"}
 
 
 @pytest.fixture
@@ -49,9 +54,7 @@ async def test_queue_is_renewed_and_removed(api: httpx.AsyncClient) -> None:
     assert (kept.status_code, kept.json()["proposal"]) == (200, {"MaxConcurrentReaders": 3})
     changed = await api.put("/v1/queue", params={**ME, "key": "a"}, json={"MaxDequeueRetries": 7})
     assert changed.json()["proposal"] == {"MaxDequeueRetries": 7}
-    removed = await api.request(
-        "DELETE", "/v1/queue", params={**ME, "key": "a"}, headers={"content-type": "application/json"}
-    )
+    removed = await api.delete("/v1/queue", params={**ME, "key": "a"})
     assert (removed.status_code, removed.json()["state"], removed.json()["reason"]) == (202, "ending", "deleted")
 
 
@@ -60,6 +63,53 @@ async def test_unknown_queue_is_not_found(api: httpx.AsyncClient, method: str) -
     headers = {"content-type": "application/json"}
     answer = await api.request(method, "/v1/queue", params={**ME, "key": "a"}, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        lambda answer: answer,
+        lambda answer: answer["elements"],
+        lambda answer: {name: element["value"] for name, element in answer["elements"].items()},
+        lambda answer: {"MaxQueueLength": 7, "MaxQueueCapacity": answer["elements"]["MaxQueueCapacity"]["value"]},
+        lambda answer: {"MaxQueueLength": 7, "MaxMessageSize": 10_000, "MaxQueueCapacity": 70_000},
+    ],
+    ids=["whole answer", "elements", "values", "another length", "computed"],
+)
+async def test_effective_policy_is_a_proposal_of_a_renewal(
+    api: httpx.AsyncClient, sent: Callable[[dict[str, Any]], object]
+) -> None:
+    created = (await create(api, "a", MaxMessageSize=1, EnqueueTimeout="PT20S")).json()
+    proposal = sent(created)
+    renewed = await api.put("/v1/queue", params={**ME, "key": "a"}, json=proposal)
+    assert renewed.status_code == 200
+    assert "MaxQueueCapacity" not in renewed.json()["proposal"]
+    if "MaxQueueLength" not in dict(proposal):
+        assert {name: one["value"] for name, one in renewed.json()["elements"].items()} == {
+            name: one["value"] for name, one in created["elements"].items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("document", "places"),
+    [
+        ({"MaxQueueCapacity": 5}, ["MaxQueueCapacity"]),
+        ({"elements": {"MaxQueueCapacity": {"value": 5}}}, ["MaxQueueCapacity"]),
+        ({"elements": {"MaxMessageAge": {"value": "soon"}, "Nope": 1}}, ["elements.Nope", "elements.MaxMessageAge"]),
+        ({"elements": {}, "MaxMessageAge": 1}, ["MaxMessageAge"]),
+        ({"elements": []}, ["elements"]),
+    ],
+)
+async def test_renewal_that_changes_what_is_computed_or_unknown_is_refused(
+    api: httpx.AsyncClient, document: object, places: list[str]
+) -> None:
+    await create(api, "a")
+    answer = await api.put("/v1/queue", params={**ME, "key": "a"}, json=document)
+    assert (answer.status_code, [one["path"] for one in answer.json()["problems"]]) == (422, places)
+
+
+def test_answers_with_an_effective_policy_have_only_members_that_a_proposal_may_have() -> None:
+    assert {*Queue.model_fields, *KeyPolicy.model_fields} <= ANSWER
 
 
 async def test_registry_has_pages(api: httpx.AsyncClient) -> None:
@@ -76,7 +126,7 @@ async def test_registry_has_pages(api: httpx.AsyncClient) -> None:
 
 async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.AsyncClient) -> None:
     for key in ["a\x01<", "b"]:
-        await create(api, key, Discoverability="Public")
+        await create(api, key, Discoverability="Public", MaxMessageAge="PT1M30.5S")
     answer = await api.get("/v1/queues?limit=1", headers={"accept": "application/atom+xml"})
     assert answer.headers["content-type"] == "application/atom+xml;type=feed"
     feed = xml.fromstring(answer.content)
@@ -86,13 +136,16 @@ async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.As
     assert links == {"self": "/v1/queues?limit=1", "next": f"/v1/queues?limit=1&after={quote('a' + chr(1) + '<')}"}
     (entry,) = feed.findall(f"{ATOM}entry")
     key = quote("a\x01<")
-    assert {link.get("rel"): link.get("href") for link in entry.findall(f"{ATOM}link")} == {
+    found = {link.get("rel"): link.get("href") for link in entry.findall(f"{ATOM}link")}
+    assert found == {
         "self": f"/v1/queue?key={key}",
         "alternate": f"/v1/group?key={key}",
         "queuehead": "amqp:/queues/fake-req-a%2B01%2B3C",
     }
+    assert (await api.get(found["self"])).json()["links"] == found
     assert entry.findtext(f"{ATOM}title") == "a\ufffd<"
-    assert entry.findtext(f"{POLICY}QueuePolicy/{POLICY}Discoverability") == "Public"
+    elements = {name: entry.findtext(f"{POLICY}QueuePolicy/{POLICY}{name}") for name in SHOWN}
+    assert elements == SHOWN
 
 
 async def test_json_comes_first_where_both_are_accepted(api: httpx.AsyncClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -20,7 +21,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.policies.lifetimes import CreatedQueue
 from osrdyne.ingress.policies.manifest import load_proposal
 from osrdyne.ingress.policies.policy import Discoverability
-from osrdyne.ingress.policies.table import FoundPolicy
+from osrdyne.ingress.policies.table import FoundPolicy, shown
 from osrdyne.pool.queues.lifetimes import QueueLifetimes
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
@@ -97,6 +98,18 @@ async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> No
     await stack.clock.advance(60.0)
     assert answered(stack.broker) == {(body, "gone") for body in bodies}
     assert is_clean(stack)
+
+
+async def test_renewal_takes_the_effective_policy(stack: Stack) -> None:
+    await create(stack, MaxMessageSize=10_000, MaxQueueLength=3)
+    returned = stack.created_queues.policy(A)
+    assert returned is not None
+    await lifetimes(stack).renew(A, load_proposal(json.dumps(shown(returned.policy))), author="me")
+    renewed = stack.created_queues.policy(A)
+    assert renewed is not None
+    assert replace(renewed.policy, origins={}) == replace(returned.policy, origins={})
+    with pytest.raises(InvalidDocumentError):
+        await lifetimes(stack).renew(A, load_proposal('{"MaxQueueCapacity": 1}'), author="me")
 
 
 async def test_running_request_is_finished_by_its_worker(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
