@@ -104,7 +104,7 @@ async def test_a_request_that_fails_too_often_is_dead_lettered(pool: Pool) -> No
     await pool.apply(delivery_limit=3)
     await pool.publish(b"poison")
     consumer = await pool.channel.consume(pool.queue, prefetch=1)
-    for _ in range(4):  # a limit of N is N + 1 deliveries
+    for _ in range(3):
         await (await consumer.get()).reject()
     assert await pool.dead_letter() == ("delivery_limit", pool.queue, KEY, b"poison")
     assert consumer.waiting() == 0

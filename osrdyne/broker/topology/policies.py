@@ -59,7 +59,7 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
         "overflow": "reject-publish",
         # A changed TTL applies to new messages only, so it is set before routes with a longer one are used.
         "message-ttl": _longest_ttl_ms(settings, longest_ttl),
-        "delivery-limit": requests.delivery_limit,
+        "delivery-limit": allowed_returns(requests.delivery_limit),
     }
     if version.has_consumer_timeout_policy:
         definition["consumer-timeout"] = _milliseconds(settings.effective_consumer_timeout())
@@ -151,13 +151,19 @@ def audit_policy(settings: Settings) -> PolicySpec:
     )
 
 
+def allowed_returns(delivery_limit: int) -> int:
+    """The `delivery-limit` of RabbitMQ, which is how often a message may return to its queue, so that it dies when
+    `delivery_limit` deliveries have failed."""
+    return delivery_limit - 1
+
+
 def key_policy(pool: PolicySpec, names: PoolNames, key: Key, *, delivery_limit: int) -> PolicySpec:
     """The policy of the request queues of one key: that of the pool with another delivery limit."""
     return PolicySpec(
         name=names.key_policy(key),
         pattern=names.key_queue_pattern(key),
         apply_to=pool.apply_to,
-        definition={**pool.definition, "delivery-limit": delivery_limit},
+        definition={**pool.definition, "delivery-limit": allowed_returns(delivery_limit)},
         priority=KEY_PRIORITY,
     )
 

@@ -142,7 +142,7 @@ class DeliveryLimits:
             await self._lease.confirm()  # a deposed leader must not change the policies of its successor
             await self._management.put_policy(desired)
             self._applied[name] = desired
-            self._log.info("delivery limit of a key applied", key=key, limit=desired.definition["delivery-limit"])
+            self._log.info("delivery limit of a key applied", key=key, limit=self._limit_of(key))
 
     def _desired(self, key: Key, pool: PolicySpec) -> PolicySpec | None:
         limit = self._limit_of(key)

@@ -48,7 +48,7 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
             dead.append((one, Status.EXPIRED))
         # RabbitMQ counts the deliveries of its copy from zero: without this rule a request that kills workers would
         # never reach the limit.
-        elif one.request.delivery_count > delivery_limit:
+        elif one.request.delivery_count >= delivery_limit:
             dead.append((one, Status.DELIVERY_LIMIT))
         else:
             kept.append(one)

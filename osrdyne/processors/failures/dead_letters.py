@@ -175,8 +175,8 @@ class DeadLetterResponder:
             self._circuits.record(route, Key(request.key), [fingerprint], status=reason.value, code=None)
         if reason in _POISON:
             # Crash before: the copy is not sent. It is sent once, and the inventory has the request in any case.
-            limit = MAX_RETURNS if self._died_as_orphan(death) else self._poison.limit_of(Key(request.key))
-            self._poison.drops.submit(Key(request.key), delivery, reason=reason, deliveries=limit + 1)
+            limit = MAX_RETURNS + 1 if self._died_as_orphan(death) else self._poison.limit_of(Key(request.key))
+            self._poison.drops.submit(Key(request.key), delivery, reason=reason, deliveries=limit)
         self._metrics.dead_letters.labels(reason=reason.value, **self._labels(delivery, death)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
@@ -223,10 +223,10 @@ class DeadLetterResponder:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
         # May wait a few seconds for the report of the last death; the dead letter stays unacknowledged meanwhile.
         deaths = await self._poison.evidence.collect(delivery)
-        # RabbitMQ 3.10 drops the count when it dead-letters, and a limit of N allows N+1 deliveries.
+        # RabbitMQ 3.10 drops the count when it dead-letters.
         limit = self._poison.limit_of(Key(delivery.routing_key))
         # A worker rejects it after two runs: the third delivery was the last.
-        deliveries = limit + 1 if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
+        deliveries = limit if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
         now = now_ms(self._clock)
         await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
         return _DETAILS[reason].format(deliveries=deliveries, finding=finding(deliveries, deaths))

@@ -38,7 +38,7 @@ async def start(stack: Stack, *keys: str) -> None:
 
 
 def limits(broker: FakeBroker) -> dict[str, object]:
-    """The delivery limit in effect, by the name of the policy."""
+    """The `delivery-limit` in RabbitMQ, by the name of the policy: how often a request may return."""
     return {
         name: policy.definition["delivery-limit"]
         for name, policy in broker.policies.items()
@@ -50,17 +50,17 @@ async def test_limit_of_a_key_lives_as_long_as_its_queue(stack: Stack, clock: Vi
     await limit(stack, MaxDequeueRetries=2)
     assert POLICY not in broker.policies
     await start(stack, "a", "b")
-    assert limits(broker) == {"pool-req": 5, POLICY: 2}
-    assert [broker._setting(broker.queues[f"pool-req-{key}"], "delivery-limit") for key in "ab"] == [2, 5]
+    assert limits(broker) == {"pool-req": 4, POLICY: 1}
+    assert [broker._setting(broker.queues[f"pool-req-{key}"], "delivery-limit") for key in "ab"] == [1, 4]
     await stack.consume("b")
     stack.retire(Key("a"))
     await clock.advance(60.0)
-    assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 5})
+    assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 4})
 
 
 async def test_changed_limit_counts_for_the_queue_that_exists(stack: Stack, broker: FakeBroker) -> None:
     await start(stack, "a")
-    for retries, expected in [(9, 9), (3, 3), (5, None)]:
+    for retries, expected in [(9, 8), (3, 2), (1, 0), (5, None)]:
         await limit(stack, MaxDequeueRetries=retries)
         assert limits(broker).get(POLICY) == expected
 
@@ -72,7 +72,7 @@ async def test_policy_of_a_key_has_everything_else_of_the_pool(clock: VirtualClo
         await start(stack, "a")
         await change(stack, all=longer)
         pool, own = broker.policies["pool-req"].definition, broker.policies[POLICY].definition
-        assert {**pool, "delivery-limit": 2} == own
+        assert {**pool, "delivery-limit": 1} == own
         assert own["message-ttl"] == 100_000_000
 
 
@@ -93,7 +93,7 @@ async def test_policy_that_another_client_deleted_comes_back(stack: Stack, clock
     await start(stack, "a")
     del stack.broker.policies[POLICY]
     await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
-    assert limits(stack.broker)[POLICY] == 2
+    assert limits(stack.broker)[POLICY] == 1
 
 
 @pytest.mark.proves("managed/rabbitmq-s-http-api")
@@ -104,7 +104,7 @@ async def test_management_that_fails_is_asked_again(stack: Stack, clock: Virtual
     assert POLICY not in broker.policies
     stack.management.available = True
     await clock.advance(60.0)
-    assert limits(broker)[POLICY] == 2
+    assert limits(broker)[POLICY] == 1
 
 
 @pytest.mark.parametrize("change", ["policy", "queue"])
@@ -123,7 +123,7 @@ async def test_change_while_a_policy_is_written_counts(
         await limit(stack, MaxDequeueRetries=2)
         monkeypatch.setattr(stack.management, "put_policy", put_slowly)
         await start(stack, "a")
-        assert limits(broker)[POLICY] == 2
+        assert limits(broker)[POLICY] == 1
         if change == "policy":
             await limit(stack, MaxDequeueRetries=7)
         else:
@@ -132,7 +132,7 @@ async def test_change_while_a_policy_is_written_counts(
             assert not stack.has_queue("a")
         written.set()
         await clock.advance(1.0)
-        assert limits(broker).get(POLICY) == (7 if change == "policy" else None)
+        assert limits(broker).get(POLICY) == (6 if change == "policy" else None)
 
 
 @pytest.mark.proves("managed/more-200-keys-delivery")

@@ -164,7 +164,7 @@ def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
 async def test_request_that_failed_too_often_before_and_after_becomes_poison(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    async with managing(clock, broker, delivery_limit=3) as stack:
+    async with managing(clock, broker, delivery_limit=4) as stack:
         for round_ in range(2):
             await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")
             await reject_first(stack)

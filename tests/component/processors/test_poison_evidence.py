@@ -25,6 +25,7 @@ from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 K = Key("k")
+LIMIT = 3
 
 
 class Pool:
@@ -52,7 +53,7 @@ class Pool:
     async def reject_to_the_end(self) -> None:
         """RabbitMQ counts until it has had enough."""
         consumer = await self.stack.consume("k")
-        for _ in range(4):
+        for _ in range(LIMIT):
             await self.stack.clock.settle()
             await (await consumer.get()).reject()
         await self.stack.clock.settle()
@@ -65,7 +66,7 @@ class Pool:
         return None if answer is None else str(json.loads(answer.body)["error"]["message"])
 
 
-SETTINGS = settings_for().model_copy(update={"requests": RequestSettings(delivery_limit=3)})
+SETTINGS = settings_for().model_copy(update={"requests": RequestSettings(delivery_limit=LIMIT)})
 
 
 @pytest.fixture
@@ -85,8 +86,8 @@ async def test_death_noticed_after_the_dead_letter_is_waited_for(pool: Pool) -> 
     assert [(death.ended_with, death.others, death.log_lines) for death in entry.deaths] == [
         ("signal SIGKILL", 1, ("out of memory",))
     ]
-    assert (entry.key, entry.body, entry.unexplained) == ("k", b"deadly", 3)
-    assert "1 of 4 deliveries ended with the death" in str(await pool.detail())
+    assert (entry.key, entry.body, entry.unexplained) == ("k", b"deadly", LIMIT - 1)
+    assert "1 of 3 deliveries ended with the death" in str(await pool.detail())
 
 
 @pytest.mark.proves("workers/innocent-request-reaches-delivery")
@@ -96,7 +97,7 @@ async def test_worker_that_lives_on_is_waited_for_and_not_blamed(pool: Pool) -> 
     await pool.reject_to_the_end()
     await pool.stack.clock.advance(PATIENCE + 0.1)
     [entry] = await pool.entries()
-    assert (entry.deaths, entry.unexplained) == ((), 4)
+    assert (entry.deaths, entry.unexplained) == ((), LIMIT)
     assert "may be innocent" in str(await pool.detail())
 
 
@@ -107,7 +108,7 @@ async def test_request_that_only_waited_in_the_queue_is_not_blamed(pool: Pool) -
     await pool.stack.clock.settle()
     await pool.reject_to_the_end()
     [entry] = await pool.entries()
-    assert (entry.deaths, entry.unexplained) == ((), 4)
+    assert (entry.deaths, entry.unexplained) == ((), LIMIT)
 
 
 async def test_readings_at_once_all_see_everything(direct: Stack) -> None:

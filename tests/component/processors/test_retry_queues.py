@@ -170,7 +170,7 @@ async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack: St
     await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
     await fail(stack)
     await time_out(stack)
-    for _ in range(managed().requests.delivery_limit + 1):
+    for _ in range(managed().requests.delivery_limit):
         await (await take(stack)).channel.close()
     await stack.clock.advance(60.0)
     assert answers(broker) == [("c", "delivery_limit")]

@@ -77,7 +77,7 @@ def test_consumer_timeout_follows_the_processing_timeout_where_rabbitmq_knows_it
 def test_policy_has_the_settings_in_rabbitmqs_units() -> None:
     requests = RequestSettings(ttl=1.5, delivery_limit=7, max_length=3, max_length_bytes=2**20)
     definition = policy_of(requests=requests)
-    expected = {"message-ttl": 1500, "delivery-limit": 7, "max-length": 3, "max-length-bytes": 1048576}
+    expected = {"message-ttl": 1500, "delivery-limit": 6, "max-length": 3, "max-length-bytes": 1048576}
     assert {name: definition[name] for name in expected} == expected
     assert policy_of(requests=RequestSettings(ttl=0.0001))["message-ttl"] == 1
 
