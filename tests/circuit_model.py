@@ -59,12 +59,15 @@ CONFIGURATIONS = [
 
 @dataclass
 class NaiveCircuit:
-    """`log`: (request, key, success, time), the latest last. `turns`: when each candidate group had its turn."""
+    """`log`: (request, key, success, time), the latest last. `turns`: when each candidate group had its turn.
+
+    `released`: the groups that it held until it was closed, and that have been paused since."""
 
     state: str = "closed"
     since: int = 0
     log: list[tuple[str, str, bool, int]] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     turns: dict[str, int] = field(default_factory=dict)
     probe: tuple[str, int, str | None] | None = None
 
@@ -149,6 +152,7 @@ class Model:
             circuit.turns[key] = self.turn
         if key not in circuit.held:
             circuit.held.append(key)
+            circuit.released = [one for one in circuit.released if one != key]
         if key not in self.order:
             self.order.append(key)
 
@@ -162,6 +166,7 @@ class Model:
 
     def close(self, circuit: NaiveCircuit) -> None:
         self.enter(circuit, "closed")
+        circuit.released += circuit.held
         circuit.log, circuit.held, circuit.turns = [], [], {}
 
     def resume(self) -> None:
@@ -172,6 +177,8 @@ class Model:
         elif free and (self.last_resume is None or self.now - self.last_resume >= unlock.interval_ms):
             self.order.remove(free[0])
             self.last_resume = self.now
+        for circuit in self.circuits.values():
+            circuit.released = [key for key in circuit.released if key in self.order]
 
     def admit(self, route: str | None, key: str) -> str:
         circuit = self.circuits.get(self.name(route, key))
@@ -361,7 +368,9 @@ class Run:
         self.model.at(self.now)
         for name in names:
             circuit = self.model.circuits.get(name)
-            if circuit is not None and circuit.state != "closed":
+            if circuit is not None and circuit.state == "closed":
+                circuit.log = []
+            elif circuit is not None:
                 self.model.close(circuit)
         self.model.resume()
         self.took(self.breaker.close([identify(name) for name in names], now_ms=self.now), f"close {names}")
@@ -398,6 +407,10 @@ class Run:
             assert list(circuit.samples.successes) == [one[0] for one in naive.log if one[2]], self.trace()
             assert circuit.samples.fail_ratio == (100 * len(failed) // len(naive.log) if naive.log else 0), self.trace()
             assert list(circuit.held) == naive.held, self.trace()
+            assert (list(circuit.released), circuit.paused) == (
+                naive.released,
+                len(set(naive.held) | set(naive.released)),
+            ), self.trace()
             assert list(circuit.candidates) == sorted(naive.turns, key=lambda one: naive.turns[one]), self.trace()
             probe = circuit.probe
             assert (None if probe is None else (probe.key, probe.since_ms, probe.request_id)) == naive.probe, (

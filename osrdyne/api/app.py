@@ -28,10 +28,12 @@ from osrdyne.api.endpoints.last_values import last_value_routes
 from osrdyne.api.endpoints.manifests import manifest_routes
 from osrdyne.api.endpoints.poison import poison_routes
 from osrdyne.api.endpoints.processes import process_routes
+from osrdyne.api.endpoints.queue_circuits import queue_circuit_routes
 from osrdyne.api.endpoints.queues import queue_routes
 from osrdyne.api.endpoints.telemetry import telemetry_routes
 from osrdyne.api.keys import path_key, query_key
 from osrdyne.api.problems import NO_SUCH_PATH, problem, problem_of
+from osrdyne.auth.endpoints import CIRCUITS_PATH
 from osrdyne.errors import OsrdyneError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import PoolInspector
@@ -47,9 +49,11 @@ def create_app(
     limits: BodyLimits | None = None,
     audit_required: bool = False,
     clock: Clock | None = None,
+    circuits_path: str = CIRCUITS_PATH,
 ) -> FastAPI:
     """The application. `allowed_hosts`: the accepted `Host` names (see `guard.hosts_of`); None: any. `access` None: no
-    request needs a token. `audit_required`: refuse changes without a stored record."""
+    request needs a token. `audit_required`: refuse changes without a stored record. `circuits_path`: another path of
+    the circuits in Gateleen's shapes."""
     clock = clock or SystemClock()
     app = FastAPI(
         title="osrdyne",
@@ -65,6 +69,7 @@ def create_app(
     app.include_router(poison_routes(inspector))
     app.include_router(manifest_routes(inspector))
     app.include_router(circuit_routes(inspector))
+    app.include_router(queue_circuit_routes(inspector))
     app.include_router(capacity_routes(inspector))
     app.include_router(lag_routes(inspector))
     app.include_router(telemetry_routes(inspector))
@@ -81,6 +86,7 @@ def create_app(
         Guard,
         allowed_hosts=allowed_hosts,
         access=access or Access(Authenticators()),
+        circuits_path=circuits_path,
         bodies=BodyReader(limits or BodyLimits()),
         auditor=Auditor(inspector, metrics, clock=clock, required=audit_required),
     )

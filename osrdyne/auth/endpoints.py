@@ -12,7 +12,10 @@ from enum import Enum
 
 from osrdyne.auth.grants import Grant
 
-_PLURALS = {"group": "groups", "queue": "queues"}  # Both paths of a group or queue name the same actions.
+CIRCUITS_PATH = "/queuecircuitbreaker/circuit"
+"""The circuits in the shapes of Gateleen; `api.circuits_path` is another name of it."""
+
+_PLURALS = {"group": "groups", "queue": "queues", "circuit": "circuits"}  # Both paths of one name the same actions.
 
 
 class KeysOf(Enum):
@@ -65,6 +68,17 @@ class Endpoint:
         return ".".join(names)
 
 
+def _circuits(prefix: str) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint("GET", prefix, Grant.VIEW),
+        Endpoint("GET", f"{prefix}/_all", Grant.VIEW),
+        Endpoint("PUT", f"{prefix}/_all/status", Grant.OPERATE),
+        Endpoint("PUT", f"{prefix}/{{hash}}/status", Grant.OPERATE),
+        Endpoint("GET", f"{prefix}/{{hash}}", Grant.VIEW),
+        Endpoint("GET", f"{prefix}/{{hash}}/status", Grant.VIEW),
+    )
+
+
 def _manifest(name: str) -> tuple[Endpoint, ...]:
     return (
         Endpoint("GET", f"/v1/{name}", Grant.VIEW),
@@ -110,12 +124,8 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/last", Grant.VIEW, KeysOf.QUERY),
     Endpoint("GET", "/v1/lag", Grant.VIEW, KeysOf.ENDPOINT),
     *_manifest("circuits/config"),
-    Endpoint("GET", "/v1/circuits", Grant.VIEW),
-    Endpoint("GET", "/v1/circuits/_all", Grant.VIEW),
-    Endpoint("PUT", "/v1/circuits/_all/status", Grant.OPERATE),
-    Endpoint("PUT", "/v1/circuits/{hash}/status", Grant.OPERATE),
-    Endpoint("GET", "/v1/circuits/{hash}", Grant.VIEW),
-    Endpoint("GET", "/v1/circuits/{hash}/status", Grant.VIEW),
+    *_circuits("/v1/circuits"),
+    *_circuits(CIRCUITS_PATH),
     Endpoint("POST", "/v1/capacity", Grant.VIEW, KeysOf.NONE),
     # Open: they show what the sender may discover by the policy of each queue.
     Endpoint("GET", "/v1/queues", None, KeysOf.ENDPOINT),

@@ -632,6 +632,9 @@ WIDEST_NETWORKS = {4: 8, 6: 7}
 """The shortest prefix of a network of proxies, by version of IP: that of the largest private network."""
 
 
+_OWN_PATHS = frozenset({"v1", "health", "ready", "version", "metrics", "status", "openapi.json"})
+
+
 class ApiSettings(Model):
     """The HTTP API."""
 
@@ -672,6 +675,11 @@ class ApiSettings(Model):
         description="Listen on an address other than loopback without tokens, JWTs or a trusted proxy. Every host that "
         "can reach the address may use the API.",
     )
+    circuits_path: str = Field(
+        "/queuecircuitbreaker/circuit",
+        pattern=r"^(/[A-Za-z0-9._~-]+)+/?$",
+        description="Path of the circuits in the shapes of Gateleen's queue circuit breaker, as its clients have it.",
+    )
     socket: str = Field(
         "auto",
         description="Unix socket that only the daemon's user and root can connect to; the command line prefers it. "
@@ -687,6 +695,13 @@ class ApiSettings(Model):
         ge=2,
         description="Maximum number of connections and of requests at once; further requests are answered 503.",
     )
+
+    @field_validator("circuits_path")
+    @classmethod
+    def _no_other_endpoint(cls, path: str) -> str:
+        if path.split("/")[1] in _OWN_PATHS:
+            raise ValueError("begins like a path of the API's own; use another, such as /circuits")
+        return path
 
     @property
     def identifies(self) -> bool:

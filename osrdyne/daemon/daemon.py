@@ -125,6 +125,7 @@ class Daemon:
             limits=BodyLimits(api.max_body, api.max_manifest, api.body_timeout),
             audit_required=self._settings.audit.required,
             clock=self._clock,
+            circuits_path=api.circuits_path,
         )
 
     async def _serve_api(self) -> None:

@@ -145,8 +145,13 @@ async def change_author(
     ],
 ) -> str:
     """The author of a change: the principal if it is authenticated, otherwise the author that the request claims."""
+    return author_or(request, author)
+
+
+def author_or(request: Request, claimed: str) -> str:
+    """The principal of a request if it is authenticated, otherwise the author that it claims."""
     principal = principal_of(request)
-    return principal.name if principal.method in {Method.TOKEN, Method.JWT, Method.PROXY} else author
+    return principal.name if principal.method in {Method.TOKEN, Method.JWT, Method.PROXY} else claimed
 
 
 Author = Annotated[str, Depends(change_author)]

@@ -29,7 +29,7 @@ from osrdyne.api.access.checks import Access
 from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
 from osrdyne.auth.decision import is_loopback
-from osrdyne.auth.endpoints import find_endpoint
+from osrdyne.auth.endpoints import CIRCUITS_PATH, find_endpoint
 from osrdyne.logs import get_logger
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]*", re.ASCII)
@@ -49,10 +49,12 @@ class Guard:
         access: Access,
         bodies: BodyReader,
         auditor: Auditor,
+        circuits_path: str = CIRCUITS_PATH,
     ) -> None:
         self._app = app
         self._allowed_hosts = None if allowed_hosts is None else {host.lower() for host in allowed_hosts}
         self._access = access
+        self._circuits_paths = (circuits_path.rstrip("/"), CIRCUITS_PATH)
         self._bodies = bodies
         self._auditor = auditor
 
@@ -60,7 +62,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "path": scope["raw_path"].decode("latin-1")} if scope.get("raw_path") else {**scope}
+        path = scope["raw_path"].decode("latin-1") if scope.get("raw_path") else scope["path"]
+        scope = {**scope, "path": self._own_path(path)}
         refusal = await self._refusal(scope)
         if refusal is not None:
             self._auditor.note_answer(scope, refusal.status_code)
@@ -74,6 +77,14 @@ class Guard:
             await body(scope, receive, send)
             return
         await self._run(scope, replayed(body, receive), send)
+
+    def _own_path(self, path: str) -> str:
+        """The path in the application. Clients of Gateleen have a path of their own to the circuits, often with a slash
+        at the end."""
+        for prefix in self._circuits_paths:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return CIRCUITS_PATH + path[len(prefix) :].rstrip("/")
+        return path
 
     async def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)

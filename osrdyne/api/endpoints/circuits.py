@@ -41,7 +41,7 @@ class CircuitDetails(CircuitStatus):
     successes: int
     failures: int
     since: float = Field(description="When it got its state, seconds since the epoch.")
-    paused: int = Field(description="The number of groups that it pauses.")
+    paused: int = Field(description="The number of groups that it pauses, or that wait since it was closed.")
 
     @classmethod
     def of(cls, view: CircuitView) -> CircuitDetails:
@@ -62,7 +62,9 @@ class ClosedCircuits(BaseModel):
     """The result of closing circuits."""
 
     pool: str
-    closed: list[str] = Field(description="The hashes of those that were not closed before.")
+    closed: list[str] = Field(
+        description="The hashes of those that were not closed before. Of the others the statistics are cleared, too."
+    )
 
 
 class AllCircuits(BaseModel):
@@ -72,18 +74,26 @@ class AllCircuits(BaseModel):
     circuits: list[CircuitDetails]
 
 
+async def find_circuit(inspector: CircuitInspector, hash: str) -> CircuitView:
+    """The circuit with this hash. Raises `NotFoundError`."""
+    for view in await inspector.circuits():
+        if view.hash == hash:
+            return view
+    raise NotFoundError(
+        "There is no circuit with this hash, or it has counted no request.",
+        "`osrdyne circuits list` shows the circuits.",
+    )
+
+
+def require_closed(wanted: CircuitStatus) -> None:
+    """Raises `HTTPException` for a state that cannot be set."""
+    if wanted.status != CircuitState.CLOSED.name.lower():
+        raise HTTPException(HTTPStatus.FORBIDDEN, "A circuit can only be closed by hand: send the status `closed`.")
+
+
 def circuit_routes(inspector: CircuitInspector) -> APIRouter:
     """Routes of circuits. Include them after the routes of the configuration, or `{hash}` would match `config`."""
     router = APIRouter(prefix="/v1/circuits")
-
-    async def find(hash: str) -> CircuitView:
-        for view in await inspector.circuits():
-            if view.hash == hash:
-                return view
-        raise NotFoundError(
-            "There is no circuit with this hash, or it has counted no request.",
-            "`osrdyne circuits list` shows the circuits.",
-        )
 
     @router.get("", summary="The hashes of the circuits")
     async def hashes() -> CircuitHashes:
@@ -96,15 +106,14 @@ def circuit_routes(inspector: CircuitInspector) -> APIRouter:
 
     @router.get("/{hash}", summary="One circuit with its statistics")
     async def details(hash: _Hash) -> CircuitDetails:
-        return CircuitDetails.of(await find(hash))
+        return CircuitDetails.of(await find_circuit(inspector, hash))
 
     @router.get("/{hash}/status", summary="The state of one circuit")
     async def status(hash: _Hash) -> CircuitStatus:
-        return CircuitStatus(status=CircuitDetails.of(await find(hash)).status)
+        return CircuitStatus(status=CircuitDetails.of(await find_circuit(inspector, hash)).status)
 
     async def close(circuit: str | None, wanted: CircuitStatus, author: str) -> ClosedCircuits:
-        if wanted.status != CircuitState.CLOSED.name.lower():
-            raise HTTPException(HTTPStatus.FORBIDDEN, "A circuit can only be closed by hand: send the status `closed`.")
+        require_closed(wanted)
         closed = await inspector.close_circuits(circuit, author=author)
         return ClosedCircuits(pool=inspector.pool, closed=[one.hash for one in closed])
 
@@ -114,7 +123,7 @@ def circuit_routes(inspector: CircuitInspector) -> APIRouter:
 
     @router.put("/{hash}/status", summary="Close one circuit")
     async def close_one(hash: _Hash, wanted: CircuitStatus, author: Author) -> ClosedCircuits:
-        await find(hash)
+        await find_circuit(inspector, hash)
         return await close(hash, wanted, author)
 
     return router

@@ -111,7 +111,11 @@ def close(
     for name in names:
         path = f"/v1/circuits/{name}/status"
         closed += daemon.send("PUT", path, {"status": "closed"}, author=author or own_name())["closed"]
-    typer.echo(f"Closed: {', '.join(map(printable, closed))}." if closed else "Nothing to do: closed already.")
+    typer.echo(
+        f"Closed: {', '.join(map(printable, closed))}."
+        if closed
+        else "Closed already: only the statistics are cleared."
+    )
 
 
 def _find(circuit: str, circuits: list[Any]) -> list[Any]:

@@ -218,12 +218,15 @@ class CircuitBreaker:
         return tuple(effects)
 
     def close(self, circuits: Iterable[CircuitId], *, now_ms: int) -> tuple[Effect, ...]:
-        """Close these circuits by hand, as after a successful probe. Unknown and closed ones are ignored."""
+        """Close these circuits by hand, as after a successful probe. Of closed ones the samples are cleared; unknown
+        ones are ignored."""
         self._set_time(now_ms)
         effects: list[Effect] = []
         for circuit_id in circuits:
             circuit = self.state.circuits.get(circuit_id)
-            if circuit is not None and circuit.state is not CircuitState.CLOSED:
+            if circuit is not None and circuit.state is CircuitState.CLOSED:
+                circuit.samples.clear()
+            elif circuit is not None:
                 self._close(circuit, "closed by hand", effects)
         self._resume_due(effects)
         return tuple(effects)
@@ -300,6 +303,7 @@ class CircuitBreaker:
         circuit.candidates.setdefault(key)
         if key in circuit.held:
             return
+        circuit.released.pop(key, None)
         circuit.held[key] = None
         self._holders[key] += 1
         if key not in self.state.paused:
@@ -325,6 +329,7 @@ class CircuitBreaker:
             self._holders[key] -= 1
             if not self._holders[key]:
                 del self._holders[key]
+        circuit.released |= circuit.held
         circuit.held.clear()
         circuit.candidates.clear()
 
@@ -351,9 +356,14 @@ class CircuitBreaker:
         if not self._is_resuming or self._next_resume_ms() > self.state.now_ms:
             return
         free = [key for key in self.state.paused if key not in self._holders]
-        for key in free[:1] if self.configuration.unlock.enabled else free:
+        resumed = free[:1] if self.configuration.unlock.enabled else free
+        for key in resumed:
             del self.state.paused[key]
             effects.append(ResumeGroup(key))
+        for circuit in self.state.circuits.values():
+            if circuit.released:
+                for key in resumed:
+                    circuit.released.pop(key, None)
         self.state.resumed_at_ms = self.state.now_ms
 
     @property

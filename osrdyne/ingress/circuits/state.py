@@ -56,7 +56,7 @@ class Circuit:
     """One circuit. `since_ms`: when it got its state, milliseconds since the epoch.
 
     `held`: the groups that wait for it. `candidates`: those of them that may have a request, the least recently probed
-    one first.
+    one first. `released`: the groups that it held until it was closed and that have not been resumed since.
     """
 
     id: CircuitId
@@ -64,13 +64,26 @@ class Circuit:
     since_ms: int = 0
     samples: Samples = field(default_factory=Samples)
     held: dict[Key, None] = field(default_factory=dict)
+    released: dict[Key, None] = field(default_factory=dict)
     candidates: OrderedDict[Key, None] = field(default_factory=OrderedDict)
     probe: Probe | None = None
 
     def copy(self) -> Circuit:
         samples = Samples(self.samples.successes.copy(), self.samples.failures.copy())
         probe = None if self.probe is None else replace(self.probe)
-        return replace(self, samples=samples, held=dict(self.held), candidates=self.candidates.copy(), probe=probe)
+        return replace(
+            self,
+            samples=samples,
+            held=dict(self.held),
+            released=dict(self.released),
+            candidates=self.candidates.copy(),
+            probe=probe,
+        )
+
+    @property
+    def paused(self) -> int:
+        """The number of groups that are paused because of it."""
+        return len(self.held) + len(self.released)
 
 
 @dataclass(slots=True)
@@ -116,8 +129,8 @@ def state_from_json(value: object) -> BreakerState:
             raise _invalid(f"circuits[{number}]", "the circuit is given twice")
         circuits[circuit.id] = circuit
     paused = dict.fromkeys(_keys(members.get("paused"), "paused"))
-    if any(not circuit.held.keys() <= paused.keys() for circuit in circuits.values()):
-        raise _invalid("paused", "a group that a circuit holds is missing")
+    if any(not circuit.held.keys() | circuit.released.keys() <= paused.keys() for circuit in circuits.values()):
+        raise _invalid("paused", "a group that a circuit holds or has released is missing")
     resumed_at = members.get("resumed_at")
     return BreakerState(
         circuits,
@@ -140,6 +153,7 @@ def _circuit_to_json(circuit: Circuit) -> dict[str, Any]:
         "successes": [[one, keys[found.key], found.at_ms] for one, found in circuit.samples.successes.items()],
         "failures": [[one, keys[found.key], found.at_ms] for one, found in circuit.samples.failures.items()],
         "held": list(circuit.held),
+        "released": list(circuit.released),
         "candidates": list(circuit.candidates),
         "probe": None if probe is None else {"key": probe.key, "since": probe.since_ms, "request": probe.request_id},
     }
@@ -159,6 +173,8 @@ def _circuit_from_json(value: object, path: str) -> Circuit:
     if sides[0].keys() & sides[1].keys():
         raise _invalid(f"{path}.failures", "a request is also among the successes")
     held = dict.fromkeys(_keys(members.get("held"), f"{path}.held"))
+    # Missing in the states of earlier versions.
+    released = dict.fromkeys(_keys(members.get("released", []), f"{path}.released"))
     candidates = OrderedDict.fromkeys(_keys(members.get("candidates"), f"{path}.candidates"))
     if not candidates.keys() <= held.keys():
         raise _invalid(f"{path}.candidates", "the circuit does not hold a group of them")
@@ -174,6 +190,7 @@ def _circuit_from_json(value: object, path: str) -> Circuit:
         _moment(members.get("since"), f"{path}.since"),
         Samples(*sides),
         held,
+        released,
         candidates,
         probe,
     )

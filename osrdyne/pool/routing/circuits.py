@@ -56,7 +56,8 @@ REPEAT_INTERVAL = 5.0  # Seconds between two messages to a group because of a wo
 @dataclass(frozen=True, slots=True)
 class CircuitView:
     """One circuit. `route` None: of requests of no named route; `key` None: of all groups of the route. `since`: when
-    it got its state, seconds since the epoch. `paused`: the number of groups that it pauses."""
+    it got its state, seconds since the epoch. `paused`: the number of groups that it pauses, or that are not resumed
+    yet since it was closed."""
 
     hash: str
     route: str | None
@@ -80,7 +81,7 @@ class CircuitView:
             len(samples.successes),
             len(samples.failures),
             circuit.since_ms / 1000,
-            len(circuit.held),
+            circuit.paused,
         )
 
 
@@ -257,7 +258,8 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
         return sorted(views, key=lambda one: (one.route is not None, one.route or "", one.key or ""))
 
     async def close(self, circuit: str | None, *, author: str) -> list[CircuitView]:
-        """Close the circuit with this hash, or all; returns those that were not closed. Returns once that is stored.
+        """Close the circuit with this hash, or all, and clear their samples; returns those that were not closed.
+        Returns once that is stored.
 
         Raises `PoolConflictError` in a direct pool, and `BrokerUnavailableError` if RabbitMQ did not store it: the
         leader tries again every second, and if it dies before, its successor has the state from before.
@@ -265,8 +267,10 @@ class ActiveCircuits(ActiveManifest[CircuitConfiguration]):
         found = [one for one in self.circuits() if circuit in {None, one.hash}]
         names = {one.hash for one in found if one.status is not CircuitState.CLOSED}
         self._log.info("circuits closed by hand", author=author, circuits=sorted(names))
-        ids = [one for one in self._breaker.state.circuits if one.hash in names]
+        hashes = {one.hash for one in found}
+        ids = [one for one in self._breaker.state.circuits if one.hash in hashes]
         self._apply(self._breaker.close(ids, now_ms=now_ms(self._clock)))
+        self._changed = True  # the cleared samples of closed ones are no effect
         if not await self.step():
             raise BrokerUnavailableError(
                 "RabbitMQ did not store that circuits were closed; this daemon tries again every second."

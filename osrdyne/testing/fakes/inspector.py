@@ -233,7 +233,8 @@ class FakeInspector:
         self._fail()
         found = [one for one in self.circuit_views if circuit in {None, one.hash}]
         self.circuit_views = [
-            replace(one, status=CircuitState.CLOSED) if one in found else one for one in self.circuit_views
+            replace(one, status=CircuitState.CLOSED, fail_ratio=0, successes=0, failures=0) if one in found else one
+            for one in self.circuit_views
         ]
         return [one for one in found if one.status is not CircuitState.CLOSED]
 

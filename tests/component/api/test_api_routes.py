@@ -516,6 +516,44 @@ async def test_circuits_can_only_be_closed_by_hand(pool: FakeInspector, api: htt
     assert (await api.put("/v1/circuits/_all/status", json={"status": "closed"})).status_code == 422  # by whom?
 
 
+GATELEEN = "/playground/server/queuecircuitbreaker/circuit"
+
+
+@pytest.mark.parametrize("prefix", [GATELEEN, "/queuecircuitbreaker/circuit"])
+async def test_circuits_have_the_shapes_of_gateleen(pool: FakeInspector, prefix: str) -> None:
+    first, second, third = "0" * 16, "1" * 16, "2" * 16
+    pool.circuit_views = [
+        CircuitView(first, "r", None, CircuitState.CLOSED, 15, 85, 15, 5.0),
+        CircuitView(second, "r", Key("a/b"), CircuitState.OPEN, 90, 1, 9, 6.0, 2),
+        CircuitView(third, None, None, CircuitState.HALF_OPEN, 90, 1, 9, 6.0),
+    ]
+    app = create_app(pool, Metrics(), version="1", circuits_path=f"{GATELEEN}/")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as api:
+        listed = [(await api.get(f"{prefix}{end}")).json() for end in ("/", "", "/_all", "/_all/")]
+        assert listed[0] == {
+            first: {"status": "closed", "infos": {"failRatio": 15, "circuit": "r"}},
+            second: {"status": "open", "infos": {"failRatio": 90, "circuit": "r a/b"}},
+            third: {"status": "half_open", "infos": {"failRatio": 90, "circuit": "requests of no named route"}},
+        }
+        assert listed[1:] == listed[:1] * 3
+        shown = {"status": "open", "info": {"failRatio": 90, "circuit": "r a/b"}}
+        assert (await api.get(f"{prefix}/{second}")).json() == shown
+        assert (await api.get(f"{prefix}/{second}/status/")).json() == {"status": "open"}
+        closed = [await api.put(f"{prefix}/{one}/status", json={"status": "closed"}) for one in (first, second, "_all")]
+        assert [(one.status_code, one.json()) for one in closed] == [(200, {"status": "closed"})] * 3
+        assert {(one.status, one.fail_ratio) for one in pool.circuit_views} == {(CircuitState.CLOSED, 0)}
+        assert [one.action for one in pool.records if one.is_final] == ["circuits.status.put"] * 2 + [
+            "circuits._all.status.put"
+        ]
+        wrong = [
+            await api.get(f"{prefix}/myCircuitHash"),
+            await api.put(f"{prefix}/myCircuitHash/status", json={"status": "closed"}),
+            await api.put(f"{prefix}/_all/status", json={"status": "open"}),
+            await api.get(f"{prefix}x"),
+        ]
+        assert [one.status_code for one in wrong] == [404, 404, 403, 404]
+
+
 async def test_effective_policy_is_that_of_each_key(api: httpx.AsyncClient) -> None:
     document = {"policies": [{"match": "a/{x}", "MaxMessageAge": 30.0}]}
     await api.put("/v1/policies", json=document, params={"author": "me"})

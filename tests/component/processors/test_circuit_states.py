@@ -195,9 +195,30 @@ async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
     pool.fails = False
     closed = await pool.stack.term.routing.circuits.close(pool.circuit.hash, author="me")
     assert ([one.status.name for one in closed], pool.state) == (["OPEN"], "closed")
+    counts = []
+    for _ in range(8):
+        counts.append(pool.circuit.paused)
+        await pool.run(0.5)
+    # The groups that are not resumed yet still wait.
+    assert counts[0] == 3
+    assert counts == sorted(counts, reverse=True)
+    assert pool.circuit.paused == 0
     assert await pool.stack.term.routing.circuits.close(None, author="me") == []
-    await pool.run(6.0)
+    await pool.run(2.0)
     assert (len(pool.served), pool.probed(), pool.paused) == (8, [], [])
+
+
+async def test_closing_a_closed_circuit_clears_its_statistics_for_every_leader(clock: VirtualClock) -> None:
+    pool = CircuitPool(clock)
+    async with pool.leading():
+        await pool.begin()
+        await pool.publish("a")
+        await pool.run(2.0)
+        assert (pool.state, pool.circuit.failures) == ("closed", 1)
+        assert await pool.stack.term.routing.circuits.close(None, author="me") == []
+        assert (pool.circuit.successes, pool.circuit.failures) == (0, 0)
+    async with pool.leading():
+        assert (pool.circuit.successes, pool.circuit.failures) == (0, 0)
 
 
 class Store:

@@ -85,6 +85,8 @@ def test_lists_sections_and_null_are_json_in_text_and_words_of_yaml_stay_text() 
         ("pool: {pinned_keys: [" + "é" * 200 + "]}", "pool.pinned_keys (file pool.yaml:1)", "255"),
         ("pool: 5", "pool (file pool.yaml:1)", "mapping"),
         ("- a", "(file pool.yaml:1)", "mapping"),
+        ("api: {circuits_path: circuits}", "api.circuits_path (file pool.yaml:1)", ""),
+        ("api: {circuits_path: /v1/circuits}", "api.circuits_path (file pool.yaml:1)", "/circuits"),
         ("api: {port: lots}", "api.port (file pool.yaml:1)", "number"),
         ("api: {port: 70000}", "api.port (file pool.yaml:1)", "65535"),
         ("log: {level: loud}", "log.level (file pool.yaml:1)", "'warning'"),
