@@ -15,6 +15,10 @@ from osrdyne.config.schema import Kind, Path, Setting, all_settings, sections
 from osrdyne.config.yaml_file import Located
 
 ENVIRONMENT_PREFIX = "OSRDYNE__"
+OTHER_VARIABLES: Mapping[str, Path] = {
+    # Of the hub of Azure IoT Edge (seed 000), in any case.
+    "CHECKENTIREQUEUEONCLEANUP": ("requests", "check_entire_queue_on_cleanup"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +94,20 @@ def _short_form(path: Path, value: Any, origin: str) -> Found:
 
 
 def from_environment(environment: Mapping[str, str]) -> Iterator[Found]:
-    """The entries of all variables that begin with `OSRDYNE__`, in any case."""
-    seen: dict[str, str] = {}
+    """The entries of all variables that begin with `OSRDYNE__`, and of `OTHER_VARIABLES`, in any case."""
+    seen: dict[Path, str] = {}
     for variable in sorted(environment):
         name = variable.upper()
-        if not name.startswith(ENVIRONMENT_PREFIX):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            path = tuple(part.lower() for part in name.removeprefix(ENVIRONMENT_PREFIX).split("__"))
+        elif name in OTHER_VARIABLES:
+            path = OTHER_VARIABLES[name]
+        else:
             continue
         origin = f"environment {variable}"
-        path = tuple(part.lower() for part in name.removeprefix(ENVIRONMENT_PREFIX).split("__"))
-        if name in seen:
-            yield Problem(path, origin, f"{seen[name]} sets it, too; remove one of them")
-        seen[name] = variable
+        if path in seen:
+            yield Problem(path, origin, f"{seen[path]} sets it, too; remove one of them")
+        seen[path] = variable
         yield from from_text(path, environment[variable], origin)
 
 

@@ -7,7 +7,7 @@ manifest. One error refuses the whole document, and every error is reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -25,7 +25,8 @@ MAX_TTL = 2**32 - 1  # Seconds, by the schema of Azure IoT Edge.
 MAX_ROUTES = 20_000  # Twice the number for which a test proves that a change takes seconds.
 
 _NAME = re.compile(r"[^.$# ]+")
-_WRAPPERS = ("$edgeHub", "properties.desired")
+_WRAPPERS = ("content", "modulesContent", "$edgeHub", "properties.desired")
+_MAX_NAMED = 20  # Sections that a warning or an error names.
 _STORE = "storeAndForwardConfiguration"
 _TTL = "timeToLiveSecs"
 _MEMBERS = ("route", "priority", _TTL, "retry", "coalesce")
@@ -92,9 +93,12 @@ class _Reader(DocumentReader):
     """Reads one route manifest."""
 
     def read(self, value: Any) -> Manifest:
-        members = self.members(self._unwrapped(value), "", {"schemaVersion", "routes", _STORE})
+        value, wrapped = self._unwrapped(value)
+        known = {"schemaVersion", "routes", _STORE}
+        members = self._sections(value, "", known, required="routes", wrapped=wrapped)
         routes = list(self._routes(members.get("routes", Members(()))))
-        store = self.members(members.get(_STORE, Members(())), _STORE, {_TTL})
+        found = members.get(_STORE, Members(()))
+        store = self._sections(found, _STORE, {_TTL}, required=_TTL, wrapped=wrapped)
         ttl = self._global_ttl(store[_TTL]) if _TTL in store else None
         if len(different_delays(route.retry for route in routes)) > MAX_DIFFERENT_DELAYS:
             self.refuse("routes", f"at most {MAX_DIFFERENT_DELAYS} different delays of retries: each is a queue")
@@ -105,12 +109,34 @@ class _Reader(DocumentReader):
             self._warn_of_late_attempt(route, route.ttl or ttl or 0)
         return Manifest(tuple(routes), ttl, tuple(self.warnings))
 
-    def _unwrapped(self, value: Any) -> Any:
-        """The document without the wrappers `$edgeHub` and `properties.desired`, if it has them."""
+    def _unwrapped(self, value: Any) -> tuple[Any, bool]:
+        """The document without the wrappers of a deployment manifest of Azure IoT Edge, and whether it had some.
+
+        Sections beside them are for other programs."""
+        found: list[str] = []
         for wrapper in _WRAPPERS:
-            if isinstance(value, Members) and [name for name, _ in value.pairs] == [wrapper]:
-                value = value.pairs[0][1]
-        return value
+            names = [name for name, _ in value.pairs] if isinstance(value, Members) else []
+            if wrapper not in names or "routes" in names:
+                continue
+            value = self._sections(value, ".".join(found), {wrapper}, required=wrapper)[wrapper]
+            found.append(wrapper)
+        return value, bool(found)
+
+    def _sections(
+        self, value: Any, path: str, known: set[str], *, required: str, wrapped: bool = True
+    ) -> dict[str, Any]:
+        """As `members`; in a document with wrappers, other members are not used, with a warning. Without the `required`
+        one it could be misspelt among them."""
+        if wrapped and isinstance(value, Members):
+            names = [name for name, _ in value.pairs]
+            others = [name for name in names if name not in known]
+            place = f"{path}.{required}".lstrip(".")
+            if others and required not in names:
+                self.refuse(place, f"it is missing; there are {_listed(others)}")
+            elif others:
+                self.warn(place, f"not used beside it: {_listed(others)}")
+            value = Members(tuple(pair for pair in value.pairs if pair[0] in known))
+        return self.members(value, path, known)
 
     def _routes(self, value: Any) -> Iterator[Route]:
         if not isinstance(value, Members):
@@ -184,6 +210,11 @@ class _Reader(DocumentReader):
             return max(value, -1)
         self.refuse(f"{_STORE}.{_TTL}", f"a whole number up to {MAX_TTL} is expected; a negative one is no limit")
         return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _shown(route: Route) -> str | dict[str, Any]:

@@ -31,6 +31,13 @@ def mistakes(text: str = "", *assignments: str, environment: Mapping[str, str] |
     return str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["checkEntireQueueOnCleanup", "CheckEntireQueueOnCleanup"])
+def test_variable_of_the_edge_hub_is_a_setting(name: str) -> None:
+    loaded = load("pool: {id: p, kind: managed}", environment={name: "true"})
+    assert loaded.settings.requests.check_entire_queue_on_cleanup
+    assert loaded.origins["requests", "check_entire_queue_on_cleanup"] == f"environment {name}"
+
+
 def test_flag_wins_over_environment_over_file_over_default() -> None:
     text = "pool: {id: file}\napi: {port: 1}\nlog: {level: debug}\n"
     environment = {"OSRDYNE__POOL__ID": "environment", "osrdyne__api__port": "2"}
@@ -121,6 +128,14 @@ def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marke
         *((flag, "flag --set") for flag in ("pool.id", "pool.nothing=x", "=x")),
         ({"OSRDYNE__POOL__IDD": "x"}, "pool.idd (environment OSRDYNE__POOL__IDD)"),
         ({"OSRDYNE__": "x"}, "(environment OSRDYNE__)"),
+        ({"CheckEntireQueueOnCleanup": "often"}, "(environment CheckEntireQueueOnCleanup)"),
+        (
+            {
+                "OSRDYNE__REQUESTS__CHECK_ENTIRE_QUEUE_ON_CLEANUP": "true",
+                "checkEntireQueueOnCleanup": "true",
+            },
+            "requests.check_entire_queue_on_cleanup (environment checkEntireQueueOnCleanup)",
+        ),
         ({"OSRDYNE__POOL__PINNED_KEYS": "a,b"}, "pool.pinned_keys (environment OSRDYNE__POOL__PINNED_KEYS)"),
         ({"OSRDYNE__WORKER__SPARK_CONF": "x"}, "JSON"),
         ({"OSRDYNE__POOL": "x"}, "pool (environment OSRDYNE__POOL)"),

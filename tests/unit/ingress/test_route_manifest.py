@@ -55,6 +55,44 @@ def test_manifest_of_the_seed_loads_unchanged() -> None:
     assert (manifest.ttl, manifest.priorities, manifest.warnings) == (7200, {0, 1}, ())
 
 
+def deployment(**desired: object) -> dict[str, object]:
+    """A deployment manifest of Azure IoT Edge with other modules."""
+    hub = {"properties.desired": {"schemaVersion": "1.2", **desired}, "properties.reported": {}}
+    modules = {"$edgeAgent": {"properties.desired": {}}, "$edgeHub": hub, "camera": {}}
+    return {"content": {"modulesContent": modules, "devicesContent": {}}}
+
+
+def test_sections_for_other_programs_are_named_in_a_warning() -> None:
+    store = {"timeToLiveSecs": 7200, "storeLimits": {"maxBytes": 1}}
+    document = deployment(routes={"r": "FROM /* INTO $upstream"}, storeAndForwardConfiguration=store, mqttBroker={})
+    found = load_manifest(json.dumps(document))
+    assert ([route.name for route in found.routes], found.ttl) == (["r"], 7200)
+    warned = " ".join(map(str, found.warnings))
+    assert {name for name in NAMES if name in warned} == set(NAMES)
+    assert load_manifest(json.dumps(found.document())).warnings == ()
+
+
+NAMES = ("devicesContent", "$edgeAgent", "camera", "properties.reported", "mqttBroker", "storeLimits")
+
+
+@pytest.mark.parametrize(
+    ("document", "wrong"),
+    [
+        (deployment(rotues={}), ["routes"]),
+        (
+            deployment(routes={}, storeAndForwardConfiguration={"ttl": 1}),
+            ["storeAndForwardConfiguration.timeToLiveSecs"],
+        ),
+        (deployment(routes={"r": {"rout": ""}}), ["routes.r.rout", "routes.r.route"]),
+        ({"$edgeHub": {"properties": {}}}, ["routes"]),
+        ({"routes": {}, "$edgeHub": {}}, ["$edgeHub"]),
+        ({"routes": {}, "mqttBroker": {}}, ["mqttBroker"]),
+    ],
+)
+def test_document_in_which_a_section_could_be_misspelt_is_refused(document: object, wrong: list[str]) -> None:
+    assert places(json.dumps(document)) == wrong
+
+
 @pytest.mark.parametrize("text", [SEED, f"{{{SEED}}}"], ids=["excerpt", "json"])
 def test_kept_document_loads_to_the_same_manifest(text: str) -> None:
     manifest = load_manifest(text)
