@@ -133,6 +133,13 @@ def _explain(checks: tuple[Any, ...], *subject: object, at: tuple[int]) -> list[
     return results
 
 
+def no_route(arrival: Arrival) -> Refusal:
+    """The answer to a request that no route takes. It says why a condition could not read the body."""
+    why = arrival.sample.unread_body
+    cause = "" if why is None else f" $body was not read: {why}."
+    return Refusal(Status.NO_ROUTE, f"No route of this pool matches the request; `osrdyne explain` shows why.{cause}")
+
+
 def check_key(arrival: Arrival, now_ms: int) -> Refusal | None:
     """Refuse a key that is not valid."""
     try:

@@ -135,6 +135,8 @@ def explain(
         return _refused(arrival, split, beginning, refusal)
     deliveries = [limit_age(arrival, one, policy_of) for one in accept(arrival, table, limits=limits)]
     steps = [*beginning, *_describe_routes(table, routes)]
+    if (cause := arrival.sample.unread_body) is not None:
+        steps.append(Step("body", f"$body was not read: {cause}."))
     allowed = []
     for routed in deliveries:
         if routed.log is not None:

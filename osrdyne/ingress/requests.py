@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Literal
 from urllib.parse import quote
 
 from osrdyne.auth.decision import AccessRefusal
@@ -16,6 +17,8 @@ from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.statuses import decode_text
 
 OUTPUT_HEADER = "x-output"
+SystemName = Literal["messageId", "correlationId", "userId", "enqueuedTime", "messageType"]
+"""The system properties that a publisher sets, and that no other argument of `sample_arrival` holds."""
 
 
 @dataclass(frozen=True)
@@ -106,25 +109,39 @@ def sample_arrival(
     timeout: float | None,
     now: float,
     principal: str | None = None,
+    content_type: str | None = None,
+    content_encoding: str | None = None,
+    system: Mapping[SystemName, str] | None = None,
 ) -> Arrival:
-    """A sample request, published at `now` (seconds since the epoch). A body is JSON. `timeout` in seconds.
-    `principal`: the owner of its token, with the grant `send` for all keys.
+    """A sample request, published at `now` (seconds since the epoch). `timeout` in seconds. `principal`: the owner of
+    its token, with the grant `send` for all keys. Without `content_type` and `content_encoding` a body is JSON in
+    UTF-8, as the Python client sends it; with one of them the request has only that one. Empty text: it has none.
 
     Raises `InvalidKeyError`.
     """
-    now_ms = round(now * 1000)
+    now_ms, system = round(now * 1000), system or {}
+    if body is not None and content_type is None and content_encoding is None:
+        content_type, content_encoding = JSON_TYPE, "utf-8"
     request = request_from_wire(
         key=parse_key(key),
         body=body or b"",
         headers={**without_identity(headers), **({PATH_HEADER: path} if path else {})},
-        correlation_id=None,
+        correlation_id=system.get("correlationId"),
         reply_to=None,
-        content_type=None if body is None else JSON_TYPE,
-        content_encoding=None if body is None else "utf-8",
+        content_type=content_type or None,
+        content_encoding=content_encoding or None,
         expiration=None if timeout is None else round(timeout * 1000),
         timestamp=None,
         redelivered=False,
         now_ms=now_ms,
     )
-    arrival = Arrival(request, accepted_ms=now_ms, app_id=app_id)
+    arrival = Arrival(
+        request,
+        accepted_ms=now_ms,
+        app_id=app_id,
+        message_id=system.get("messageId"),
+        user_id=system.get("userId"),
+        message_type=system.get("messageType"),
+        enqueued_time=system.get("enqueuedTime"),
+    )
     return arrival if principal is None else arrival.identified(Principal(principal, {Grant.SEND: ALL_KEYS}))

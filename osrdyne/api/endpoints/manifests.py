@@ -28,7 +28,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.policies.policy import Origin
 from osrdyne.ingress.policies.table import shown
-from osrdyne.ingress.requests import sample_arrival
+from osrdyne.ingress.requests import SystemName, sample_arrival
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routing.profiles import ProfileChange
 from osrdyne.pool.routing.routes import RouteChange
@@ -146,7 +146,13 @@ class Sample(BaseModel):
     key: str
     path: str = ""
     headers: dict[str, str | int | FiniteFloat | bool | None] = {}
-    body: Any = Field(None, description="Of content type application/json, in UTF-8; null is no body.")
+    body: Any = Field(None, description="JSON; null is no body.")
+    content_type: str | None = Field(
+        None,
+        description="Without it and `content_encoding`: application/json in utf-8; with one, the other is missing.",
+    )
+    content_encoding: str | None = Field(None, description="As `content_type`; empty text: the request has none.")
+    system: dict[SystemName, str] = Field({}, description="Further system properties that the publisher sets.")
     app_id: str | None = None
     principal: str | None = Field(
         None, max_length=200, description="Owner of the token of the request, with the grant `send` for all keys."
@@ -197,6 +203,9 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
             app_id=sample.app_id,
             timeout=sample.timeout,
             principal=sample.principal,
+            content_type=sample.content_type,
+            content_encoding=sample.content_encoding,
+            system=sample.system,
             now=time.time(),
         )
         explanation: Explanation = await inspector.explain(arrival)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -36,7 +36,7 @@ from osrdyne.ingress.policies.limits import delivery_checks, request_checks
 from osrdyne.ingress.policies.manifest import PolicyManifest
 from osrdyne.ingress.policies.table import PolicyTable, bounds_of
 from osrdyne.ingress.profiles import ProfileManifest
-from osrdyne.ingress.requests import sample_arrival
+from osrdyne.ingress.requests import SystemName, sample_arrival
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.ingress.telemetry import Log
@@ -64,6 +64,22 @@ def explain(
     data: Annotated[
         str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="Request body; - reads standard input.")
     ] = None,
+    content_type: Annotated[
+        str | None,
+        typer.Option(
+            "--content-type",
+            metavar="TYPE",
+            help="Of the message. Default with a body: application/json in utf-8; with one of the two, the other is "
+            "missing.",
+        ),
+    ] = None,
+    content_encoding: Annotated[
+        str | None, typer.Option("--content-encoding", metavar="NAME", help="Of the message; '' is none.")
+    ] = None,
+    system: Annotated[
+        list[str] | None,
+        typer.Option("--system", metavar="NAME=VALUE", help="System property, e.g. messageId=1; repeatable."),
+    ] = None,
     app_id: Annotated[str | None, typer.Option("--app-id", metavar="NAME", help="Name of the publisher.")] = None,
     principal: Annotated[
         str | None,
@@ -79,6 +95,7 @@ def explain(
     """Show which rule splits a request, which routes match it, and its group, queue, priority and deadline."""
     given = dict(map(parse_header, headers or ()))
     body = read_body(data)
+    properties = dict(map(_system_property, system or ()))
     limit = None if timeout is None else positive_seconds(timeout, option="--timeout")
     if routes is None and splitter is None and policies is None:
         sample = {
@@ -88,13 +105,26 @@ def explain(
             "app_id": app_id,
             "timeout": limit,
             "principal": principal,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "system": properties,
         }
         document = {**sample, "body": None if body is None else json.loads(body)}
         print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
         return
     settings = load(config, None, client=True).settings
     arrival = sample_arrival(
-        key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time(), principal=principal
+        key,
+        path,
+        headers=given,
+        body=body,
+        app_id=app_id,
+        timeout=limit,
+        now=time.time(),
+        principal=principal,
+        content_type=content_type,
+        content_encoding=content_encoding,
+        system=properties,
     )
     own_routes = None if routes is None else route_commands.read(routes)
     own_rules = None if splitter is None else splitter_commands.read(splitter)
@@ -135,6 +165,19 @@ def explain(
         profile_of=lambda key: describe_profile(profile_of(profiles, key)) if profiles else None,
     )
     print_explanation(explanation.to_json(), output)
+
+
+def _system_property(text: str) -> tuple[SystemName, str]:
+    """Raises `BadParameter` for a property that a publisher does not set, or that has an option of its own."""
+    given, value = parse_header(text, option="--system")
+    names: dict[str, SystemName] = {name.lower(): name for name in get_args(SystemName)}
+    name = names.get(given.removeprefix("$").lower())
+    if name is None:
+        known = ", ".join(names.values())
+        raise typer.BadParameter(
+            f"{given!r} is none of {known}; others have an option, or osrdyne sets them", param_hint="--system"
+        )
+    return name, value
 
 
 def print_explanation(explanation: Any, output: Output) -> None:

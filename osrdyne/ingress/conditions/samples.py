@@ -36,7 +36,8 @@ class Sample:
     """One request as conditions read it.
 
     `headers`: values of any AMQP type. `system`: by the names of system properties (`contentType`); None is null.
-    `exceeded`: the number of conditions that reached a work limit; each of them is undefined.
+    `exceeded`: the number of conditions that reached a work limit; each of them is undefined. `unread_body`: why a
+    condition could not read the body, as the end of a sentence; None if none has tried in vain.
     """
 
     def __init__(self, headers: Mapping[str, object], system: Mapping[str, str | None], body: bytes) -> None:
@@ -48,6 +49,7 @@ class Sample:
         self._condition_work = MAX_CONDITION_WORK
         self.shared: dict[int, Value] = {}  # Values of the parts that the current condition uses more than once.
         self.exceeded = 0
+        self.unread_body: str | None = None
         self._is_deferred = False
 
     def defer_parsing(self) -> None:
@@ -124,10 +126,12 @@ class Sample:
         """The body; undefined if it is no JSON."""
         encoding = self._encoding()
         if encoding is None:
+            self.unread_body = self._why_undeclared()
             return UNDEFINED
         try:
             return loads(self._body.decode(encoding))
         except (ValueError, RecursionError):
+            self.unread_body = f"the body is no JSON in {encoding.removesuffix('-sig')}"
             return UNDEFINED
 
     def _encoding(self) -> str | None:
@@ -138,6 +142,14 @@ class Sample:
         media_type, charset = _media_type(self._system.get("contenttype") or "")
         return json_encoding(self._system.get("contentencoding") or charset) if media_type == JSON_TYPE else None
 
+    def _why_undeclared(self) -> str:
+        """What the properties of a request lack whose body is not declared to be JSON."""
+        content_type, encoding = (self._system.get(name) or "" for name in ("contenttype", "contentencoding"))
+        media_type, charset = _media_type(content_type)
+        if media_type != JSON_TYPE:
+            return f"the content type is {_shown(content_type)}; it must be {JSON_TYPE}"
+        return f"the content encoding is {_shown(encoding or charset)}; it must be utf-8, utf-16 or utf-32"
+
 
 def json_encoding(name: str) -> str | None:
     """Python's codec for one of the encodings of JSON, None for any other name.
@@ -145,6 +157,10 @@ def json_encoding(name: str) -> str | None:
     Not by Python's codec registry: it caches every name, and the name comes from a client.
     """
     return _ENCODINGS.get(name.strip().lower().replace("-", "").replace("_", "")) if len(name) < 32 else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 64 else f"{text[:64]}…") if text else "missing"
 
 
 @lru_cache(maxsize=256)

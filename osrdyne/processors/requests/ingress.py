@@ -16,7 +16,7 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.auth.decision import AccessRefusal
 from osrdyne.auth.grants import ALL_KEYS, Grant, Principal
 from osrdyne.ingress.acceptance import RoutedRequest, accept
-from osrdyne.ingress.checks import IngressChecks, Refusal, check_key
+from osrdyne.ingress.checks import IngressChecks, Refusal, check_key, no_route
 from osrdyne.ingress.conditions.samples import BodyNotParsedError
 from osrdyne.ingress.policies.lifetimes import refuse_removed
 from osrdyne.ingress.policies.limits import limit_age
@@ -52,9 +52,8 @@ from osrdyne.processors.requests.forwarding import (
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.statuses import Status
 
-WORK_LIMIT_LOG_INTERVAL = 60.0  # Seconds between two warnings about conditions that reach their work limit.
+LOG_INTERVAL = 60.0  # Seconds between two warnings about the same fault of requests.
 REPLAYED = Principal("replay", {Grant.SEND: ALL_KEYS})  # An operator may send a request again.
-NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool matches the request; `osrdyne explain` shows why.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +107,7 @@ class IngressRouter:
         self._cancels = cancels
         self._deadlines = deadlines
         self._active_log = rules.log
-        self._work_limit_logged = -WORK_LIMIT_LOG_INTERVAL
+        self._warned = dict[str, float]()  # When each warning was logged last.
         self._log: Logger = get_logger("ingress", pool=self._names.pool)
 
     def receive(self, delivery: Delivery) -> Orphan | None:
@@ -207,7 +206,7 @@ class IngressRouter:
             self._note_work_limit(arrival)
         # Before `refusal`: a request that expired between two leaders may have been answered `no-route` by the earlier.
         if not routed:
-            return NO_ROUTE
+            return self._no_route(arrival)
         return refusal or self._check(arrival, routed)
 
     def _check(self, arrival: Arrival, routed: list[RoutedRequest]) -> list[RoutedRequest] | Refusal | LoggedRefusal:
@@ -247,14 +246,22 @@ class IngressRouter:
     def _note_work_limit(self, arrival: Arrival) -> None:
         """Count the conditions that reached the work limit for this request; warn once a minute at most."""
         self._metrics.conditions_limited.inc(arrival.sample.exceeded)
-        if self._clock.monotonic() - self._work_limit_logged >= WORK_LIMIT_LOG_INTERVAL:
-            self._work_limit_logged = self._clock.monotonic()
-            self._log.warning(
-                "conditions reach their work limit and are undefined",
-                key=arrival.request.key,
-                conditions=arrival.sample.exceeded,
-                body_bytes=len(arrival.request.body),
-            )
+        self._warn("conditions reach their work limit and are undefined", arrival, conditions=arrival.sample.exceeded)
+
+    def _no_route(self, arrival: Arrival) -> Refusal:
+        """A device that sends events reads no answer: the log says why its $body was not read, too."""
+        why = arrival.sample.unread_body
+        if why is not None:
+            self._warn("no route takes a request whose $body was not read", arrival, cause=why)
+        return no_route(arrival)
+
+    def _warn(self, event: str, arrival: Arrival, **fields: object) -> None:
+        """Log a fault of a request, each event once a minute at most."""
+        now = self._clock.monotonic()
+        if now - self._warned.get(event, -LOG_INTERVAL) >= LOG_INTERVAL:
+            self._warned[event] = now
+            request = arrival.request
+            self._log.warning(event, key=request.key, body_bytes=len(request.body), **fields)
 
     async def prepare(self, routed: RoutedRequest) -> None:
         """Make sure that the exchange of its priority level exists, and wait until a pause of its group is sent to the

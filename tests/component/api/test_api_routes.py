@@ -406,6 +406,18 @@ async def test_explanation_names_what_is_undefined(api: httpx.AsyncClient) -> No
     assert "temperature" in explanation["routes"][0]["undefined"]
 
 
+async def test_explanation_uses_the_properties_of_the_sample(api: httpx.AsyncClient) -> None:
+    routes = {"r": "FROM /* WHERE $body.t > 3 AND $userId = 'u' INTO $upstream"}
+    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+    sample = {"key": "k", "body": {"t": 4}, "system": {"userId": "u"}}
+    refused = [
+        (await api.post("/v1/explain", json=sample | given)).json()["refused"]
+        for given in ({}, {"content_type": "application/json"}, {"content_encoding": "utf-8"}, {"system": {}})
+    ]
+    assert refused == [None, "no-route", "no-route", "no-route"]
+    assert (await api.post("/v1/explain", json=sample | {"system": {"key": "x"}})).status_code == 422
+
+
 async def test_request_of_any_key_is_explained(api: httpx.AsyncClient) -> None:
     await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
     sample = {"path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}

@@ -340,6 +340,34 @@ def test_explain_shows_which_route_decides_and_what_a_document_of_policies_does(
     assert explanation["passages"] == explanation["deliveries"], "the former name, for one release"
 
 
+HOT = '{"routes": {"hot": "FROM /* WHERE $body.t > 30 AND ($messageId ?? \'7\') = \'7\' INTO $upstream"}}'
+
+
+@pytest.mark.parametrize(
+    ("declared", "matches"),
+    [
+        ([], True),
+        (["--content-type", "application/json"], False),
+        (["--content-type", "application/json", "--content-encoding", "utf-16"], False),
+        (["--content-type", "application/json", "--content-encoding", "utf-8"], True),
+        (["--content-type", ""], False),
+        (["--system", "messageid=8"], False),
+        (["--system", "messageId=7"], True),
+    ],
+)
+def test_explain_uses_the_properties_that_the_message_has(run: Run, declared: list[str], *, matches: bool) -> None:
+    shown = run("explain", "k", "/p", "--routes", "-", "-d", '{"t": 35}', "-o", "json", *declared, stdin=HOT)
+    explanation = json.loads(shown.out)
+    assert (explanation["refused"] is None) is matches
+    unread = [step for step in explanation["steps"] if step["name"] == "body"]
+    assert bool(unread) is (not matches and declared[0] != "--system")
+
+
+def test_explain_refuses_a_system_property_that_no_publisher_sets(run: Run) -> None:
+    refused = run("explain", "k", "/p", "--system", "contentType=x")
+    assert (refused.code, "messageId" in refused.err) == (2, True)
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_explain_of_a_routes_file_names_the_profile(run: Run, daemon: Daemon, *, stored: bool) -> None:
     """The stored profiles if the daemon has some, otherwise those of the configuration."""

@@ -171,6 +171,19 @@ async def test_refused_request_is_answered_and_starts_nothing(
     assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", status)], [], [])
 
 
+@pytest.mark.parametrize("encoding", [None, "\udcff", "utf-8"])
+@pytest.mark.proves("managed/body-not-declared-json")
+async def test_answer_of_no_route_says_why_the_body_was_not_read(
+    stack: Stack, broker: FakeBroker, encoding: str | None
+) -> None:
+    await change(stack, hot="FROM /messages/* WHERE $body.temperature > 30 INTO $upstream")
+    declared = {"content_type": "application/json", "content_encoding": encoding}
+    await send(stack, "a", b'{"temperature": 3}', reply_to=REPLIES, correlation_id="c", **declared)
+    [reply] = broker.queues[REPLIES].ready
+    assert answers(broker) == [("c", "no-route")]
+    assert (b"content encoding" in reply.message.body) is (encoding != "utf-8")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
 async def test_invalid_encoding_ends_no_term(stack: Stack, encoding: str) -> None:
     ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"

@@ -117,6 +117,34 @@ def test_deferred_body_that_is_no_json_is_undefined_at_once() -> None:
     assert compile_condition("$body.a = 1").evaluate(sample) is UNDEFINED
 
 
+@pytest.mark.parametrize(
+    ("system", "body", "named"),
+    [
+        ({"contentType": "application/json", "contentEncoding": "utf-8"}, b'{"a": 1}', None),
+        ({"contentType": "application/json"}, b'{"a": 1}', "content encoding"),
+        ({"contentType": "application/json", "contentEncoding": "gzip" * 9999}, b"{}", "content encoding"),
+        ({"contentType": "application/json; charset=latin1"}, b"{}", "'latin1'"),
+        ({"contentEncoding": "utf-8"}, b'{"a": 1}', "content type"),
+        ({"contentType": "text/plain"}, b"", "'text/plain'"),
+        ({"contentType": "application/json", "contentEncoding": "utf-8"}, b"{", "no JSON"),
+    ],
+)
+@pytest.mark.parametrize("deferred", [True, False])
+def test_sample_names_why_its_body_was_not_read(
+    system: dict[str, str | None], body: bytes, named: str | None, *, deferred: bool
+) -> None:
+    sample = Sample({}, system, body)
+    assert sample.unread_body is None
+    if deferred:
+        sample.parse()
+    compile_condition("is_defined($body.a)").evaluate(sample)
+    if named is None:
+        assert sample.unread_body is None
+    else:
+        assert named in (sample.unread_body or "")[:200]
+        assert len(sample.unread_body or "") < 200
+
+
 def test_work_before_the_body_was_parsed_does_not_count() -> None:
     json_type = {"contentType": "application/json", "contentEncoding": "utf-8"}
     sample = Sample({"text": "x" * 2**20}, json_type, b'{"a": 1}')
