@@ -15,6 +15,7 @@ from osrdyne.config.schema import Kind, Path, Setting, all_settings, sections
 from osrdyne.config.yaml_file import Located
 
 ENVIRONMENT_PREFIX = "OSRDYNE__"
+_NEAR_PREFIX = "OSRDYNE_"
 OTHER_VARIABLES: Mapping[str, Path] = {
     # Of the hub of Azure IoT Edge (seed 000), in any case.
     "CHECKENTIREQUEUEONCLEANUP": ("requests", "check_entire_queue_on_cleanup"),
@@ -103,12 +104,31 @@ def from_environment(environment: Mapping[str, str]) -> Iterator[Found]:
         elif name in OTHER_VARIABLES:
             path = OTHER_VARIABLES[name]
         else:
+            if (problem := _misspelt(variable, name)) is not None:
+                yield problem
             continue
         origin = f"environment {variable}"
         if path in seen:
             yield Problem(path, origin, f"{seen[path]} sets it, too; remove one of them")
         seen[path] = variable
         yield from from_text(path, environment[variable], origin)
+
+
+def _misspelt(variable: str, name: str) -> Problem | None:
+    """The problem of a variable that would set something if its underscores were doubled. None for other variables,
+    such as those that Kubernetes sets for a service called `osrdyne` (`OSRDYNE_PORT`)."""
+    if not name.startswith(_NEAR_PREFIX):
+        return None
+    rest = name.removeprefix(_NEAR_PREFIX).lower()
+    path = tuple(rest.split("__"))
+    if len(path) == 1:
+        # Kubernetes names the port of a service `osrdyne-api` OSRDYNE_API_PORT.
+        same = [known for known in all_settings() if len(known) > 1 and "_".join(known) == rest]
+        path = same[0] if same and not rest.endswith("_port") else ()
+    if not path or (path not in all_settings() and path not in sections() and _mapping_above(path) is None):
+        return None
+    right = ENVIRONMENT_PREFIX + "__".join(path).upper()
+    return Problem(path, f"environment {variable}", f"is not read: write {right}, with two underscores each")
 
 
 def from_assignment(text: str, origin: str = "flag --set") -> Iterator[Found]:

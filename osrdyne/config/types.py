@@ -21,9 +21,14 @@ _ISO = re.compile(
     re.IGNORECASE,
 )
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|[kK]B|MB|GB)?\Z")
+_SPARK_SIZE = re.compile(
+    r"(\d+(?:\.\d+)?)\s*([kmg])(?:i?b?)\Z", re.IGNORECASE
+)  # as Spark, Java and Kubernetes write it
 _SIZE_UNITS = {
     None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9,
 }  # fmt: skip
+
+_KIBI = {"k": "KiB", "m": "MiB", "g": "GiB"}
 
 
 class Model(BaseModel):
@@ -66,7 +71,9 @@ def parse_size(value: object) -> object:
         return value
     match = _SIZE.match(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is not a size; write 60KiB, 16MiB or a number of bytes")
+        spark = _SPARK_SIZE.match(value.strip())
+        right = "60KiB, 16MiB or a number of bytes" if spark is None else f"{spark[1]}{_KIBI[spark[2].lower()]}"
+        raise ValueError(f"{value!r} is not a size; write {right}")
     size = float(match[1]) * _SIZE_UNITS[match[2]]
     if size >= 2**63:
         raise ValueError("a size must be less than 8 EiB")

@@ -50,6 +50,7 @@ def announced(settings: Settings, *, api_port: int, api_socket: Path | None = No
         "broker": {
             "uri": settings.broker.uri.get_secret_value(),
             "management_uri": management.get_secret_value() if management else None,
+            "scoped_credentials": settings.broker.scoped_credentials,
         },
         "pool": {"id": settings.pool.id},
         "api": {

@@ -36,7 +36,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check broker, permissions, driver and Java. Exit code 1 if a check that the daemon depends on fails."""
-    settings = load(config, assignments, pool=pool, driver=driver).settings
+    # Beside `osrdyne dev` its broker is checked, as other commands use it.
+    settings = load(config, assignments, pool=pool, driver=driver, client=True).settings
     findings = asyncio.run(_examine(settings))
     failed = [finding for finding in findings if finding.fatal and not finding.ok]
     if as_json:

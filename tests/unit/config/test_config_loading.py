@@ -57,6 +57,26 @@ def test_file_is_found_by_variable_and_by_name(tmp_path: Path) -> None:
     assert load_settings(environment={"OSRDYNE_CONFIG": "other.yaml"}).settings.pool.id == "by_variable"
 
 
+@pytest.mark.parametrize(
+    ("variable", "right"),
+    [
+        ("OSRDYNE_POOL__ID", "OSRDYNE__POOL__ID"),
+        ("osrdyne_pool_id", "OSRDYNE__POOL__ID"),
+        ("OSRDYNE_BROKER__URI", "OSRDYNE__BROKER__URI"),
+        ("OSRDYNE_LIFECYCLE_UNBIND_DELAY", "OSRDYNE__LIFECYCLE__UNBIND_DELAY"),
+        ("OSRDYNE_WORKER__CONFIG__A", "OSRDYNE__WORKER__CONFIG__A"),
+    ],
+)
+def test_variable_of_a_setting_with_too_few_underscores_is_reported(variable: str, right: str) -> None:
+    found = mistakes(environment={variable: "secret"})
+    assert (f"environment {variable}" in found, right in found, "secret" in found) == (True, True, False)
+
+
+@pytest.mark.parametrize("variable", ["OSRDYNE_PORT", "OSRDYNE_API_PORT", "OSRDYNE_API_TOKEN", "OSRDYNE_SERVICE_HOST"])
+def test_variable_of_kubernetes_or_of_a_command_is_no_setting(variable: str) -> None:
+    assert load(environment={variable: "tcp://10.0.0.1:80"}).settings.api.port != 80
+
+
 def test_mappings_are_merged_key_by_key() -> None:
     text = "worker:\n  spark_conf: {spark.ui.enabled: false}\n  config: {a: {b: 1, c: 2}}\n"
     environment = {"OSRDYNE__WORKER__CONFIG__A__B": "[3]", "OSRDYNE__WORKER__CONFIG__TEXT": "plain"}

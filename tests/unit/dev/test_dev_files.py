@@ -16,6 +16,7 @@ from osrdyne.dev import sample_data
 from osrdyne.dev.announcement import announced, announcement_file, find_announcement
 from osrdyne.dev.sample_data import generate_tpch
 from osrdyne.errors import ConfigurationError
+from osrdyne.findings import Finding
 
 SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
 NO_PROCESS = 2**22 + 1
@@ -34,6 +35,20 @@ def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> 
         loaded = load_settings(file=find_announcement(), environment={}).settings
         assert (loaded.broker.uri, loaded.api.port) == (SETTINGS.broker.uri, 4567)
     assert not file.exists()
+
+
+def test_doctor_beside_a_stack_checks_its_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = list[Settings]()
+
+    async def examine(settings: Settings) -> list[Finding]:
+        examined.append(settings)
+        return []
+
+    monkeypatch.setattr("osrdyne.cli.daemon.doctor._examine", examine)
+    broker = SETTINGS.broker.model_copy(update={"scoped_credentials": True})
+    with announced(SETTINGS.model_copy(update={"broker": broker}), api_port=4567):
+        assert execute(["doctor"], debug=False) == 0
+    assert [(one.broker.uri, one.broker.scoped_credentials) for one in examined] == [(SETTINGS.broker.uri, True)]
 
 
 def test_announcement_of_an_ended_process_is_ignored() -> None:
