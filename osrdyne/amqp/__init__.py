@@ -12,6 +12,7 @@ import logging
 from osrdyne.amqp import pamqp_patches as pamqp_patches
 from osrdyne.amqp.channel import Channel as Channel
 from osrdyne.amqp.channel import QueueInfo as QueueInfo
+from osrdyne.amqp.connection import ALARM as ALARM
 from osrdyne.amqp.connection import LOG_LEVELS as LOG_LEVELS
 from osrdyne.amqp.connection import Connection as Connection
 from osrdyne.amqp.connection import ConnectionOptions as ConnectionOptions

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aio_pika
@@ -21,14 +22,18 @@ from osrdyne.amqp.errors import translated
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
-from osrdyne.logs import mask_uri
+from osrdyne.logs import get_logger, mask_uri
 from osrdyne.protocol.uri import tls_of
 
 LOG_LEVELS: Mapping[str, str] = {"aio_pika": "critical", "aiormq": "critical"}
 """Levels for the loggers of the libraries: they log connection URLs, and expected failures as errors. Callers log
 failures with context."""
+ALARM = "a memory or disk alarm"
+"""Why RabbitMQ blocks a connection."""
 _NO_LIMIT = 65_535
 _CLOSE_TIMEOUT = 5.0
+
+log = get_logger("amqp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +226,7 @@ async def connect(options: ConnectionOptions, *, transport: CoalescingTransport 
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
     context = _context(options) if url.scheme == "amqps" else None
     transport = transport or CoalescingTransport()
+    transport.on_block = partial(_log_block, options.name)
     connection = _PlainConnection(url, ssl_context=context, transport_factory=transport)
     try:
         await _open(connection, transport, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
@@ -229,6 +235,13 @@ async def connect(options: ConnectionOptions, *, transport: CoalescingTransport 
         raise
     transport.end_login()
     return Connection(options, connection, transport)
+
+
+def _log_block(name: str, blocked: bool) -> None:
+    if blocked:
+        log.warning("RabbitMQ accepts no messages", connection=name, reason=ALARM)
+    else:
+        log.info("RabbitMQ accepts messages again", connection=name)
 
 
 async def _open(

@@ -108,12 +108,14 @@ class CoalescingWriter(asyncio.StreamWriter):
 class FrameReader(asyncio.StreamReader):
     """Passes received bytes on to aiormq, and watches for the frames that say what becomes of channels and connection.
 
-    Before aiormq reads it, `on_close` is called with the number of each channel that RabbitMQ closes.
+    Before aiormq reads it, `on_close` is called with the number of each channel that RabbitMQ closes, and `on_block`
+    when RabbitMQ blocks the connection (True) or ends that (False).
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.on_close: Callable[[int], None] = lambda _: None
+        self.on_block: Callable[[bool], None] = lambda _: None
         self.login: bytearray | None = None  # a copy of the bytes received during the log-in
         self.is_lost = False  # RabbitMQ has closed the connection, or the socket has failed
         self.is_blocked = False  # RabbitMQ has blocked the connection, because of a memory or disk alarm
@@ -157,14 +159,16 @@ class FrameReader(asyncio.StreamReader):
             self.on_close(channel)
         elif method == _CONNECTION_CLOSE:
             self.is_lost = True
-        else:
-            self.is_blocked = method == _CONNECTION_BLOCKED
+        elif self.is_blocked != (method == _CONNECTION_BLOCKED):
+            self.is_blocked = not self.is_blocked
+            self.on_block(self.is_blocked)
 
 
 class CoalescingTransport(TransportFactory):
     """Opens the socket of one connection (`amqp` or `amqps`), with a `FrameReader` and a `CoalescingWriter`."""
 
     def __init__(self) -> None:
+        self.on_block: Callable[[bool], None] = lambda _: None
         self._reader: FrameReader | None = None
         self._socket: asyncio.WriteTransport | None = None
 
@@ -189,6 +193,7 @@ class CoalescingTransport(TransportFactory):
         """Return the reader of the connection, whose log-in `refusal` parses."""
         self._reader = reader = FrameReader(asyncio.get_running_loop())
         reader.login = bytearray()
+        reader.on_block = self.on_block
         return reader
 
     @property

@@ -205,6 +205,11 @@ class LeaderSession:
     def version(self) -> BrokerVersion:
         return BrokerVersion.parse(self.control.server_version)
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ accepts no messages of this daemon, because of a memory or disk alarm."""
+        return any(connection.is_blocked for connection in self._open)
+
     def request_queues(self, management: ManagementClient, layout: QueueLayout | None = None) -> RequestQueueCommands:
         """Commands on request queues; without a layout, those of a direct pool."""
         return RequestQueueCommands(

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.signals import WatchCell
-from osrdyne.amqp import ConnectionOptions
+from osrdyne.amqp import ALARM, ConnectionOptions
 from osrdyne.client.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -46,6 +46,8 @@ from osrdyne.protocol.names import DIRECT_REPLY_TO, PoolNames, is_pool_id
 from osrdyne.protocol.streams import DEFAULT_CREDIT, GRANT_INTERVAL, MAX_CREDIT
 
 log = get_logger("client")
+
+_BLOCKED = f"RabbitMQ accepts no messages at present, because of {ALARM}"
 
 T = TypeVar("T")
 
@@ -402,7 +404,12 @@ class AsyncClient:
             await self._state.changed()
 
     def _timed_out(self, request: OutgoingRequest) -> RequestTimeoutError:
-        reason = "there was no answer" if request.sent else f"it was not sent: {self._obstacle()}"
+        reason = f"it was not sent: {self._obstacle()}"
+        if request.sent:
+            # RabbitMQ tells of an alarm only after a publish, which it does not read.
+            state = self._state.value
+            blocked = f": {_BLOCKED}" if isinstance(state, Session) and state.is_blocked else ""
+            reason = f"there was no answer{blocked}"
         return RequestTimeoutError(
             f"The request was given up after {request.timeout:g} s; {reason}.",
             sent=request.sent,
@@ -415,7 +422,7 @@ class AsyncClient:
             case _Down(reason=reason):
                 return reason
             case Session(is_blocked=True):
-                return "RabbitMQ accepts no messages at present, because of a memory or disk alarm"
+                return _BLOCKED
             case _:
                 return "RabbitMQ did not answer"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.aio.tasks import SMALL, off_loop
+from osrdyne.amqp import ALARM
 from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.daemon.leader_address import LeaderAddress
@@ -137,6 +138,12 @@ class DaemonInspector:
 
     def components(self) -> list[ComponentView]:
         found = [*self._state.components.values()]
+        if self._state.term is not None and self._state.term.is_blocked:
+            # Not fatal: the daemon works again by itself, and to restart it would not help.
+            reason = (
+                f"RabbitMQ accepts no messages because of {ALARM}, so requests wait; `osrdyne doctor` names its node"
+            )
+            found.append(ComponentView("alarm", False, reason, fatal=False))
         if self._state.term is not None and (off := self._state.term.routing.routes.retries_off):
             reason = " ".join(sorted(set(off.values())))
             found.append(

@@ -47,6 +47,11 @@ class Term:
         self.processors = wiring.processors
         self._log: Logger = get_logger("term", pool=self.names.pool, term=resources.token.term)
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ accepts no messages of the leader, because of a memory or disk alarm."""
+        return self._session.is_blocked
+
     async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
         """Lead until `stop`, then end in order; raises when leadership is lost."""
         async with self._linked(), asyncio.TaskGroup() as group:

@@ -15,6 +15,7 @@ import pytest
 from aio_pika.tools import OneShotCallback
 from pamqp import commands as spec
 from scripted_broker import CHANNEL_MAX, PATIENCE, ScriptedBroker, deliveries, passes
+from structlog.testing import capture_logs
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions
@@ -61,6 +62,18 @@ async def test_block_is_seen_and_opens_no_channel_until_it_is_withdrawn(
     await asyncio.wait_for(waiting, PATIENCE)
     assert [*seen, connection.is_blocked] == [False, True, False, False]
     assert not (await asyncio.wait_for(opening, PATIENCE)).is_closed
+
+
+@pytest.mark.proves("broker/memory-disk-alarm")
+async def test_alarm_is_logged_once_with_the_name_of_the_connection(
+    broker: ScriptedBroker, connection: Connection
+) -> None:
+    with capture_logs() as logs:
+        for method in (BLOCKED, BLOCKED, spec.Connection.Unblocked()):
+            broker.send(method, channel=0)
+        await settled()
+    warnings = [one for one in logs if one["log_level"] == "warning"]  # the end is logged as information
+    assert [one["connection"] for one in warnings] == [connection.options.name]
 
 
 async def test_lost_connection_ends_the_opening_of_a_channel_while_blocked(

@@ -104,13 +104,14 @@ async def test_state_of_the_connection_is_seen_in_its_frames(size: int) -> None:
         commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0),
     ]
     reader = FrameReader(asyncio.get_running_loop())
-    seen = []
+    seen, told = [], list[bool]()
+    reader.on_block = told.append
     for method in methods:
         data = frame.marshal(Heartbeat(), 0) + frame.marshal(method, 0)
         for start in range(0, len(data), size):
             reader.feed_data(data[start : start + size])
         seen.append((reader.is_blocked, reader.is_lost))
-    assert seen == [(True, False), (False, False), (False, True)]
+    assert (seen, told) == ([(True, False), (False, False), (False, True)], [True, False])
 
 
 async def test_end_of_the_socket_is_seen_at_once() -> None:

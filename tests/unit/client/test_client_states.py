@@ -17,7 +17,7 @@ from osrdyne.amqp import Consumer
 from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus, RequestTimeoutError, progress
 from osrdyne.client.aio import ANSWER_SLACK, _time_limit
 from osrdyne.client.progress import StartInquiries, _Watch
-from osrdyne.client.request import CallTimes, Sender, build_request
+from osrdyne.client.request import CallTimes, OutgoingRequest, Sender, build_request
 from osrdyne.client.session import Session
 from osrdyne.config.models import RequestSettings
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
@@ -82,6 +82,24 @@ async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool)
     client._state.set(Session(PoolNames("pool"), connection, channel, Consumer("replies")))
     with pytest.raises(RequestTimeoutError, match="not sent"):
         await client.call("k", timeout=0.01)
+
+
+async def test_call_that_an_alarm_holds_back_says_so() -> None:
+    """RabbitMQ tells of the alarm only after the publish, so that the request counts as sent."""
+    connection: Any = SimpleNamespace(is_blocked=False, is_closed=False)
+    channel: Any = SimpleNamespace(is_closed=False)
+    client = AsyncClient(URI, "pool", answer_slack=0)
+    session = Session(PoolNames("pool"), connection, channel, Consumer("replies"))
+
+    async def publish(request: OutgoingRequest) -> None:
+        request.sent = connection.is_blocked = True
+        await asyncio.Event().wait()
+
+    session.publish = publish  # type: ignore[method-assign]
+    client._state.set(session)
+    with pytest.raises(RequestTimeoutError, match="alarm") as raised:
+        await client.call("k", timeout=0.01)
+    assert raised.value.sent
 
 
 async def test_cancelled_close_ends_with_the_cancellation() -> None:
