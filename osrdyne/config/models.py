@@ -268,6 +268,9 @@ def _log_levels(value: Any) -> Any:
     return {"root": value} if isinstance(value, str) else value
 
 
+NO_BROKER_TIMEOUT = 600.0
+
+
 class WorkerSettings(Model):
     """The application of the workers and its settings; a worker gets them in `WORKER_CONFIG`."""
 
@@ -285,6 +288,11 @@ class WorkerSettings(Model):
     )
     queue_missing_timeout: Duration = Field(
         60.0, gt=0, description="A worker exits if its queue is missing, or RabbitMQ refuses its log-in, for this time."
+    )
+    no_broker_timeout: Duration = Field(
+        NO_BROKER_TIMEOUT,
+        gt=0,
+        description="A worker exits after this time without a connection to RabbitMQ; its requests are in their queue.",
     )
     stop_grace: Duration = Field(
         30.0, ge=0, description="Time that a worker has to finish its requests after SIGTERM; then it is killed."
@@ -371,6 +379,7 @@ class WorkerSettings(Model):
         on_cluster = parse_spark_master(self.spark_master).is_cluster
         cluster = {"cores": self.cores, "start_timeout": start_timeout} if on_cluster else {}
         logs = {"log_level": self.log_level} if self.log_level else {}
+        broker = {} if self.no_broker_timeout == NO_BROKER_TIMEOUT else {"no_broker_timeout": self.no_broker_timeout}
         return {
             "runtime": {
                 "max_clock_skew": max_clock_skew,
@@ -383,6 +392,7 @@ class WorkerSettings(Model):
                 **addresses,
                 **replies,
                 **logs,
+                **broker,
             },
             "spark": {"master": self.spark_master, "conf": self.effective_spark_conf(), **cluster},
             "app": self.config,

@@ -179,15 +179,16 @@ class Worker:
         await stay_connected(
             self._connect_and_serve,
             clock=self._clock,
-            refused_timeout=self._settings.queue_missing_timeout,
+            settings=self._settings,
             request_exit=self.request_exit,
             is_exiting=lambda: self._exiting,
         )
 
-    async def _connect_and_serve(self) -> None:
+    async def _connect_and_serve(self, note_connected: Callable[[], None]) -> None:
         environment = self._environment
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
         broker = await open_broker_connection(options, self._clock)
+        note_connected()
         log.info("connected to RabbitMQ")
         await self._serve(broker)
 

@@ -316,16 +316,17 @@ class PooledProcess:
         await stay_connected(
             self._connect_and_listen,
             clock=self._clock,
-            refused_timeout=self._settings.queue_missing_timeout,
+            settings=self._settings,
             request_exit=self.request_exit,
             is_exiting=lambda: self._exiting,
         )
 
-    async def _connect_and_listen(self) -> None:
+    async def _connect_and_listen(self, note_connected: Callable[[], None]) -> None:
         environment = self._environment
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
         since = self._clock.monotonic()
         connection = self._connection = await connect(options)
+        note_connected()
         if not self._ready.is_set():
             self._start_times.note("connection", self._clock.monotonic() - since)
         log.info("connected to RabbitMQ")

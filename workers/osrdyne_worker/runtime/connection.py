@@ -20,7 +20,8 @@ from osrdyne.errors import (
     ConfigurationError,
 )
 from osrdyne.logs import get_logger
-from osrdyne_worker.runtime.exit import AccessRefused, ExitReason, InvalidConfiguration
+from osrdyne_worker.runtime.exit import AccessRefused, ExitReason, InvalidConfiguration, NoBroker
+from osrdyne_worker.runtime.settings import RuntimeSettings
 
 BLOCKED_INTERVAL = 0.5
 """Seconds between two checks of a connection that RabbitMQ has blocked."""
@@ -133,23 +134,31 @@ async def open_broker_connection(options: ConnectionOptions, clock: Clock) -> Br
 
 
 async def stay_connected(
-    serve: Callable[[], Awaitable[None]],
+    serve: Callable[[Callable[[], None]], Awaitable[None]],
     *,
     clock: Clock,
-    refused_timeout: float,
+    settings: RuntimeSettings,
     request_exit: Callable[[ExitReason], None],
     is_exiting: Callable[[], bool],
 ) -> None:
-    """Call `serve`, which connects and raises `BrokerError` when the connection is lost, again and again.
+    """Call `serve`, which connects and raises `BrokerError` when the connection is lost, again and again. It calls its
+    argument once it is connected.
 
-    Requests an exit if the URI is invalid, or if RabbitMQ has refused the log-in for `refused_timeout` seconds: the
-    next worker may get other credentials.
+    Requests an exit if the URI is invalid, if RabbitMQ has refused the log-in for `queue_missing_timeout` (the next
+    worker may get other credentials), or if there was no connection for `no_broker_timeout`: RabbitMQ, or the whole
+    pool, may be gone for good. No request is lost: what the worker had taken returned to its queue with the connection.
     """
-    failures, refused_since = 0, None
+    failures, refused_since, connected_at = 0, None, clock.monotonic()
+    connected = False
+
+    def note_connected() -> None:
+        nonlocal connected
+        connected = True
+
     while True:
-        since = clock.monotonic()
+        since, connected = clock.monotonic(), False
         try:
-            await serve()
+            await serve(note_connected)
         except ConfigurationError as error:
             # A further attempt would fail the same way: the URI of this worker does not change.
             request_exit(InvalidConfiguration(f"WORKER_AMQP_URI: {error.message}"))
@@ -159,7 +168,12 @@ async def stay_connected(
                 log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
             # Counted from the first refusal in a row: one that is followed by a connection was only temporary.
             refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
-            if refused_since is not None and (refused_for := clock.monotonic() - refused_since) >= refused_timeout:
+            now = clock.monotonic()
+            connected_at = now if connected else connected_at
+            if now - connected_at >= settings.no_broker_timeout:
+                request_exit(NoBroker(f"There was no connection to RabbitMQ for {now - connected_at:.0f} s."))
+            refused_for = 0.0 if refused_since is None else now - refused_since
+            if refused_since is not None and refused_for >= settings.queue_missing_timeout:
                 reason = f"RabbitMQ has refused the log-in for {refused_for:.0f} s: {error.message}"
                 request_exit(AccessRefused(reason))
         await clock.sleep(RECONNECT.delay(failures))

@@ -20,6 +20,8 @@ class ExitCode(IntEnum):
     """A handler does not end, the session is lost, or the runtime itself failed."""
     ACCESS_REFUSED = 5
     """RabbitMQ refused the log-in for `queue_missing_timeout`: the next worker may get other credentials."""
+    NO_BROKER = 6
+    """There was no connection to RabbitMQ for `no_broker_timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Unrecoverable(Failure):
 class AccessRefused(Failure):
     __slots__ = ()
     code = ExitCode.ACCESS_REFUSED
+
+
+class NoBroker(Failure):
+    __slots__ = ()
+    code = ExitCode.NO_BROKER
 
 
 ExitReason = Stop | Failure

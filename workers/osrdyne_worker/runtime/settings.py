@@ -27,6 +27,7 @@ class RuntimeSettings:
     concurrency: int = 1
     processing_timeout: float = 1800.0
     queue_missing_timeout: float = 60.0
+    no_broker_timeout: float = 600.0
     stop_grace: float = 30.0
     stuck_grace: float = 10.0
     max_abandoned: int = 4
