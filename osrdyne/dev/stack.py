@@ -103,6 +103,8 @@ def _with_state(settings: Settings, directory: Path) -> Settings:
     options = {
         "state_directory": str(directory / "state"),
         "log_directory": str(directory / "logs"),
+        # `kill -9` of this process ends its RabbitMQ: nothing else would end the workers.
+        "end_with_daemon": True,
         **settings.driver.options,
     }
     return settings.model_copy(update={"driver": settings.driver.model_copy(update={"options": options})})

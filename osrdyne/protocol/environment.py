@@ -27,6 +27,8 @@ PAUSED_VARIABLE = "WORKER_PAUSED"
 """`1`: the worker takes no requests until its leader sends `resume`."""
 RATE_VARIABLE = "WORKER_RATE"
 """The rate of the worker until its leader sends another, as in the control message `rate`, JSON."""
+LIFELINE_VARIABLE = "WORKER_LIFELINE"
+"""The number of a file descriptor, a pipe that ends with the daemon: the worker then ends, too."""
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
 """The path of a file that exists while the worker takes requests, for readiness probes of the platform."""
 

@@ -117,6 +117,15 @@ async def test_interrupt_during_the_start_ends_it_at_once(dev: Dev, home: dict[s
     assert_nothing_left(dev, home)
 
 
+@pytest.mark.proves("workers/dev-killed")
+async def test_kill_leaves_no_worker(dev: Dev, home: dict[str, str]) -> None:
+    await dev.until_shown("Ctrl-C stops everything")
+    await osrdyne(dev, home, "call", "k", "/echo", "-d", "{}")
+    assert any("osrdyne-worker" in " ".join(command) for command in commands_of(home))
+    dev.process.kill()
+    await until(lambda: commands_of(home) == [], "RabbitMQ and the worker have ended")
+
+
 @pytest.mark.nightly
 async def test_terminal_that_is_closed_ends_the_workers_too(dev: Dev, home: dict[str, str]) -> None:
     await dev.until_shown("Ctrl-C stops everything")

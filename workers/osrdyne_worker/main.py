@@ -35,6 +35,7 @@ from osrdyne_worker.pooled.bootstrap import build_process
 from osrdyne_worker.pooled.host import check_poolable
 from osrdyne_worker.pooled.process import PooledProcess
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
+from osrdyne_worker.runtime.lifeline import end_with_daemon
 from osrdyne_worker.runtime.loading import checked_config, import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.settings import runtime_settings
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     _leave_environment()
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
+    end_with_daemon(os.environ)
     ready_file = ReadyFile.from_variables(os.environ)
     times = StartTimes()
     if (age := process_age()) is not None:

@@ -62,6 +62,8 @@ class SubprocessDriver(Driver):
             old_files=options.log_files,
             retention=options.log_retention,
         )
+        # No other process inherits its writing end, which therefore ends with this process, however that ends.
+        self._lifeline = os.pipe() if options.end_with_daemon else None
         launch = Launch(
             self._command,
             options.cwd,
@@ -69,6 +71,7 @@ class SubprocessDriver(Driver):
             options.environment,
             self.spec_hash(),
             context.uri_in_environment,
+            None if self._lifeline is None else self._lifeline[0],
         )
         self._workers = LocalWorkers(self._state, self._logs, launch)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subprocess-driver")
@@ -135,6 +138,9 @@ class SubprocessDriver(Driver):
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
+        lifeline, self._lifeline = self._lifeline, None
+        for descriptor in lifeline or ():
+            os.close(descriptor)
         self._forget_ended()
         for worker in self._workers.running():
             if worker.process is not None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
+from osrdyne.protocol.environment import LIFELINE_VARIABLE
 
 _PERMANENT_ERRORS = frozenset(
     {
@@ -26,7 +27,8 @@ _PERMANENT_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The settings of starts, which all workers of a pool share. `uri_in_environment`: the AMQP URI is in no file."""
+    """The settings of starts, which all workers of a pool share. `uri_in_environment`: the AMQP URI is in no file.
+    `lifeline`: a file descriptor for the workers, whose end means that the daemon has ended."""
 
     command: tuple[str, ...]
     cwd: str | None
@@ -34,10 +36,15 @@ class Launch:
     environment: Mapping[str, str]
     spec_hash: str
     uri_in_environment: bool = False
+    lifeline: int | None = None
 
 
 def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock: int) -> int:
     """Start the process in a session of its own, so that no signal to the daemon reaches it; returns its pid."""
+    passed: tuple[int, ...] = (lock,)
+    if launch.lifeline is not None:
+        passed = (lock, launch.lifeline)
+        variables = {**variables, LIFELINE_VARIABLE.encode(): str(launch.lifeline).encode()}
     process = subprocess.Popen(
         launch.command,
         cwd=launch.cwd,
@@ -46,7 +53,7 @@ def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock
         stdout=output,
         stderr=output,
         start_new_session=True,
-        pass_fds=(lock,),
+        pass_fds=passed,
     )
     # The driver reaps the worker by its pidfd. With a return code, this object does not, and does not warn about it.
     process.returncode = 0

@@ -26,6 +26,11 @@ class SubprocessOptions(DriverOptions):
         (),
         description="Further variables of the daemon's environment that workers inherit, such as `AWS_*`.",
     )
+    end_with_daemon: bool = Field(
+        False,
+        description="Workers end when the daemon ends, also if it is killed, as those of `osrdyne dev`; otherwise they "
+        "keep running for the next daemon.",
+    )
     state_directory: str | None = Field(
         None, description="Directory of locks and records of workers; each stack must have its own."
     )
