@@ -27,7 +27,7 @@ sessions = SparkSessions()
 session = sessions.build(Context(key=Key("k"), worker_config={"spark": {"master": "local[1]", "conf": conf}}))
 mapped = Path(f"/proc/{jvm.process().pid}/maps").read_text()
 print(json.dumps({
-    "archives": sorted({line.split()[-1] for line in mapped.splitlines() if line.endswith(".jsa")}),
+    "archives": sorted({"/" + line.partition("/")[2] for line in mapped.splitlines() if line.endswith(".jsa")}),
     "mine": session._jvm.java.lang.System.getProperty("mine"),
     "rows": session.range(7).count(),
 }))
@@ -51,7 +51,7 @@ def started(variables: Mapping[str, str]) -> Any:
 
 @pytest.mark.timeout(TRAINING_TIMEOUT + 2 * START_TIMEOUT)
 def test_archive_is_made_once_used_by_workers_and_not_needed(tmp_path: Path) -> None:
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "a home"), "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [Path(sys.executable).with_name("osrdyne"), "spark", "warm-archive"]
 
     def warm() -> Path:

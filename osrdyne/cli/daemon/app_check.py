@@ -32,11 +32,13 @@ def start_check(settings: Settings) -> Callable[[], None]:
     """Start the check in the background. The returned function waits for it and raises the errors of `check_app`.
 
     With pooled placement the application must be poolable. Nothing is checked for workers that start elsewhere or with
-    options by which they may find other modules, and for the dedicated default application without a configuration.
+    options by which they may find other modules, and for the dedicated default application without a configuration,
+    unless `SPARK_HOME` may name a Spark that does not fit.
     """
     untouched = type(settings.worker)()
     is_untouched = (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config)
-    if _is_elsewhere(settings) or (is_untouched and not _is_pooled(settings)):
+    needs_none = is_untouched and not _is_pooled(settings) and not os.environ.get("SPARK_HOME")
+    if _is_elsewhere(settings) or needs_none:
         return lambda: None
     return partial(_result, _start(settings))
 
@@ -97,4 +99,5 @@ def _result(process: subprocess.Popen[str]) -> None:
     if process.returncode != 0:
         lines = output.strip().splitlines() or ["osrdyne-worker: it cannot be imported"]
         sentence = lines[-1].removeprefix("osrdyne-worker: ")
-        raise ConfigurationError(sentence if "worker.config" in sentence else f"worker.app: {sentence}")
+        has_place = "worker.config" in sentence or sentence.startswith("SPARK_HOME")
+        raise ConfigurationError(sentence if has_place else f"worker.app: {sentence}")

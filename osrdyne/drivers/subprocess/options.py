@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from osrdyne import user_directories
 from osrdyne.config.types import Duration, Size
 from osrdyne.drivers.base import DriverContext, DriverOptions
 from osrdyne.drivers.shared import RESERVED_PREFIXES, Variables
@@ -73,8 +74,7 @@ def state_directory(options: SubprocessOptions, context: DriverContext) -> Path:
     if options.state_directory is not None:
         return Path(options.state_directory).expanduser().absolute() / context.pool
     by_systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    by_user = os.environ.get("XDG_STATE_HOME", "") or "~/.local/state"
-    base = Path(by_systemd) if by_systemd else Path(by_user).expanduser() / "osrdyne"
+    base = Path(by_systemd) if by_systemd else user_directories.state_directory()
     stack = hashlib.sha256(context.stack.encode()).hexdigest()[:8]
     return base.absolute() / f"{context.pool}-{stack}"
 

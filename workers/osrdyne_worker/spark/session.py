@@ -42,10 +42,11 @@ from osrdyne_worker.spark.cluster import (
 from osrdyne_worker.spark.failures import missing_jars
 from osrdyne_worker.spark.failures.exhaustion import exhaustion
 from osrdyne_worker.spark.java import compiler, heap, jvm
-from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, spark_home, with_archive
+from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, NO_PYSPARK, require_spark_home, spark_home, with_archive
 from osrdyne_worker.spark.java.gateway import CLOSED, GatewayWatch, connect_to
 from osrdyne_worker.spark.java.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
+from osrdyne_worker.spark.java.surroundings import user_options
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
 from osrdyne_worker.spark.task_times import ApplicationTimes, PoolTimes
 
@@ -94,7 +95,6 @@ _LEAST_HEAP = re.compile(r"\s*(?:\d+[gtp]b?|(?:[3-9]\d\d|\d{4,})mb?)\s*", re.IGN
 
 MAX_REASONS = 100
 """Groups whose reason for a cancel is remembered. The heap watch cancels one in several seconds."""
-_NO_PYSPARK = "This worker needs pyspark: install osrdyne[spark]."
 _CLASS_NAME = re.compile(r"(?:[a-z_]\w*\.){2,}[A-Z][\w$]*")
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
 
@@ -149,7 +149,7 @@ class SparkSessions:
             _set_variables(master, conf)
             # A master need not be reachable yet: the JVM connects to it when `build` creates the session.
             with self._with_work_directory(master):
-                starting = StartingJvm(visible_settings(master, conf), _require_home())
+                starting = StartingJvm(visible_settings(master, conf), require_spark_home())
             early.take(self, lambda: self._end_early(starting))
             return starting
         except (OsrdyneError, OSError) as error:
@@ -178,6 +178,11 @@ class SparkSessions:
         conf.setdefault("spark.app.name", app_name(context))
         return conf
 
+    def check_settings(self, worker_config: Mapping[str, Any]) -> None:
+        """Raise `ConfigurationError` if Spark cannot be used with these settings. Starts nothing."""
+        if not read_master(worker_config).is_connect:
+            require_spark_home()
+
     def build(self, context: Context) -> Any:
         """Build the session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (JVM exited)."""
         early, self._early = self._early, None
@@ -193,13 +198,14 @@ class SparkSessions:
         limits = ClusterLimits.of(context.worker_config.get("spark") or {})
         conf = self._conf(context, master)
         if find_spec("pyspark") is None:
-            raise ConfigurationError(_NO_PYSPARK)
+            raise ConfigurationError(NO_PYSPARK)
         # pyspark would write every failed query with its stack to stderr; the runtime answers and logs failures.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         if master.is_connect:
             return _connect(master.text, conf)
         limit = _heap_limit(conf)
         jvm.require_java()
+        require_spark_home()
         # Before the JVM is started: Spark would try for a minute, and its start costs seconds.
         require_reachable(master)
         since = time.monotonic()
@@ -231,7 +237,7 @@ class SparkSessions:
         if self._work_directory is None:
             self._work_directory = tempfile.TemporaryDirectory(prefix="osrdyne-executors-", ignore_cleanup_errors=True)
         try:
-            with own_work_directory(Path(self._work_directory.name), _require_home()):
+            with own_work_directory(Path(self._work_directory.name), require_spark_home()):
                 yield
         except BaseException:
             self._remove_work_directory()
@@ -554,16 +560,10 @@ def _set_variables(master: SparkMaster, conf: Mapping[str, str]) -> None:
 def visible_settings(master: SparkMaster, conf: Mapping[str, str]) -> dict[str, str]:
     """The settings for the JVM's command line, which all users of the host can read. Secrets reach the JVM through its
     socket instead."""
+    options = " ".join([*user_options(), conf.get(DRIVER_OPTIONS, "")]).strip()
+    conf = {**conf, DRIVER_OPTIONS: options} if options else conf
     chosen = {name: value for name, value in with_archive(conf).items() if not _SECRET.search(name)}
     return {"spark.master": master.text, **chosen}
-
-
-def _require_home() -> Path:
-    """The installation of Spark, which is known without importing pyspark. Raises `ConfigurationError`."""
-    home = spark_home()
-    if home is None:
-        raise ConfigurationError(_NO_PYSPARK)
-    return home
 
 
 def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None) -> tuple[Any, Jvm]:
@@ -574,7 +574,7 @@ def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None)
         early.end()
         early = None
     try:
-        starting = None if jvm.is_started() else early or StartingJvm(visible, _require_home())
+        starting = None if jvm.is_started() else early or StartingJvm(visible, require_spark_home())
         # While the JVM starts.
         from pyspark.sql import SparkSession
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -42,6 +43,17 @@ def test_archive_comes_before_the_options_of_the_user_which_win(made: Path) -> N
     options = with_archive({DRIVER_OPTIONS: "-Dmine=1"})[DRIVER_OPTIONS]
     assert options.startswith(f"-Xshare:auto -XX:SharedArchiveFile={made} ")
     assert options.endswith(" -Dmine=1")
+
+
+def test_archive_in_a_directory_with_a_blank_is_used(
+    java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a home"))
+    write(archive.user_directory(), b"classes")
+    conf = with_archive({})[DRIVER_OPTIONS]
+    assert f"-XX:SharedArchiveFile={find_archive({})}" in shlex.split(conf)
+    written = archive.recording({}, tmp_path / "a home" / "new.jsa")[DRIVER_OPTIONS]
+    assert f"-XX:ArchiveClassesAtExit={tmp_path}/a home/new.jsa" in shlex.split(written)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class GuardedSessions(SparkSessions):
 
     def check_settings(self, worker_config: Mapping[str, Any]) -> None:
         """Raise `ConfigurationError` if a dataset needs Delta Lake, which has no jar for the installed Spark."""
+        super().check_settings(worker_config)
         config = parse_config(worker_config.get("app") or {})
         if any(table.format == "delta" for dataset in config.datasets for table in dataset.tables):
             problem = delta_problem((worker_config.get("spark") or {}).get("conf") or {})

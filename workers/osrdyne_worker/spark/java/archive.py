@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import sys
@@ -18,11 +19,16 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from osrdyne.errors import ConfigurationError
 from osrdyne.user_directories import cache_directory
+from osrdyne_worker.spark.java.surroundings import quoted
 
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 ABANDONED_AFTER = 3600.0
+NO_PYSPARK = "This worker needs pyspark: install osrdyne[spark]."
+_CORE = re.compile(r"spark-core_[\d.]+-(.+)\.jar\Z")
+_VERSION = re.compile(r"""__version__\b.*["'](\d[^"']*)["']""")
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """Options that suppress the JVM's warning in the worker's log about a refused archive."""
 _OWN_CHOICE = ("-Xshare", "-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "AutoCreateSharedArchive")
@@ -88,15 +94,17 @@ def with_archive(conf: Mapping[str, str]) -> dict[str, str]:
     """`conf` with the JVM options that use the archive, if there is one. The user's own options take precedence."""
     options = conf.get(DRIVER_OPTIONS, "")
     archive = None if any(choice in options for choice in _OWN_CHOICE) else find_archive(conf)
-    if archive is None or " " in str(archive):  # Spark splits this text at blanks
+    if archive is None:
         return dict(conf)
-    return {**conf, DRIVER_OPTIONS: f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET} {options}".strip()}
+    shared = quoted(f"-XX:SharedArchiveFile={archive}")
+    return {**conf, DRIVER_OPTIONS: f"-Xshare:auto {shared} {_QUIET} {options}".strip()}
 
 
 def recording(conf: Mapping[str, str], target: Path) -> dict[str, str]:
     """`conf` with the JVM option that writes the archive when the JVM exits."""
     options = conf.get(DRIVER_OPTIONS, "")
-    return {**conf, DRIVER_OPTIONS: f"-XX:ArchiveClassesAtExit={target} {_QUIET} {options}".strip()}
+    written = quoted(f"-XX:ArchiveClassesAtExit={target}")
+    return {**conf, DRIVER_OPTIONS: f"{written} {_QUIET} {options}".strip()}
 
 
 @contextmanager
@@ -141,6 +149,43 @@ def spark_home() -> Path | None:
     # PySpark downloads another Spark if it is installed with PYSPARK_HADOOP_VERSION, and prefers that one.
     distribution = home / "spark-distribution"
     return distribution if (distribution / "bin" / "spark-submit").is_file() else home
+
+
+def require_spark_home() -> Path:
+    """The installation of Spark that fits PySpark. Raises `ConfigurationError`."""
+    home = spark_home()
+    if home is None:
+        raise ConfigurationError(NO_PYSPARK)
+    if not os.environ.get("SPARK_HOME"):
+        return home
+    ours = _pyspark_version()
+    if not (home / "bin" / "spark-submit").is_file():
+        raise ConfigurationError(
+            f"SPARK_HOME is {home}, where there is no bin/spark-submit: unset SPARK_HOME to use the Spark of PySpark "
+            f"{ours}."
+        )
+    theirs = next(
+        (found[1] for jar in (home / "jars").glob("spark-core_*.jar") if (found := _CORE.match(jar.name))), None
+    )
+    if theirs is not None and ours is not None and _minor(theirs) != _minor(ours):
+        raise ConfigurationError(
+            f"SPARK_HOME is {home}, which is Spark {theirs}, and this worker has PySpark {ours}: unset SPARK_HOME, or "
+            f"install pyspark=={theirs}."
+        )
+    return home
+
+
+def _pyspark_version() -> str | None:
+    """The version of PySpark, without importing it."""
+    spec = find_spec("pyspark")
+    found = (
+        None if spec is None or spec.origin is None else _VERSION.search(_text(Path(spec.origin).parent / "version.py"))
+    )
+    return None if found is None else found[1]
+
+
+def _minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])
 
 
 def _text(path: Path) -> str:

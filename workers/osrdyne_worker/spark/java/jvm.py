@@ -24,6 +24,7 @@ from typing import Any
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger, mask_uri
+from osrdyne_worker.spark.java.surroundings import locale_variables, log_in
 
 log = get_logger(__name__)
 
@@ -196,7 +197,7 @@ class StartingJvm:
         try:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **variables},
+                env={**os.environ, **locale_variables(), **variables},
                 stdin=subprocess.PIPE,  # the JVM exits at its end, and so with this process
                 stdout=self._output.end,
                 stderr=self._output.end,
@@ -225,6 +226,7 @@ class StartingJvm:
             with _variables(PYSPARK_GATEWAY_PORT=str(port), PYSPARK_GATEWAY_SECRET=secret):
                 gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
             gateway.proc = self._process
+            log_in(gateway)  # before Spark, whose context needs a user
             SparkContext._ensure_initialized(gateway=gateway)
         except BaseException:
             _end_process(self._process)
