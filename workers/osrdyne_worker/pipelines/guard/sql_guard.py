@@ -109,11 +109,13 @@ def _parse_one(text: str, limits: TextLimits) -> exp.Expr:
     # Before the parser, which recurses: a text that is nested too deeply would exhaust its stack.
     _check_tokens(tokens, limits)
     try:
-        statements = [statement for statement in dialect.parser().parse(tokens, text) if statement is not None]
+        parsed = dialect.parser().parse(tokens, text)
     except ParseError as error:
         raise _syntax_error(error) from None
     except SqlglotError:
         raise QueryNotReadError("The query cannot be read.", error_code="syntax_error", code=400) from None
+    # A comment after a semicolon is a statement of sqlglot; Spark skips it.
+    statements = [one for one in parsed if one is not None and not isinstance(one, exp.Semicolon)]
     if len(statements) != 1:
         raise _statement("Send one statement per request.")
     root = statements[0]
