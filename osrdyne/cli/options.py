@@ -147,7 +147,8 @@ def parse_header(text: str, *, option: str = "--header") -> tuple[str, str]:
 
 
 def read_body(data: str | None) -> bytes | None:
-    """The bytes of `-d`, checked to be JSON; None without it."""
+    """The bytes of `-d`, checked to be JSON in UTF-8; None without it, and empty for an empty text or file. A file may
+    begin with a byte order mark, and be in UTF-16, as programs of Windows write it."""
     if data is None:
         return None
     try:
@@ -159,8 +160,11 @@ def read_body(data: str | None) -> bytes | None:
             body = data.encode("utf-8", "surrogateescape")
     except OSError as error:
         raise typer.BadParameter(f"cannot read {data[1:]}: {error.strerror}", param_hint="--data") from error
+    if not body:
+        return body
     try:
-        json.loads(body)
+        text = body.decode(json.detect_encoding(body))
+        json.loads(text)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"this is not JSON: {error}", param_hint="--data") from error
-    return body
+    return text.encode()

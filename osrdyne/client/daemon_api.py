@@ -42,7 +42,7 @@ def token_from_environment(variable: str = TOKEN_VARIABLE) -> str | None:
 def token_of_file(file: str, place: str) -> str:
     """The token in a file. Raises `ConfigurationError`, which names `place`: the setting or variable of the file."""
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        return Path(file).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(f"{place}: cannot read {file}: {reason}.") from error

@@ -91,7 +91,7 @@ def _read_secret_files(entries: Mapping[Path, Entry]) -> tuple[dict[Path, Entry]
             problems.append(Problem(setting.path, entry.origin, f"set either this or {other}, not both"))
             continue
         try:
-            text = FilePath(entry.value).read_text(encoding="utf-8").strip()
+            text = FilePath(entry.value).read_text(encoding="utf-8-sig").strip()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             problems.append(Problem(setting.path, entry.origin, f"cannot read {entry.value}: {reason}"))

@@ -120,7 +120,7 @@ def sample_arrival(
     Raises `InvalidKeyError`.
     """
     now_ms, system = round(now * 1000), system or {}
-    if body is not None and content_type is None and content_encoding is None:
+    if body and content_type is None and content_encoding is None:
         content_type, content_encoding = JSON_TYPE, "utf-8"
     request = request_from_wire(
         key=parse_key(key),

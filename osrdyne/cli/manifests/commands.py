@@ -186,7 +186,7 @@ def opened(file: str) -> Iterator[TextIO]:
         yield sys.stdin
         return
     try:
-        with Path(file).open(encoding="utf-8", errors="replace") as text:
+        with Path(file).open(encoding="utf-8-sig", errors="replace") as text:
             yield text
     except OSError as error:
         raise ConfigurationError(f"Cannot read {file}: {error.strerror}.") from error

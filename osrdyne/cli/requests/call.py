@@ -104,16 +104,16 @@ def call(
     client = AsyncClient(
         broker_uri(broker, settings), settings.pool.id, name=app_id, token=token_for(token_file), answer_slack=slack
     )
+    body = read_body(data)
     limit = None if timeout is None else positive_seconds(timeout, option="--timeout", at_most=MAX_TIMEOUT)
     options: RequestOptions = {
         "timeout": min(settings.requests.ttl, MAX_TIMEOUT) if limit is None else limit,
         "headers": dict(parse_header(header) for header in headers or ()),
         "accept": ARROW_TYPE if output is CallOutput.ARROW else None,
-        "content_type": JSON_TYPE if data is not None else None,
+        "content_type": JSON_TYPE if body else None,
         "no_activate": no_activate,
         "data_version": data_version,
     }
-    body = read_body(data)
     with ProgressDisplay(wanted=progress, terminal=sys.stderr.isatty()) as display:
         outcome = run_request(
             receive(client, key, path, body, options) if stream else send(client, key, path, body, display, options)

@@ -109,7 +109,7 @@ def explain(
             "content_encoding": content_encoding,
             "system": properties,
         }
-        document = {**sample, "body": None if body is None else json.loads(body)}
+        document = {**sample, "body": json.loads(body) if body else None}
         print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
         return
     settings = load(config, None, client=True).settings

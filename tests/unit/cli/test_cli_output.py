@@ -52,10 +52,19 @@ def test_body_comes_from_the_argument_a_file_or_standard_input(tmp_path: Path, m
     file = tmp_path / "body.json"
     file.write_bytes(b'{"a": 1}')
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[2]")))
-    assert [read_body(data) for data in ("{}", f"@{file}", "-", None)] == [b"{}", b'{"a": 1}', b"[2]", None]
-    for wrong in ("{", "select 1", "@/does/not/exist", ""):
+    assert [read_body(data) for data in ("{}", f"@{file}", "-", None, "")] == [b"{}", b'{"a": 1}', b"[2]", None, b""]
+    for wrong in ("{", "select 1", "@/does/not/exist", "\udcff"):
         with pytest.raises(typer.BadParameter, match=r"JSON|cannot read"):
             read_body(wrong)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_body_of_a_file_is_sent_in_utf8_without_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "body.json"
+    file.write_bytes('{"a": "ä"}'.encode(encoding))
+    assert read_body(f"@{file}") == '{"a": "ä"}'.encode()
+    file.write_bytes(b"")
+    assert read_body(f"@{file}") == b""
 
 
 @pytest.mark.parametrize("text", ["soon", "0s", "-1", ""])

@@ -180,8 +180,9 @@ def test_all_mistakes_come_at_once_one_line_each() -> None:
     assert len(text.splitlines()) == 1 + 4
 
 
-def test_secret_file_is_read_and_its_place_remembered(tmp_path: Path) -> None:
-    (tmp_path / "uri").write_text("amqp://u:secret@host/\n")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_secret_file_is_read_and_its_place_remembered(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "uri").write_text("amqp://u:secret@host/\n", encoding=encoding)
     loaded = load("broker:\n  uri_file: uri")
     assert loaded.settings.broker.uri.get_secret_value() == "amqp://u:secret@host/"
     assert loaded.origins["broker", "uri"] == "file uri, named by file pool.yaml:2"
