@@ -167,6 +167,13 @@ class Daemon:
         """Wait until this daemon leads its pool for the first time."""
         await self._leading.wait()
 
+    async def replace_workers(self) -> None:
+        """Replace all workers, one at a time in each group: their application has changed (`osrdyne dev`)."""
+        # First: the next term, if this one ends now, computes its hashes with it.
+        self._driver.context.revision.number += 1
+        if self._state.term is not None:
+            await self._state.term.routing.profiles.replace_workers()
+
     async def _lead_until(self, stop: StopRequest) -> None:
         """Lead one term after the other, with a growing pause after each that failed."""
         failures, ended_in_order = 0, False

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -47,9 +47,14 @@ def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:
     return settings.model_copy(update={"worker": worker})
 
 
+# A task beside the daemon. Its argument replaces all workers.
+Beside = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+
+
 @asynccontextmanager
-async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
-    """Start a broker and a daemon, and stop them and all workers at the end; yields the effective settings.
+async def running_stack(settings: Settings, *, beside: Beside | None = None) -> AsyncIterator[Settings]:
+    """Start a broker and a daemon, and stop them and all workers at the end; yields the effective settings. `beside`
+    runs while the daemon does.
 
     Raises the errors of a daemon that cannot start. If the daemon fails later, the stack is stopped.
     """
@@ -61,19 +66,22 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
                 "scoped_credentials": True,
             }
         )
-        async with running_daemon(settings.model_copy(update={"broker": embedded}), announce=True) as running:
+        own = settings.model_copy(update={"broker": embedded})
+        async with running_daemon(own, announce=True, beside=beside) as running:
             yield running
 
 
 @asynccontextmanager
-async def running_daemon(settings: Settings, *, announce: bool = False) -> AsyncIterator[Settings]:
+async def running_daemon(
+    settings: Settings, *, announce: bool = False, beside: Beside | None = None
+) -> AsyncIterator[Settings]:
     """Run a daemon in this process, wait until it leads its pool, and stop it and its workers at the end; yields the
     effective settings. `announce`: so that other commands of this user find it without a configuration."""
     with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
         effective = _with_state(settings, Path(directory))
         daemon = Daemon(effective, clock=SystemClock())
         daemon.api.bind()
-        reader: asyncio.Task[NoReturn] | None = None
+        tasks = list[asyncio.Task[Any]]()
         stop = StopRequest(asyncio.Event(), stop_workers=True)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(daemon.serve(stop), name="daemon")
@@ -82,11 +90,13 @@ async def running_daemon(settings: Settings, *, announce: bool = False) -> Async
                 with announcement if announce else nullcontext():
                     await daemon.wait_leading()
                     if effective.telemetry.name is not None:
-                        reader = group.create_task(run_reader(effective), name="last-value reader")
+                        tasks.append(group.create_task(run_reader(effective), name="last-value reader"))
+                    if beside is not None:
+                        tasks.append(group.create_task(beside(daemon.replace_workers), name="beside the daemon"))
                     yield _with_port(effective, daemon.api.port)
             finally:
-                if reader is not None:
-                    reader.cancel()
+                for task in tasks:
+                    task.cancel()
                 stop.requested.set()
                 await asyncio.wait({serving})
 

@@ -114,6 +114,13 @@ class DriverOptions(Model):
         return None
 
 
+@dataclass(slots=True)
+class AppRevision:
+    """How often the application has changed while the daemon ran; part of every specification hash if it has."""
+
+    number: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DriverContext:
     """The values that every driver gets besides its options.
@@ -123,6 +130,7 @@ class DriverContext:
     backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs. `worker_config`: the pool's
     `WORKER_CONFIG`, which is part of the specification hash. `uri_in_environment`: workers read the AMQP URI from
     `WORKER_AMQP_URI` only (`worker.environment: reference`). `pooled`: the driver starts processes of pooled workers.
+    `revision`: of the application, counted by the daemon (`osrdyne dev`).
     """
 
     pool: str
@@ -133,6 +141,7 @@ class DriverContext:
     worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
     uri_in_environment: bool = False
     pooled: bool = False
+    revision: AppRevision = field(default_factory=AppRevision)
 
     @property
     def worker_shape(self) -> Mapping[str, object]:
@@ -143,7 +152,8 @@ class DriverContext:
         """The same for a group with a worker configuration of its own; None: that of the pool."""
         # Not a further name for the default: the hash would change, and an upgrade would replace all workers.
         reference = {"environment": "reference"} if self.uri_in_environment else {}
-        return {**(self.worker_config if config is None else config), **reference}
+        revision = {"revision": self.revision.number} if self.revision.number else {}
+        return {**(self.worker_config if config is None else config), **reference, **revision}
 
     @property
     def uses_kubernetes_executors(self) -> bool:

@@ -22,6 +22,17 @@ pytestmark = pytest.mark.one_rabbitmq
 
 ECHO = ["--app", "workers.examples.echo:app"]
 SPARK = ["--set", f"worker.spark_conf.spark.driver.extraJavaOptions={SHORT_LIVED}"]
+MINE = ["--app", "mine:app"]
+APP = """
+from osrdyne_worker import App, Call
+
+app = App()
+
+
+@app.handler("/version")
+async def version(call: Call) -> dict[str, int]:
+    return {"version": VERSION}
+"""
 START_LIMIT = 400.0
 """Seconds for a cold start of Spark on a busy machine."""
 
@@ -54,6 +65,7 @@ class Dev:
 def dev(request: pytest.FixtureRequest, home: dict[str, str], tmp_path: Path) -> Iterator[Dev]:
     """With the echo worker, or with other options by `@pytest.mark.parametrize(..., indirect=True)`."""
     (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "mine.py").write_text(APP.replace("VERSION", "1"))
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     process = subprocess.Popen(
@@ -138,6 +150,24 @@ async def test_terminal_that_is_closed_ends_the_workers_too(dev: Dev, home: dict
     await asyncio.to_thread(dev.process.wait, PATIENCE)
     assert dev.process.returncode == 0
     assert_nothing_left(dev, home)
+
+
+@pytest.mark.parametrize("dev", [MINE], indirect=True, ids=["own application"])
+async def test_changed_application_answers_without_a_restart(dev: Dev, home: dict[str, str], tmp_path: Path) -> None:
+    """One that cannot be imported leaves the present worker as it is."""
+
+    async def version() -> str:
+        return (await osrdyne(dev, home, "call", "k", "/version", "-d", "", "-o", "json")).strip()
+
+    await dev.until_shown("osrdyne dev is up")
+    assert await version() == '{"version":1}'
+    (tmp_path / "mine.py").write_text("import nothing_of_this_name\n")
+    await dev.until_shown("nothing_of_this_name")
+    assert await version() == '{"version":1}'
+    (tmp_path / "mine.py").write_text(APP.replace("VERSION", "2"))
+    async with asyncio.timeout(PATIENCE):
+        while await version() != '{"version":2}':
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.timeout(900)

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from osrdyne.aio.clock import SystemClock
 from osrdyne.cli.daemon.app_check import check_app
 from osrdyne.cli.daemon.run import start_logging
 from osrdyne.cli.daemon.spark import start_training
@@ -22,7 +24,11 @@ from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOpt
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
 from osrdyne.dev.announcement import announcement_file, find_announcement
+from osrdyne.dev.app_watch import files_of, watch_app
 from osrdyne.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from osrdyne.dev.stack import Beside
 
 SAMPLE_SCALES = ("0.001", "0.01")
 
@@ -92,7 +98,7 @@ async def _serve(settings: Settings, console: Console, up: asyncio.Event, stop: 
     from osrdyne.dev.stack import running_stack
 
     with console.status("Starting RabbitMQ and the daemon"):
-        stack = running_stack(settings)
+        stack = running_stack(settings, beside=_watch(settings, console))
         running = await stack.__aenter__()
     up.set()
     training: subprocess.Popen[str] | None = None
@@ -107,6 +113,22 @@ async def _serve(settings: Settings, console: Console, up: asyncio.Event, stop: 
         await stack.__aexit__(None, None, None)
         if training is not None:
             await asyncio.to_thread(training.wait)  # blocking the event loop would cost the daemon its leadership
+
+
+def _watch(settings: Settings, console: Console) -> Beside | None:
+    """Replace the workers when files of the application change; None if it is not in the working directory."""
+    if settings.driver.name != "subprocess" or "command" in settings.driver.options:
+        return None
+    read = partial(files_of, settings.worker.app, Path(settings.driver.options.get("cwd") or Path.cwd()))
+    if not read():
+        return None
+
+    def report(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    return lambda replace: watch_app(
+        read, check=lambda: check_app(settings), replace=replace, report=report, clock=SystemClock()
+    )
 
 
 def _greet(settings: Settings, console: Console) -> None:

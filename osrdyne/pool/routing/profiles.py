@@ -81,6 +81,12 @@ class ActiveProfiles(ActiveManifest[ProfileManifest]):
         self._changed = tuple(sorted(key for key in matched if before[key].spec_hash != matched[key].spec_hash))
         self._on_change(self._changed)
 
+    async def replace_workers(self) -> None:
+        """Replace the workers of all groups, one at a time in each: the driver's hashes have changed."""
+        async with self._changing:
+            self._profiles.renew()
+            self._on_change(self._keys())
+
     async def restore(self, version: int, *, author: str, expected: int | None = None) -> ManifestChange:
         try:
             return await super().restore(version, author=author, expected=expected)

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings
+from osrdyne.config.profiles import Profile
 from osrdyne.drivers.base import Instance
 from osrdyne.errors import StartFailedError
 from osrdyne.protocol.activity import Event
@@ -182,3 +183,25 @@ async def test_worker_that_its_driver_does_not_mark_is_replaced_once_by_the_next
         driver.exit_instance(old.instance.instance_id, code=0)
         await clock.advance(3600.0)
         assert ([worker.instance for worker in driver.workers_of(A)], driver.count("start")) == ([new.instance], 1)
+
+
+@pytest.mark.parametrize("profiles", [(), ({"match": "a", "concurrency": 2},)], ids=["pool", "profile"])
+async def test_changed_application_replaces_workers_while_the_daemon_leads(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, profiles: tuple[dict[str, object], ...]
+) -> None:
+    """As `osrdyne dev` does."""
+    worker = SETTINGS.worker.model_copy(update={"profiles": tuple(map(Profile.model_validate, profiles))})
+    settings = SETTINGS.model_copy(update={"worker": worker})
+    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
+        stack.require(A)
+        await clock.settle()
+        [old] = driver.workers_of(A)
+        await ready(stack, old)
+        driver.current_spec_hash = "changed"
+        await stack.term.routing.profiles.replace_workers()
+        await clock.advance(1.0)
+        new = driver.workers_of(A)[-1]
+        assert len(driver.workers_of(A)) == 2
+        await ready(stack, new)
+        await clock.advance(1.0)
+        assert new.instance.spec_hash != old.instance.spec_hash

@@ -153,3 +153,14 @@ def test_profile_with_a_kubernetes_master_needs_a_service_account() -> None:
     driver = registry.create_driver(settings.driver, registry.driver_context(settings, clock=SystemClock()))
     found = registry.profile_obstacle(settings, Profile(match="a", spark_master="k8s://https://h:6443"), driver)
     assert found is not None and found.startswith("driver.options.service_account: ")
+
+
+@pytest.mark.parametrize("placement", ["dedicated", "pooled"])
+async def test_revision_of_the_application_changes_the_hash(placement):
+    settings = Settings(driver=DriverSettings(name="subprocess"), worker=WorkerSettings(placement=placement))
+    driver = registry.create_pool_driver(settings, clock=SystemClock())
+    profile = {"runtime": {}}
+    before = [driver.spec_hash(), driver.spec_hash(profile)]
+    driver.context.revision.number += 1
+    assert set(before).isdisjoint([driver.spec_hash(), driver.spec_hash(profile)])
+    await driver.close()

@@ -131,6 +131,11 @@ class GroupProfiles:
         self.all_share = all(group.processes is not None for group in (self.pool, *self._groups))
         self._use_processes(self._processes())
 
+    def renew(self) -> None:
+        """Compute all hashes again: what the driver starts has changed."""
+        self.pool = GroupSettings.of(self._settings, None, self._shape)
+        self.use(self.prepare([group.profile for group in self._groups if group.profile is not None]))
+
     def _processes(self) -> list[ProcessSettings]:
         """The different settings of processes. Profiles with the same ones share processes."""
         found: dict[str, ProcessSettings] = {}
