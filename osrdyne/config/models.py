@@ -277,6 +277,13 @@ class WorkerSettings(Model):
     app: str = Field(
         "osrdyne_worker.pipelines.sql:app", description="`module:attribute` of the application that answers requests."
     )
+    key_exists: str | None = Field(
+        None,
+        pattern=r"\{key\}|^[^:/]+:[^:/]+$",
+        description="How the leader checks that a key exists before it starts a worker: a path with `{key}`, such as "
+        "`/data/{key}`, that must exist on its host, or `module:function` of a function of the key that returns true "
+        "or false. Requests for other keys get 404. If the check fails, or takes more than 5 s, the worker is started.",
+    )
     principal: str | None = Field(
         None,
         description="Managed pools only: name of the API token whose grant `listen` says for which keys workers may "
@@ -439,6 +446,12 @@ class LifecycleSettings(Model):
         300.0, gt=0, description="Time within which a worker must become ready; otherwise its start has failed."
     )
     start_attempts: int = Field(2, ge=1, description="Failed starts in a row after which callers get `start-failed`.")
+    refused_key_time: Duration = Field(
+        60.0,
+        ge=1,
+        description="If `on_start` raises a `RequestError` with a code below 500, or `key_exists` finds no key, "
+        "requests get this error for this time, and no worker is started for them.",
+    )
     resync_interval: Duration = Field(
         60.0,
         ge=1,

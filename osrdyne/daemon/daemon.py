@@ -43,6 +43,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.groups.admission import KeyCounter
 from osrdyne.pool.state.groups.pins import PinStore
+from osrdyne.pool.workers.key_check import load_key_test
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.query import LastValues
 
@@ -81,6 +82,7 @@ class Daemon:
     def __init__(self, settings: Settings, *, clock: Clock) -> None:
         # Before anything else: it may refuse to start.
         self._authenticators, self._warnings = authenticators_of(settings.api, clock=clock)
+        load_key_test(settings.worker.key_exists)
         self._settings = settings
         self._clock = clock
         self._metrics = Metrics()

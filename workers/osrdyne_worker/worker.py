@@ -36,7 +36,8 @@ from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.rates import RATE_FIELD, rate_from_wire
-from osrdyne_worker.app.errors import describe_with_place
+from osrdyne.protocol.refusals import REFUSAL_FIELD
+from osrdyne_worker.app.errors import describe_with_place, refusal_of_key
 from osrdyne_worker.bootstrap import WorkerParts
 from osrdyne_worker.requests.intake import Intake
 from osrdyne_worker.requests.probe import ProbeIntake
@@ -156,7 +157,7 @@ class Worker:
                 log.exception("application start failed")
             self._loading_done = True
             # Loading has ended, though without success: the session may have been built, and is closed at the exit.
-            self.request_exit(StartFailed(describe_with_place(error)))
+            self.request_exit(StartFailed(describe_with_place(error), refusal_of_key(error)))
             return
         self._loading_done = self._ready = True
         if self._watchdog is not None:
@@ -442,7 +443,10 @@ class Worker:
             log.info("stopping", in_flight=self._processor.in_flight)
             self._reporter.report(Event.STOPPING)
         else:
-            self._reporter.report(Event.FAILED, reason=reason.reason)
+            refusal = reason.refusal if isinstance(reason, StartFailed) else None
+            details = {} if refusal is None else {REFUSAL_FIELD: refusal.to_wire()}
+            # Lost: the start counts as a failed one, and the next attempt reports the refusal again.
+            self._reporter.report(Event.FAILED, reason=reason.reason, **details)
         reserve = CLOSING_TIME
         if isinstance(reason, Stop):
             reserve = min(CLOSING_TIME, (self._settings.stop_grace if reason.grace is None else reason.grace) / 2)

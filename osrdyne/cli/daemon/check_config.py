@@ -17,6 +17,7 @@ from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings
 from osrdyne.config.models import Settings
 from osrdyne.config.spark_names import spark_warnings
+from osrdyne.pool.workers.key_check import load_key_test
 
 
 def check_config(
@@ -30,6 +31,7 @@ def check_config(
     loaded = load(config, assignments, pool=pool, driver=driver)
     application_checked = start_check(loaded.settings)
     own_app_checked = start_check_of_own_app(loaded.settings)
+    load_key_test(loaded.settings.worker.key_exists)
     options, doubt = asyncio.run(_check_driver(loaded.settings))
     application_checked()
     for warning in [

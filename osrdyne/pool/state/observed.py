@@ -18,6 +18,7 @@ from osrdyne.aio.signals import ChangeFeed
 from osrdyne.drivers.base import Instance
 from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.refusals import KeyRefusal
 
 CIRCUIT = "circuit"
 """What a group waits for while a circuit pauses it."""
@@ -52,12 +53,14 @@ class ObservedQueue:
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why a group has no worker. Until `retry_at` (monotonic) its requests are answered at once."""
+    """Why a group has no worker. Until `retry_at` (monotonic) its requests are answered at once, with `refusal` if the
+    key is refused."""
 
     reason: str
     log_lines: tuple[str, ...]
     attempts: int
     retry_at: float
+    refusal: KeyRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

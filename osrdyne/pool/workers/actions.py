@@ -26,10 +26,12 @@ from osrdyne.pool.state.workers import restart_backoff
 from osrdyne.pool.state.workers.instances import Draining, InventoryEntry
 from osrdyne.pool.state.workers.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.pool.workers.key_check import KeyCheck, load_key_test
 from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
+from osrdyne.protocol.refusals import KeyRefusal
 
 LOG_LINES = 20
 DRAIN_INTERVAL = 10.0  # Seconds until a draining worker is asked again to end.
@@ -76,6 +78,8 @@ class WorkerActions:
         self._clock = context.clock
         self._metrics = context.metrics
         self._start_attempts = context.settings.lifecycle.start_attempts
+        self._refused_key_time = context.settings.lifecycle.refused_key_time
+        self._key_check = KeyCheck(load_key_test(context.settings.worker.key_exists))
         self._stop_grace = context.settings.worker.stop_grace
         # Longer than any request, so that a drain interrupts none.
         self._drain_timeout = context.settings.worker.processing_timeout + self._stop_grace
@@ -129,6 +133,9 @@ class WorkerActions:
 
     async def _start(self, key: Key, slot: int) -> bool:
         unconfirmed = self._unconfirmed.get(key, {}).pop(slot, None)
+        if unconfirmed is None and (refusal := await self._key_check.refusal(key)) is not None:
+            self.note_refused_key(key, refusal)
+            return True
         try:
             spec = await self._make_spec(key, slot, self._tracker.generation_of(key), unconfirmed=unconfirmed)
         except BrokerError as error:
@@ -197,6 +204,18 @@ class WorkerActions:
             reason=str(error),
             log_lines=error.log_lines,
             attempts=1,
+            now=self._clock.monotonic(),
+        )
+        self._restarts.apply(key, refused)
+
+    def note_refused_key(self, key: Key, refusal: KeyRefusal, *, worker_id: str | None = None) -> None:
+        """Record that the check, or the application of a worker, refuses the key: requests are answered with that."""
+        self._metrics.worker_starts.labels(outcome="refused").inc()
+        self._log.info("key refused", key=key, worker_id=worker_id, code=refusal.code, reason=refusal.message)
+        refused = partial(
+            restart_backoff.key_refused,
+            refusal=refusal,
+            refused_time=self._refused_key_time,
             now=self._clock.monotonic(),
         )
         self._restarts.apply(key, refused)

@@ -26,8 +26,19 @@ from osrdyne.pool.state.workers.instances import InventoryEntry
 from osrdyne.pool.state.workers.restart_backoff import RestartBackoff
 from osrdyne.pool.workers.actions import WorkerActions
 from osrdyne.pool.workers.autoscaler import Autoscaler
-from osrdyne.pool.workers.plan import Drain, GroupAction, ObservedGroup, Remove, Start, Stop, Update, Wait, plan_group
-from osrdyne.protocol.names import Key
+from osrdyne.pool.workers.plan import (
+    REFUSED,
+    Drain,
+    GroupAction,
+    ObservedGroup,
+    Remove,
+    Start,
+    Stop,
+    Update,
+    Wait,
+    plan_group,
+)
+from osrdyne.protocol.names import Key, started_as
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
 # How many groups are planned before other tasks get their turn; planning one takes 0.1 to 0.3 ms.
@@ -225,6 +236,7 @@ class WorkerGroupsLoop:
         # First for all keys: a worker that has become ready makes room for another start.
         for key in dirty:
             self._note_served(key)
+            self._note_refused(key)
             self._note_mismarked(key)
         # Counted anew in each pass: workers become ready, or end, without an action of this loop.
         self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._instances.loading()
@@ -261,8 +273,7 @@ class WorkerGroupsLoop:
             desired = self._tracker.status(key)
             entries = self._instances.of_key(key)
             if desired is None:
-                # The next request begins without earlier failures.
-                self._restarts.clear(key)
+                self._forget_failures(key)
                 if not entries:
                     self._worker_reports.forget_group(key)
                     self._actions.forget_group(key)
@@ -336,6 +347,7 @@ class WorkerGroupsLoop:
             instances=[entry.instance for entry in entries],
             queue_exists=self._queue_status[key].exists,
             overdue=self._overdue(key, entries),
+            refused=_ids(entry for entry in entries if entry.stopped_for == REFUSED),
             hanging={entry.instance.instance_id: entry.hangs for entry in entries if entry.hangs},
             back_off_until=record.back_off_until,
             failure=record.failure,
@@ -404,6 +416,25 @@ class WorkerGroupsLoop:
                 if not entry.is_outdated(self._profiles.of(key).spec_hash):
                     self._restarts.apply(key, restart_backoff.became_ready)
 
+    def _note_refused(self, key: Key) -> None:
+        """Record that the application of a worker refuses the key: requests are answered with its error from now on."""
+        for worker_id, refusal in self._worker_reports.take_refusals(key).items():
+            entries = [one for one in self._instances.of_key(key) if one.instance.worker_id == started_as(worker_id)]
+            if any(entry.served for entry in entries):
+                continue  # the platform runs several workers for the group, and others serve
+            for entry in entries:
+                # Marked before it ends: its end is no failed start.
+                self._instances.mark_stopping(entry.instance.instance_id, REFUSED)
+            self._actions.note_refused_key(key, refusal, worker_id=worker_id)
+
+    def _forget_failures(self, key: Key) -> None:
+        """The next request begins without earlier failures; but a refused key stays refused until its time is over."""
+        failure = self._restarts[key].failure
+        if failure is not None and failure.refusal is not None and self._clock.monotonic() < failure.retry_at:
+            self._recheck_at(key, failure.retry_at)
+        else:
+            self._restarts.clear(key)
+
     def _note_mismarked(self, key: Key) -> None:
         """Report workers that the driver lists with other settings than it was given."""
         for entry in self._instances.of_key(key):
@@ -426,7 +457,7 @@ class WorkerGroupsLoop:
             stopping=any(isinstance(action, Stop) for action in acting)
             or any(instance.state is InstanceState.STOPPING for instance in instances),
             starting=any(isinstance(action, Start) for action in acting),
-            failure=self._restarts[key].failure,
+            failure=self._restarts[key].failure if self._tracker.status(key) is not None else None,
             waiting_for=self._waiting_for(key),
         )
         if observed.is_empty and self._queue_status[key].exists:

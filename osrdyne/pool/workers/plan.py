@@ -17,6 +17,7 @@ from osrdyne.pool.state.workers.instances import Draining
 
 OVERDUE = "not ready within start_timeout"
 REPLACED = "its settings have changed"
+REFUSED = "the key is refused"
 NOT_NEEDED = "fewer workers are needed"
 
 
@@ -69,7 +70,8 @@ GroupAction = Start | Stop | Drain | Update | Remove | Wait
 class ObservedGroup:
     """The observed state of one group when the worker groups loop plans.
 
-    `overdue`: instances that were not ready within the start time-out. `hanging`: instances that are alive and do not
+    `overdue`: instances that were not ready within the start time-out. `refused`: instances whose application refuses
+    the key. `hanging`: instances that are alive and do not
     work, with the reason. `back_off_until`: no start before (monotonic). `failure`: the start failed permanently; a
     request triggers the next attempt. `room`: free places under `max_concurrent_starts`. `admitted`: the group has a
     place under `max_groups`. `is_ending`: the idle times of the group are over, and none of its workers has ended by
@@ -84,6 +86,7 @@ class ObservedGroup:
     instances: Sequence[Instance]
     queue_exists: bool
     overdue: frozenset[InstanceId] = frozenset()
+    refused: frozenset[InstanceId] = frozenset()
     hanging: Mapping[InstanceId, str] = field(default_factory=dict)
     back_off_until: float | None = None
     failure: StartFailure | None = None
@@ -117,6 +120,8 @@ def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: i
     stopped |= {
         instance.instance_id: why for instance in running if (why := observed.hanging.get(instance.instance_id))
     }
+    # They end by themselves, but a platform that manages workers would start them again.
+    stopped |= {instance.instance_id: REFUSED for instance in running if instance.instance_id in observed.refused}
     # Two workers of one slot: a platform without unique names, or a start by a deposed leader that came late.
     for instance in _surplus(running):
         stopped.setdefault(instance.instance_id, "surplus")

@@ -158,21 +158,32 @@ class StartFailureResponder:
 
     async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
+        status, detail, code = Status.START_FAILED, describe_failure(failure), None
+        facts: dict[str, object] = {
+            "log_lines": [header_text(line) for line in failure.log_lines],
+            "attempts": failure.attempts,
+        }
+        if (refusal := failure.refusal) is not None:
+            # As a handler would answer it: a 404 of `on_start` is a 404 for the caller.
+            status, detail, code = Status.ERROR, refusal.message, refusal.code
+            details = {name: value for name, value in refusal.details.items() if name not in {"message", "path"}}
+            facts = {**details, "code": refusal.error_code}
         # Crash before: the request returns to its queue. After: it returns and is answered a second time.
         await self._replier.answer(
             request,
-            Status.START_FAILED,
-            describe_failure(failure),
+            status,
+            detail,
+            code=code,
             retry_after=max(0.0, math.ceil((failure.retry_at - self._clock.monotonic()) * 10) / 10),
-            facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
+            facts=facts,
         )
         await delivery.ack()
         # A boundary of its own: the request is acknowledged, and an error here must not reject it as well.
         with ErrorBoundary(delivery, self._log):
             if self._circuits.counts:
                 route = decode_text(delivery.headers.get(ROUTE_HEADER)) or None
-                self._circuits.record(route, key, [fingerprint_of(delivery)], status=Status.START_FAILED, code=None)
-        self._log.info("request answered start-failed", key=key)
+                self._circuits.record(route, key, [fingerprint_of(delivery)], status=status, code=code)
+        self._log.info("request of a failed group answered", key=key, status=str(status), code=code)
 
 
 def describe_failure(failure: StartFailure) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from broker_steps import hold
 from managed_pool import send
 
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import StartFailedError
 from osrdyne.pool.routing.circuits import ActiveCircuits
+from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.broker import Command, FakeBroker, Stored
-from osrdyne.testing.fakes.stack import POOL, Stack, leading
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
 REPLIES = "replies"
+PATIENCE = 60.0
 
 
 def broken_driver(clock: VirtualClock, *, starts: int = 1, log_lines: tuple[str, ...] = ("pull denied",)) -> FakeDriver:
@@ -166,3 +171,111 @@ async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClo
             stack.require(Key(str(number)))
         await clock.settle()
         assert len([channel for channel in stack.connections[0].channels if not channel.is_closed]) < 600
+
+
+REFUSAL = {"code": 404, "error_code": "no_text", "message": "There is no text for a.", "details": {"folder": "/a"}}
+
+
+async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
+    """The worker of the key reports that its `on_start` has raised a `RequestError`."""
+    await stack.report(key, Event.STARTED)
+    await stack.report(key, Event.FAILED, reason="There is no text.", refusal={**REFUSAL, **refusal})
+
+
+@pytest.mark.proves("workers/key-refused-start")
+async def test_key_that_its_application_refuses_is_answered_as_by_a_handler(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await ask(stack)
+        await refuse(stack)
+        await clock.advance(1.0)
+        (answer,) = answers(broker)
+        assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
+        assert json.loads(answer.message.body)["error"] == {
+            "code": "no_text",
+            "message": "There is no text for a.",
+            "path": "",
+            "folder": "/a",
+        }
+        assert stack.waiting("a") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "starts_after_30_s", "starts_after_70_s"), [(404, 1, 2), (410, 1, 2), (503, 2, 2)], ids=str
+)
+async def test_refused_key_starts_no_worker_for_a_while(
+    clock: VirtualClock, broker: FakeBroker, code: int, starts_after_30_s: int, starts_after_70_s: int
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await ask(stack)
+        await refuse(stack, code=code)
+        await clock.advance(30.0)
+        await ask(stack)
+        assert stack.driver.count("start") == starts_after_30_s
+        await clock.advance(40.0)
+        await ask(stack)
+        assert stack.driver.count("start") == starts_after_70_s
+
+
+async def test_end_of_the_group_does_not_forget_the_refusal(clock: VirtualClock, broker: FakeBroker) -> None:
+    """Otherwise each request for such a key would start a worker once its group has ended."""
+    settings = settings_for(
+        LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, refused_key_time=3600.0)
+    )
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await ask(stack)
+        await refuse(stack)
+        await clock.advance(60.0)
+        assert (stack.groups(), stack.has_queue("a")) == ([], False)
+        await ask(stack)
+        await clock.advance(5.0)
+        assert (statuses(broker), stack.driver.count("start")) == (["error"] * 2, 1)
+        await clock.advance(3600.0)
+        await ask(stack)
+        assert stack.driver.count("start") == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["report-first", "end-first"])
+async def test_platform_that_restarts_workers_is_stopped(clock: VirtualClock, broker: FakeBroker, late: bool) -> None:
+    """Kubernetes starts a worker that ends again. A report may also arrive after the end of its worker is known."""
+    async with leading(clock, broker=broker) as stack:
+        await ask(stack)
+        (worker,) = stack.driver.workers_of(A)
+        if late:
+            stack.driver.exit_instance(worker.instance.instance_id, 1)
+            await clock.settle()
+        await stack.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=REFUSAL)
+        await clock.advance(5.0)
+        assert (statuses(broker), stack.driver.workers_of(A)) == (["error"], [])
+
+
+@pytest.mark.parametrize("refusal", [{}, "404", {**REFUSAL, "code": 200}, {**REFUSAL, "code": "404"}], ids=str)
+async def test_malformed_refusal_is_a_failed_start(clock: VirtualClock, broker: FakeBroker, refusal: object) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await ask(stack)
+        for _ in range(stack.settings.lifecycle.start_attempts):
+            (worker,) = stack.driver.workers_of(A)
+            await stack.report("a", Event.FAILED, str(worker.instance.worker_id), refusal=refusal)
+            stack.driver.exit_instance(worker.instance.instance_id, 1)
+            await clock.advance(5.0)
+        assert statuses(broker) == ["start-failed"]
+
+
+@pytest.mark.proves("workers/key-exists-check")
+async def test_key_that_does_not_exist_is_refused_before_a_worker_starts(
+    clock: VirtualClock, broker: FakeBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "b").mkdir()
+    settings = settings_for()
+    worker = settings.worker.model_copy(update={"key_exists": f"{tmp_path}/{{key}}"})
+    async with leading(clock, broker=broker, settings=settings.model_copy(update={"worker": worker})) as stack:
+        for key in ("a", "b"):
+            await stack.publish(key, reply_to=REPLIES)
+        async with asyncio.timeout(PATIENCE):
+            while not (answers(broker) and stack.running("b")):
+                await asyncio.sleep(0.01)  # the check is in a thread
+                await clock.settle()
+        (answer,) = answers(broker)
+        assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
+        assert (stack.driver.count("start", A), stack.driver.count("start", Key("b"))) == (0, 1)

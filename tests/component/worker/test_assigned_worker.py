@@ -6,24 +6,27 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from worker_bench import PATIENCE, environment
 from worker_bench import until_in_time as until
 
+from osrdyne.protocol.activity import Event
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
-from osrdyne_worker import App, Context
+from osrdyne_worker import App, Context, RequestError
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled import assigned_worker as module
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode
+from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext
 
 
@@ -147,3 +150,41 @@ async def test_rate_of_a_key_limits_this_key_of_the_process_only(assigned: Assig
         limited.budget.use(None)
         free.budget.use(rate)
         assert (limited.budget.wait(), limited.budget.rate, free.budget.rate) == (0, None, rate)
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [
+        (
+            RequestError("There is no text.", 404, "no_text", {"folder": "/a"}),
+            {"message": "There is no text.", "code": 404, "error_code": "no_text", "details": {"folder": "/a"}},
+        ),
+        (
+            RequestError("No.", 410, "gone", {"of": object()}),
+            {"message": "No.", "code": 410, "error_code": "gone", "details": {}},
+        ),
+        (ValueError("no text"), None),
+    ],
+    ids=["request-error", "details-without-json", "other-error"],
+)
+async def test_start_that_refuses_the_key_is_reported_with_its_code(
+    assigned: Assigned,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    refusal: dict[str, Any] | None,
+) -> None:
+    app, reports = App(), []
+
+    @app.on_start
+    def load(context: Context) -> None:
+        raise error
+
+    monkeypatch.setattr(Reporter, "_add", lambda self, draft: reports.append(draft))
+    running = asyncio.create_task(assigned(app).run())
+    while not running.done():
+        await asyncio.sleep(0.01)
+        await clock.advance(1.0)
+    how = await running
+    (failed,) = [draft for draft in reports if draft.event is Event.FAILED]
+    assert (how.code, failed.details.get("refusal")) == (ExitCode.START_FAILED, refusal)

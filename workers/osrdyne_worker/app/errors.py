@@ -8,6 +8,7 @@ from pathlib import Path
 
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import mask_uri
+from osrdyne.protocol.refusals import KeyRefusal
 
 MAX_LINES = 2
 """py4j names its own call on the first line and the cause on the second."""
@@ -31,6 +32,13 @@ class RequestError(OsrdyneError):
         self.code = code
         self.error_code = error_code
         self.details = dict(details or {})
+
+
+def refusal_of_key(error: Exception) -> KeyRefusal | None:
+    """The error with which requests of the key are answered if it ended the start; None: the start has failed."""
+    if not isinstance(error, RequestError):
+        return None
+    return KeyRefusal(mask_uri(error.message), error.code, error.error_code, error.details)
 
 
 def answer_too_large(size: str, size_bytes: int, max_bytes: int) -> RequestError:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar
 
+from osrdyne.protocol.refusals import KeyRefusal
+
 
 class ExitCode(IntEnum):
     STOPPED = 0
@@ -40,9 +42,12 @@ class Failure:
     code: ClassVar[ExitCode]
 
 
+@dataclass(frozen=True, slots=True)
 class StartFailed(Failure):
-    __slots__ = ()
-    code = ExitCode.START_FAILED
+    """`refusal`: the error with which the application refuses the key, if it does."""
+
+    refusal: KeyRefusal | None = None
+    code: ClassVar[ExitCode] = ExitCode.START_FAILED
 
 
 class InvalidConfiguration(Failure):

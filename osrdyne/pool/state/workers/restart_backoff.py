@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.clock import Backoff
 from osrdyne.pool.state.observed import StartFailure
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.refusals import KeyRefusal
 
 RESTART = Backoff(initial=1.0, maximum=60.0)  # Between the end of a worker and the start of the next.
 # After a final start failure, until a request may cause the next attempt.
@@ -76,6 +77,14 @@ def start_refused(
     rounds = record.rounds + 1
     failure = StartFailure(reason, log_lines, attempts, retry_at=now + RETRY_FAILED.delay(rounds))
     return RestartBackoff(rounds=rounds, failure=failure)
+
+
+def key_refused(record: RestartBackoff, refusal: KeyRefusal, *, refused_time: float, now: float) -> RestartBackoff:
+    """The key is refused: its requests are answered with the refusal for `refused_time`. An error that is not of the
+    key, such as a store that does not answer, may pass sooner."""
+    rounds = record.rounds + 1
+    pause = refused_time if refusal.is_of_key else RETRY_FAILED.delay(rounds)
+    return RestartBackoff(rounds=rounds, failure=StartFailure(refusal.message, (), 1, now + pause, refusal))
 
 
 def retry_allowed(record: RestartBackoff) -> RestartBackoff:

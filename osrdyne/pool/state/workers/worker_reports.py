@@ -35,6 +35,7 @@ from osrdyne.protocol.activity import (
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
 from osrdyne.protocol.rates import RATE_FIELD, EventRate, rate_from_wire
+from osrdyne.protocol.refusals import KeyRefusal, refusal_of
 
 _K = TypeVar("_K")
 
@@ -99,7 +100,8 @@ class WorkerReportState:
     when it is idle. `waiting_for`: what its start or its requests wait for, such as executors. `cold_start`:
     milliseconds of each part of its start. `reloads`: the outcomes of its last reloads on request, by id.
     `executor_seconds`: how long its tasks have run, on one core; None if it does not report it.
-    `rate`: the limit of its events; None: no limit, or not reported.
+    `rate`: the limit of its events; None: no limit, or not reported. `refusal`: the error with which its application
+    refuses the key, until the worker groups loop has taken it.
     """
 
     worker_id: str
@@ -125,6 +127,7 @@ class WorkerReportState:
     reloads: Mapping[str, str | None] = field(default_factory=dict)
     executor_seconds: float | None = None
     rate: EventRate | None = None
+    refusal: KeyRefusal | None = None
 
 
 def apply_report(
@@ -166,6 +169,7 @@ def apply_report(
         reloads=reloads_of(report) or after.reloads,
         executor_seconds=after.executor_seconds if (took := executor_seconds_of(report)) is None else took,
         rate=_rate(report, before=after.rate),
+        refusal=refusal_of(report) or after.refusal,
     )
 
 
@@ -245,6 +249,13 @@ class WorkerRegistry:
         self._put(after)
         if before is None or before.state is not after.state:
             self.feed.notify(after.key)
+
+    def take_refusals(self, key: Key) -> dict[str, KeyRefusal]:
+        """The refusals that workers of a key have reported since the last call, by worker id."""
+        refused = [worker for worker in self.of_key(key) if worker.refusal is not None]
+        for worker in refused:
+            self._workers[worker.worker_id] = replace(worker, refusal=None)
+        return {worker.worker_id: worker.refusal for worker in refused if worker.refusal is not None}
 
     def assume_ready(self, worker_id: str, key: Key) -> None:
         """Assume that a worker that reports nothing consumes its queue, as one does that implements part of the
