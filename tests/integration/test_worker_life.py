@@ -13,7 +13,7 @@ from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.protocol.activity import Event
+from osrdyne.protocol.activity import Event, text_fingerprint
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.statuses import Status
@@ -134,10 +134,16 @@ async def test_drain_finishes_and_ends(pool: Stage) -> None:
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
 async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool: Stage) -> None:
     worker = await pool.start(runtime={"blocked_timeout": 6})
-    await pool.caller.send("/block", json.dumps({"seconds": 600}).encode())
+    body = json.dumps({"seconds": 600}).encode()
+    await pool.caller.send("/block", body)
     assert await worker.wait() == 4
     assert "The event loop has been blocked for 6 s" in worker.lines[-1]
     assert "block (" in worker.lines[-1]
+    report = await pool.until_reported(
+        worker, Event.FAILED
+    )  # over a connection of its own: that of the worker is stuck
+    assert "block of '/block'" in str(report.details["reason"])
+    assert (len(report.details["requests"]), report.details["blocked"]) == (1, text_fingerprint("/block", body))
 
 
 async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool: Stage) -> None:

@@ -19,6 +19,7 @@ from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import (
+    BLOCKED_FIELD,
     BUSY_INTERVAL,
     COLD_START_FIELD,
     EMPTY_PROBE_FIELD,
@@ -54,7 +55,7 @@ from osrdyne_worker.runtime.control import (
     without_implausible_generation,
 )
 from osrdyne_worker.runtime.exit import ExitReason, StartFailed, Stop, Unrecoverable
-from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
+from osrdyne_worker.runtime.loop_watchdog import Blocked, LoopWatchdog
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeContext
 
@@ -115,7 +116,7 @@ class Worker:
             )
             if self._parts.owns_process:
                 self._watchdog = LoopWatchdog(
-                    limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
+                    limit=self._settings.blocked_timeout, on_blocked=partial(self._end_blocked, exit_process)
                 )
             # Queued before there is a connection: the leader learns of the worker as soon as one is open.
             self._reporter.report(Event.STARTED)
@@ -139,6 +140,16 @@ class Worker:
             self._exit_reason = reason
         self._exit_requested.set()
         self._update_queues()
+
+    def report_blocked(self, blocked: Blocked) -> None:
+        """Report that this worker ends because its code blocks the event loop. Called by the thread of the watchdog."""
+        details = {} if blocked.text is None else {BLOCKED_FIELD: blocked.text}
+        self._reporter.report_apart(self._environment.amqp_uri, Event.FAILED, reason=blocked.reason, **details)
+
+    def _end_blocked(self, exit_process: Callable[[ExitReason], None], blocked: Blocked) -> None:
+        # Crash before: the leader knows the cause only from the log. RabbitMQ returns the requests in either case.
+        self.report_blocked(blocked)
+        exit_process(Unrecoverable(blocked.reason))
 
     async def disconnect(self) -> None:
         """Close the connection: RabbitMQ requeues the requests. For a worker whose `run` is being cancelled."""

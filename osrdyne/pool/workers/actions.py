@@ -365,13 +365,21 @@ class WorkerActions:
         instance = entry.instance
         if reported.requests:
             self._note_death(entry, reported, log_lines)
-        if reported.alone is not None:
+        if reported.blocked is not None:
+            # Also in a process of several keys: the worker knows which handler it was.
+            self._note_blocked(instance.key, reported.blocked)
+        elif reported.alone is not None:
             # In a process of several keys a request of another key may be the cause: the driver moves suspects to other
             # processes.
             if instance.exit is None or not instance.exit.shared:
                 self._refuse_text(instance.key, reported.alone)
         elif reported.stuck is not None:
             self._note_stuck(instance.key, reported.stuck)
+
+    def _note_blocked(self, key: Key, text: str) -> None:
+        if self._poison_texts.note_blocked(key, text):
+            self._log.warning("request text refused", key=key, text=text)
+            self._unsent_texts[key] = None
 
     def _refuse_text(self, key: Key, text: str) -> None:
         """Refuse a text after a request ended its second worker while nothing else ran in it.

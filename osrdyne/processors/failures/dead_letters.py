@@ -44,8 +44,7 @@ _DETAILS: dict[str, str] = {
     Status.EXPIRED: "The request expired before a worker took it.",
     Status.DELIVERY_LIMIT: "The request was delivered {deliveries} times and no worker finished it; it is kept in the "
     "poison inventory. {finding}",
-    Status.POISON: "The request ended the workers that ran it, the last one with nothing else running; it is kept in "
-    "the poison inventory. {finding}",
+    Status.POISON: "The request has ended workers that ran it; it is kept in the poison inventory. {finding}",
     Status.REJECTED: "A consumer of the request queue rejected the request.",
     Status.MAXLEN: "The request queue was full, and RabbitMQ dropped the request.",
 }

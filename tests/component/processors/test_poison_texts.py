@@ -9,7 +9,7 @@ import pytest
 from managed_pool import heard, listen
 
 from osrdyne.drivers.base import Exit
-from osrdyne.pool.state.workers.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
+from osrdyne.pool.state.workers.crashes import BLOCKED_TIME, MAX_KEYS, MAX_OF_KEY, PoisonTexts
 from osrdyne.pool.state.workers.restart_backoff import (
     FREE_RESTARTS,
     RESTART,
@@ -17,7 +17,7 @@ from osrdyne.pool.state.workers.restart_backoff import (
     RestartBackoff,
     worker_ended,
 )
-from osrdyne.protocol.activity import ALONE_FIELD, STUCK_FIELD, Event, text_fingerprint
+from osrdyne.protocol.activity import ALONE_FIELD, BLOCKED_FIELD, STUCK_FIELD, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
@@ -69,6 +69,19 @@ async def test_text_counts_as_stuck_with_the_second_worker_within_its_time(clock
     assert not (never.note_stuck(A, "text") or never.note_stuck(A, "text"))
 
 
+async def test_text_that_blocks_is_refused_shortly_and_for_its_whole_time_when_it_blocks_again(
+    clock: VirtualClock,
+) -> None:
+    texts = PoisonTexts(clock, seconds=600)
+    assert texts.note_blocked(A, "text")
+    assert texts.of_key(A) == {"text": BLOCKED_TIME}
+    await clock.advance(BLOCKED_TIME + 1)
+    assert texts.of_key(A) == {}
+    assert texts.note_blocked(A, "text")
+    assert texts.of_key(A) == {"text": 600.0}
+    assert not PoisonTexts(clock, seconds=0).note_blocked(A, "never")
+
+
 # -- the worker's memory
 
 
@@ -100,11 +113,13 @@ async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> N
 
 
 @pytest.mark.parametrize(
-    ("details", "deaths"), [({STUCK_FIELD: "text"}, 2), ({ALONE_FIELD: "text"}, 1)], ids=["stuck", "alone"]
+    ("details", "deaths", "seconds"),
+    [({STUCK_FIELD: "text"}, 2, 600.0), ({ALONE_FIELD: "text"}, 1, 600.0), ({BLOCKED_FIELD: "text"}, 1, BLOCKED_TIME)],
+    ids=["stuck", "alone", "blocked"],
 )
-@pytest.mark.proves("workers/handler-never-ends")
+@pytest.mark.proves("workers/handler-never-ends", "workers/coroutine-handler-blocks-worker")
 async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
-    stack: Stack, details: dict[str, object], deaths: int
+    stack: Stack, details: dict[str, object], deaths: int, seconds: float
 ) -> None:
     listen(stack, "group.a")
     stack.require(A)
@@ -115,7 +130,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     [worker] = stack.driver.workers_of(A)
     assert list(worker.spec.environment.poison) == ["text"]
     [command] = [message for message in heard(stack) if message.command is Command.POISON]
-    assert command.details == {"texts": {"text": stack.settings.requests.poison_time}}
+    assert command.details == {"texts": {"text": seconds}}
 
 
 async def test_successor_refuses_the_text_of_a_suspect_that_ends_a_worker_in_its_term(clock: VirtualClock) -> None:

@@ -38,6 +38,7 @@ from osrdyne_worker.pooled.log_lines import LogLines
 from osrdyne_worker.pooled.process import PooledProcess
 from osrdyne_worker.runtime.control import FORGED_INTERVAL
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
+from osrdyne_worker.runtime.loop_watchdog import Blocked
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
@@ -58,6 +59,7 @@ class FakeWorker:
         self.requests = 3
         self.left_behind = 0
         self.requested: list[ExitReason] = []
+        self.blocked: list[Blocked] = []
         self.ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> AssignmentExit:
@@ -67,6 +69,9 @@ class FakeWorker:
         self.requested.append(reason)
         if self.willing:
             self.end(AssignmentExit(reason.code))
+
+    def report_blocked(self, blocked: Blocked) -> None:
+        self.blocked.append(blocked)
 
     async def cut_off(self, reason: str) -> None:
         self.end(AssignmentExit(ExitCode.UNRECOVERABLE, reason))
@@ -119,6 +124,9 @@ class RecordingReporter(Reporter):
 
     def report(self, event: Event, **details: object) -> None:
         self.sent.append(ActivityReport(PROCESS_KEY, event, "process", details))
+
+    def report_apart(self, uri: str, event: Event, **details: object) -> None:
+        self.report(event, **details)
 
 
 class ProcessEnded(Exception):
@@ -399,6 +407,17 @@ class TestEnd:
         assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
         assert bench.listed == {A: "exited", B: "exited"}
         assert Event.FAILED in bench.events()
+
+    @pytest.mark.proves("pooled/handler-blocks-event-loop")
+    async def test_end_of_a_blocked_loop_is_reported_for_the_key_that_blocks(self, bench: Bench) -> None:
+        for name in ("a", "b"):
+            await bench.assign(name, name)
+        blocked = Blocked("blocked by a", (), key="a", worker_id=A)
+        with pytest.raises(ProcessEnded):
+            bench.process.end_blocked(bench.exit, blocked)
+        assert {name: worker.blocked for name, worker in bench.host.made.items()} == {A: [blocked], B: []}
+        assert [one.details for one in bench.reporter.sent if one.event is Event.FAILED] == [{"reason": "blocked by a"}]
+        assert bench.exits == [Unrecoverable("blocked by a")]
 
     async def test_worker_that_fails_makes_the_process_check_the_session_at_once(self, bench: Bench) -> None:
         await bench.assign("a")

@@ -23,6 +23,7 @@ from osrdyne_worker.bootstrap import WorkerParts, build_parts
 from osrdyne_worker.pooled.log_lines import bind_worker
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
+from osrdyne_worker.runtime.loop_watchdog import Blocked
 from osrdyne_worker.runtime.start_times import StartTimes
 from osrdyne_worker.worker import Worker
 
@@ -133,6 +134,10 @@ class AssignedWorker:
             self._reason = reason
         else:
             self._worker.request_exit(reason)
+
+    def report_blocked(self, blocked: Blocked) -> None:
+        if self._worker is not None:
+            self._worker.report_blocked(blocked)
 
     async def cut_off(self, reason: str) -> None:
         """End the worker at once. Its connection is closed, so RabbitMQ requeues its requests, even those that still

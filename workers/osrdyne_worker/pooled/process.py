@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from osrdyne.aio.clock import Clock
@@ -41,7 +42,7 @@ from osrdyne_worker.pooled.log_lines import LogLines
 from osrdyne_worker.runtime.connection import loss_of, stay_connected
 from osrdyne_worker.runtime.control import FORGED_INTERVAL, ControlWarnings, is_plausible, listen
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
-from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
+from osrdyne_worker.runtime.loop_watchdog import Blocked, LoopWatchdog
 from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.session_health import SessionHealth
@@ -72,6 +73,7 @@ class HostedWorker(Protocol):
     def left_behind(self) -> int: ...
     async def run(self) -> AssignmentExit: ...
     def request_exit(self, reason: ExitReason) -> None: ...
+    def report_blocked(self, blocked: Blocked) -> None: ...
     async def cut_off(self, reason: str) -> None: ...
 
 
@@ -142,7 +144,7 @@ class PooledProcess:
         """Work until an exit is requested, end all workers, and call `exit_process`, which ends the process."""
         async with asyncio.TaskGroup() as self._tasks:
             watchdog = LoopWatchdog(
-                limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
+                limit=self._settings.blocked_timeout, on_blocked=partial(self.end_blocked, exit_process)
             )
             self._reporter.report(Event.STARTED)
             self._tasks.create_task(endless("connection", self._stay_connected()), name="connection")
@@ -153,6 +155,14 @@ class PooledProcess:
             assert self._exit_reason is not None
             await self._shut_down(self._exit_reason)
             exit_process(self._exit_reason)
+
+    def end_blocked(self, exit_process: Callable[[ExitReason], None], blocked: Blocked) -> None:
+        """Report what blocks the event loop, and exit. Called by the thread of the watchdog."""
+        worker = None if blocked.worker_id is None else self._workers.get(blocked.worker_id)
+        if worker is not None:
+            worker.report_blocked(blocked)  # as the end of that worker: the others are not to blame
+        self._reporter.report_apart(self._environment.amqp_uri, Event.FAILED, reason=blocked.reason)
+        exit_process(Unrecoverable(blocked.reason))
 
     def stop(self) -> None:
         """Stop all workers within `stop_grace` and exit (SIGTERM, SIGINT)."""

@@ -32,6 +32,7 @@ from osrdyne_worker.app.codec import (
     stream_of,
 )
 from osrdyne_worker.app.errors import DataChangedError, RequestError, describe
+from osrdyne_worker.runtime.loop_watchdog import on_loop
 
 if TYPE_CHECKING:
     from osrdyne_worker.app.streams import ArrowStream
@@ -156,7 +157,7 @@ class Dispatcher:
             else:
                 arguments = _arguments(target, call)
             # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
-            result = await handler.function(*arguments)
+            result = await on_loop(handler.function, *arguments, context=call.context, calls=[call])
             if not may_hold_rows(result) and not is_large(result):
                 return answer_to_response(result)
             # A job of Spark collects the rows, an iterator reads files, or the answer takes long to encode: nothing of
@@ -261,7 +262,7 @@ class Dispatcher:
             return await self._in_thread(
                 lambda: self._respond_all(handler, calls, handler.function(*arguments)), calls[0], group_id
             )
-        results = await handler.function(*arguments)
+        results = await on_loop(handler.function, *arguments, context=calls[0].context, calls=calls)
         return await self._in_thread(lambda: self._respond_all(handler, calls, results), calls[0], group_id)
 
     def _respond_all(self, handler: RegisteredHandler, calls: list[Call], results: Any) -> list[Response | Exception]:

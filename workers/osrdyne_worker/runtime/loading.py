@@ -23,6 +23,7 @@ from osrdyne.protocol.data_versions import check_data_version
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.app.app import AnyFunction, App, Context
 from osrdyne_worker.app.errors import describe_with_place
+from osrdyne_worker.runtime.loop_watchdog import on_loop
 from osrdyne_worker.runtime.start_times import StartTimes
 
 log = get_logger("worker")
@@ -165,7 +166,7 @@ class Loader:
         """Like `_call`, but one check at a time: if checks hang, for example in a file system, they must not occupy all
         threads of the worker."""
         if inspect.iscoroutinefunction(hook):
-            return await hook(self.context)
+            return await on_loop(hook, self.context, context=self.context)
         if self._left_checks:
             await asyncio.wait(self._left_checks)
         check = asyncio.ensure_future(self._in_thread(hook, self.context))
@@ -230,7 +231,7 @@ class Loader:
 
     async def _call(self, hook: AnyFunction, context: Context) -> Any:
         if inspect.iscoroutinefunction(hook):
-            return await hook(context)
+            return await on_loop(hook, context, context=context)
         return await self._in_thread(hook, context)
 
     async def _call_start_hook(self, hook: AnyFunction) -> Any:

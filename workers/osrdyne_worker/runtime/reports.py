@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from osrdyne.aio.clock import Backoff, Clock
-from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import (
@@ -40,6 +40,8 @@ REPORT_INTERVAL = 1.0
 MAX_WAITING_REPORTS = 256
 CONFIRM_TIMEOUT = 1.0
 """Seconds a request waits until RabbitMQ has received the report about it."""
+APART_TIMEOUT = 3.0
+"""Seconds for the last report of a worker whose event loop is blocked."""
 
 log = get_logger("worker")
 
@@ -211,6 +213,25 @@ class Reporter:
             self._last_requests = self._running()
         self._add(Draft(event, details))
 
+    def report_apart(self, uri: str, event: Event, **details: object) -> None:
+        """Publish a report now, from another thread and over its own connection, because the event loop is blocked.
+
+        Blocks for at most `APART_TIMEOUT` seconds. A report that cannot be published is lost, as any other.
+        """
+        self._last_requests = self._running()
+        draft = self._complete(Draft(event, details))
+
+        async def publish() -> None:
+            async with asyncio.timeout(APART_TIMEOUT):
+                connection = await connect(ConnectionOptions(uri, name=f"osrdyne-worker {self._worker_id} last report"))
+                channel = await connection.channel(confirms=True)
+                await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
+
+        try:
+            asyncio.run(publish())
+        except (BrokerError, TimeoutError) as error:
+            log.warning("last report cannot be published", exchange=self._exchange, reason=str(error))
+
     async def confirm_running(self) -> None:
         """Report the running requests, and wait at most `CONFIRM_TIMEOUT` until RabbitMQ has received the report.
 
@@ -307,14 +328,18 @@ class Reporter:
         )
 
     def _add(self, draft: Draft) -> None:
+        self._waiting.append(self._complete(draft))
+        self._wake.set()
+
+    def _complete(self, draft: Draft) -> Draft:
+        """Add the running requests and the suspects."""
         # Now and not when the report is published: other requests may run by then.
         requests = self._last_requests or self._running()
         if requests:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})
         if suspects := self._suspects():
             draft = replace(draft, details={**draft.details, **suspects})
-        self._waiting.append(draft)
-        self._wake.set()
+        return draft
 
     def _schedule(self) -> None:
         if self._timer is not None:

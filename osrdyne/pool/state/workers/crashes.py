@@ -44,6 +44,9 @@ class DeathRegister:
         )
 
 
+# Seconds for which a text is refused whose handler has blocked the event loop of one worker: its request comes back at
+# once, and another worker must not be blocked by it.
+BLOCKED_TIME = 60.0
 MAX_OF_KEY = 100
 MAX_KEYS = 1000
 
@@ -52,6 +55,7 @@ class PoisonTexts:
     """Texts (path and body) of requests that ended two workers, which workers refuse for `seconds`; 0: none is refused.
 
     Either the second worker died while it ran nothing else, or both ended because the handler could not be cancelled.
+    A text whose handler blocked an event loop is refused for a shorter time after the first worker.
     """
 
     def __init__(self, clock: Clock, *, seconds: float) -> None:
@@ -65,7 +69,16 @@ class PoisonTexts:
         """Refuse a text from now on; the oldest texts make room. False if this pool refuses no texts."""
         if self._seconds <= 0:
             return False
-        self._put(self._until, key, text)
+        self._put(self._until, key, text, self._seconds)
+        return True
+
+    def note_blocked(self, key: Key, text: str) -> bool:
+        """Refuse a text whose handler has blocked the event loop: for `BLOCKED_TIME` the first time, because that may
+        pass. False if this pool refuses no texts."""
+        if self._seconds <= 0:
+            return False
+        again = self.note_stuck(key, text)
+        self._put(self._until, key, text, self._seconds if again else min(BLOCKED_TIME, self._seconds))
         return True
 
     def note_stuck(self, key: Key, text: str) -> bool:
@@ -74,13 +87,13 @@ class PoisonTexts:
         until = self._stuck.get(key, {}).pop(text, None)
         if until is not None and until > self._clock.monotonic():
             return True
-        self._put(self._stuck, key, text)
+        self._put(self._stuck, key, text, self._seconds)
         return False
 
-    def _put(self, kept: dict[Key, dict[str, float]], key: Key, text: str) -> None:
+    def _put(self, kept: dict[Key, dict[str, float]], key: Key, text: str, seconds: float) -> None:
         texts = kept.pop(key, {})
         texts.pop(text, None)
-        texts[text] = self._clock.monotonic() + self._seconds
+        texts[text] = self._clock.monotonic() + seconds
         kept[key] = texts
         if len(texts) > MAX_OF_KEY:
             del texts[next(iter(texts))]

@@ -18,6 +18,7 @@ from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.protocol.activity import (
     ALONE_FIELD,
+    BLOCKED_FIELD,
     EXECUTORS,
     GENERATION_FIELD,
     REQUESTS_FIELD,
@@ -94,7 +95,8 @@ class WorkerReportState:
     many requests it runs, as workers do that implement the whole protocol. `paused`: it takes no requests for now.
     `generation`: of the last control message that it accepted, if it reports one. `completed`: requests that it has
     reported as completed. `suspects`: requests that it has put aside because they may have ended an earlier worker.
-    `alone`: the text of the request that it runs with nothing else. `stuck`: the text of a request whose handler does
+    `alone`: the text of the request that it runs with nothing else. `blocked`: the text of a request whose handler has
+    blocked its event loop. `stuck`: the text of a request whose handler does
     not end. `is_assumed`: it has not reported, but its queue has a consumer that no other worker explains.
     `reports_completion`: it has reported the end of a request, or how many run; until it does, only its queue shows
     when it is idle. `waiting_for`: what its start or its requests wait for, such as executors. `cold_start`:
@@ -119,6 +121,7 @@ class WorkerReportState:
     completed: int = 0
     suspects: int = 0
     alone: str | None = None
+    blocked: str | None = None
     stuck: str | None = None
     is_assumed: bool = False
     reports_completion: bool = False
@@ -161,6 +164,7 @@ def apply_report(
         completed=after.completed + done,
         suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
         alone=_text(report.details.get(ALONE_FIELD)),
+        blocked=_text(report.details.get(BLOCKED_FIELD)),
         stuck=_text(report.details.get(STUCK_FIELD)),
         is_assumed=False,
         reports_completion=reports_completion,
