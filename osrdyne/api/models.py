@@ -283,11 +283,22 @@ class Reload(BaseModel):
     workers: list[WorkerReload]
 
 
+class WorkerEnd(BaseModel):
+    """The end of a worker: its exit code or signal, and the reason that it has reported itself."""
+
+    ended_with: Masked
+    reason: Masked | None
+    at: float = Field(description="Seconds since the epoch.")
+
+
 class Logs(BaseModel):
     """The last log lines of each worker of a group, by worker id, oldest first."""
 
     key: str
     workers: dict[str, list[Masked]]
+    ended: dict[str, WorkerEnd] = Field(
+        default_factory=dict, description="With `previous`: how and when each of the workers has ended."
+    )
 
 
 class ProcessLogs(BaseModel):

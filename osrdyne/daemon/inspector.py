@@ -59,7 +59,7 @@ from osrdyne.pool.views import (
 )
 from osrdyne.protocol.activity import PROCESS_START_PARTS
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId, started_as
-from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord, WorkerDeath
 from osrdyne.protocol.pooled import ProcessMemory
 from osrdyne.telemetry.last_values.query import LastValuePage, LastValues
 from osrdyne.telemetry.last_values.values import Counts
@@ -344,6 +344,10 @@ class DaemonInspector:
         return {
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
+
+    async def previous_logs(self, key: Key, *, lines: int) -> list[WorkerDeath]:
+        ended = (await self._leading()).state.ended_workers.of_key(key)
+        return [replace(one, log_lines=one.log_lines[-lines:]) for one in ended]
 
     async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
         return await (await self._leading()).routing.manifests[kind].current()

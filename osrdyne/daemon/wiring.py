@@ -66,7 +66,7 @@ from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.queues.backlog import PriorityBacklog
 from osrdyne.pool.state.queues.created_queues import CreatedQueues
 from osrdyne.pool.state.queues.lag import GroupLags
-from osrdyne.pool.state.workers.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.workers.crashes import DeathRegister, EndedWorkers, PoisonTexts
 from osrdyne.pool.state.workers.instances import InstanceInventory
 from osrdyne.pool.state.workers.rates import GroupRates
 from osrdyne.pool.state.workers.restart_backoff import RestartBackoffs
@@ -290,6 +290,7 @@ def wire_state(resources: Resources) -> TermState:
         restarts=RestartBackoffs(),
         start_durations=StartDurations(worker_reports),
         crashes=DeathRegister(),
+        ended_workers=EndedWorkers(),
         poison_texts=PoisonTexts(clock, seconds=settings.requests.poison_time),
         profiles=profiles,
         backlog=backlog,

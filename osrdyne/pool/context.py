@@ -17,7 +17,7 @@ from osrdyne.pool.state.groups.tracker import PoolStateTracker
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.queues.backlog import PriorityBacklog
 from osrdyne.pool.state.queues.created_queues import CreatedQueues
-from osrdyne.pool.state.workers.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.workers.crashes import DeathRegister, EndedWorkers, PoisonTexts
 from osrdyne.pool.state.workers.instances import InstanceInventory
 from osrdyne.pool.state.workers.rates import GroupRates
 from osrdyne.pool.state.workers.restart_backoff import RestartBackoffs
@@ -54,6 +54,7 @@ class TermState:
     restarts: RestartBackoffs
     start_durations: StartDurations
     crashes: DeathRegister
+    ended_workers: EndedWorkers
     poison_texts: PoisonTexts
     profiles: GroupProfiles
     backlog: PriorityBacklog

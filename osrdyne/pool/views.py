@@ -23,7 +23,7 @@ from osrdyne.pool.state.queues.lag import Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, WorkerId
-from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord, WorkerDeath
 from osrdyne.telemetry.last_values.query import LastValuePage
 from osrdyne.telemetry.last_values.values import Counts
 from osrdyne.telemetry.status import LogStatus
@@ -441,6 +441,10 @@ class PoolInspector(PoisonInspector, ManifestInspector, CircuitInspector, QueueI
 
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         """The last log lines of each worker of the group, by worker id."""
+        ...
+
+    async def previous_logs(self, key: Key, *, lines: int) -> list[WorkerDeath]:
+        """The last ended worker of each slot of the group in this term, with its last log lines; earliest end first."""
         ...
 
     async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:

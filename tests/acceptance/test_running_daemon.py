@@ -83,6 +83,20 @@ async def test_hanging_worker_is_replaced_and_its_request_answered(
     assert shared_daemon.events("worker hangs", key="hangs", why="it did not answer")
 
 
+@pytest.mark.proves("workers/coroutine-handler-blocks-worker")
+async def test_handler_that_blocks_a_worker_is_named_to_the_caller_and_in_the_logs(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller
+) -> None:
+    shared_daemon.set_faults({"blocked": {"runtime": {"blocked_timeout": 5}}})
+    answer = await shared_caller.call("blocked", "/block", {"seconds": 600})
+    assert (answer.status, "block of '/block'" in str(answer.detail)) == ("poison", True)
+    [ended] = shared_daemon.events("worker ended", key="blocked", component="worker_actions")  # it blocks no second one
+    assert "block of '/block'" in str(ended["reason"])
+    assert "event loop blocked" in shared_daemon.osrdyne("groups", "logs", "blocked", "--previous").stdout
+    assert await shared_caller.info("blocked")
+    shared_daemon.set_faults({})
+
+
 @contextmanager
 def no_start(daemon: DaemonProcess, key: str, last_words: str) -> Iterator[None]:
     """Workers of this key end at once, with these words."""

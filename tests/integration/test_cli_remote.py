@@ -25,6 +25,7 @@ from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import ComponentView, GroupView, PoisonPage, PoisonQuery, ReloadView, WaitingView
 from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -174,6 +175,16 @@ def test_key_that_is_too_long_is_refused_before_it_is_sent(run: Run) -> None:
 def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
     pool.log_lines[Key("k")] = {"w1": ("one", "two\tthree")}
     assert run("groups", "logs", "k", "-n", "1")[1] == "== w1\ntwo\tthree\n"
+
+
+def test_logs_of_ended_workers_are_printed_with_their_end(run: Run, pool: FakeInspector) -> None:
+    pool.ended_workers[Key("k")] = [WorkerDeath("w0", "exit code 4", "blocked by f", 7.0, ("one", "two"))]
+    first, *lines = run("groups", "logs", "k", "--previous")[1].splitlines()
+    assert (first.startswith("== w0, ended "), first.endswith("with exit code 4: blocked by f"), lines) == (
+        True,
+        True,
+        ["one", "two"],
+    )
 
 
 def test_poison_is_listed_over_all_pages_and_shown_with_its_evidence(run: Run, pool: FakeInspector) -> None:

@@ -66,7 +66,19 @@ def group_routes(
 
     # Actions before the group itself: `{key:path}` would match them as a part of the key.
     @router.get("/logs", summary="The last log lines of the group's workers", openapi_extra=extra)
-    async def logs(key: Key = requested, lines: int = Query(100, ge=1, le=10_000)) -> models.Logs:
+    async def logs(
+        key: Key = requested, lines: int = Query(100, ge=1, le=10_000), previous: bool = False
+    ) -> models.Logs:
+        if previous:
+            ended = await inspector.previous_logs(key, lines=lines)
+            return models.Logs(
+                key=key,
+                workers={one.worker_id: list(one.log_lines) for one in ended},
+                ended={
+                    one.worker_id: models.WorkerEnd(ended_with=one.ended_with, reason=one.said, at=one.at)
+                    for one in ended
+                },
+            )
         found = await inspector.logs(key, lines=lines)
         return models.Logs(key=key, workers={worker: list(text) for worker, text in found.items()})
 

@@ -174,19 +174,28 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of lines for each worker.")
     ] = 100,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Of the workers before the present ones, and why they ended.")
+    ] = False,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print the last log lines of a group's workers."""
-    answer = remote(api, config).get("/v1/group/logs", key=parse_key(key), lines=lines)
+    asked = {"previous": True} if previous else {}  # a daemon of an earlier version does not know it
+    answer = remote(api, config).get("/v1/group/logs", key=parse_key(key), lines=lines, **asked)
+    ends = answer.get("ended", {})
     if output is Output.JSON:
-        print_json(answer["workers"])
+        print_json({"workers": answer["workers"], "ended": ends} if previous else answer["workers"])
         return
     if not answer["workers"]:
-        typer.echo("There are no log lines of workers of this group.")
+        typer.echo(
+            "No worker of this group has ended since the leader began."
+            if previous
+            else "There are no log lines of workers of this group. See those of ended workers with --previous."
+        )
     for worker, text in answer["workers"].items():
-        typer.echo(f"== {printable(worker)}")
+        typer.echo(f"== {printable(worker)}{_end(ends.get(worker))}")
         for line in text:
             typer.echo(log_line(line))
 
@@ -218,6 +227,14 @@ def env(
         return
     for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _end(end: dict[str, Any] | None) -> str:
+    """How a worker has ended; empty if it has not."""
+    if end is None:
+        return ""
+    reason = "" if end["reason"] is None else f": {printable(end['reason'])}"
+    return f", ended {ago(end['at'])} with {printable(end['ended_with'])}{reason}"
 
 
 def _ask(key: str, action: str, done: str, api: str | None, config: str | None) -> None:

@@ -8,6 +8,7 @@ stop-by-instance).
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
 from osrdyne.pool.state.workers import restart_backoff
+from osrdyne.pool.state.workers.crashes import PREVIOUS_LINES
 from osrdyne.pool.state.workers.instances import Draining, InventoryEntry
 from osrdyne.pool.state.workers.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
@@ -68,6 +70,7 @@ class WorkerActions:
         self._worker_reports = state.worker_reports
         self._restarts = state.restarts
         self._crashes = state.crashes
+        self._ended_workers = state.ended_workers
         self._poison_texts = state.poison_texts
         self._driver = driver
         self._make_spec = make_spec
@@ -316,7 +319,7 @@ class WorkerActions:
         if entry is None:
             return
         # Before the removal, which deletes the logs.
-        lines = await self._driver.logs(instance_id, lines=LOG_LINES)
+        lines = await self._driver.logs(instance_id, lines=PREVIOUS_LINES)
         # Crash before: the next leader lists the worker as exited, and records its end then.
         await self._driver.remove(instance_id)
         # A listing may have changed the entry during the awaits above; the latest one says how the worker ended.
@@ -334,8 +337,18 @@ class WorkerActions:
         # Forgotten, because its last report may say that it serves.
         self._worker_reports.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
+        end = WorkerDeath(
+            worker_id=instance.worker_id,
+            ended_with=entry.hangs or str(instance.exit or "an unknown exit code"),
+            said=reported.reason if reported is not None else None,
+            at=self._clock.time(),
+            log_lines=log_lines,
+        )
+        self._ended_workers.note(instance.key, instance.slot, end)
+        log_lines = log_lines[-LOG_LINES:]
+        end = replace(end, log_lines=log_lines)
         if reported is not None and (why is None or entry.hangs is not None):
-            self._note_evidence(entry, reported, log_lines)
+            self._note_evidence(entry, reported, end)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -360,11 +373,11 @@ class WorkerActions:
         )
         self._restarts.apply(instance.key, ended)
 
-    def _note_evidence(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+    def _note_evidence(self, entry: InventoryEntry, reported: WorkerReportState, end: WorkerDeath) -> None:
         """Record which requests ran in a worker that ended by itself or hung, and refuse the text that ended it."""
         instance = entry.instance
         if reported.requests:
-            self._note_death(entry, reported, log_lines)
+            self._crashes.note(instance.key, end, reported.requests)
         if reported.blocked is not None:
             # Also in a process of several keys: the worker knows which handler it was.
             self._note_blocked(instance.key, reported.blocked)
@@ -405,14 +418,3 @@ class WorkerActions:
         if key in self._unsent_texts and await self._control.send_refused_texts(key, self._poison_texts.of_key(key)):
             # Only once RabbitMQ has the message; otherwise it is sent with the next end of a worker.
             self._unsent_texts.pop(key, None)
-
-    def _note_death(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
-        instance = entry.instance
-        death = WorkerDeath(
-            worker_id=instance.worker_id,
-            ended_with=entry.hangs or str(instance.exit or "an unknown exit code"),
-            said=reported.reason,
-            at=self._clock.time(),
-            log_lines=log_lines,
-        )
-        self._crashes.note(instance.key, death, reported.requests)

@@ -93,6 +93,7 @@ class FakeInspector:
     last_value_counts: Counts | None = None
     reloads: list[ReloadView] = field(default_factory=list)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    ended_workers: dict[Key, list[WorkerDeath]] = field(default_factory=dict)
     process_lines: dict[WorkerId, tuple[str, ...]] = field(default_factory=dict)
     poison_views: list[PoisonRecord] = field(default_factory=list)
     replayed: list[PoisonRecord] = field(default_factory=list)
@@ -178,6 +179,10 @@ class FakeInspector:
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
+
+    async def previous_logs(self, key: Key, *, lines: int) -> list[WorkerDeath]:
+        self._fail()
+        return [replace(one, log_lines=one.log_lines[-lines:]) for one in self.ended_workers.get(key, [])]
 
     async def process_logs(self, worker_id: WorkerId, *, lines: int) -> tuple[str, ...]:
         self._fail()

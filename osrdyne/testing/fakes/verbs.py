@@ -157,6 +157,9 @@ class LeaderVerbs:
         """The deaths of workers that had received a request."""
         return self._state_of_term.crashes.of_request(key, fingerprint)
 
+    def ended_workers_of(self, key: Key) -> list[WorkerDeath]:
+        return self._state_of_term.ended_workers.of_key(key)
+
     def deaths_counted(self) -> float:
         return self._state_of_term.crashes.count.value
 

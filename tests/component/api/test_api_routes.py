@@ -32,6 +32,7 @@ from osrdyne.pool.state.queues.lag import Lag, Lags
 from osrdyne.pool.state.workers.worker_reports import WorkerState
 from osrdyne.pool.views import ComponentView, ReloadOutcome, ReloadView, WaitingView
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.fakes.inspector import FakeInspector, group_view, poison_view, worker_view
 
 ODD_KEYS = [
@@ -207,7 +208,7 @@ async def test_every_key_works(api: httpx.AsyncClient, pool: FakeInspector, wher
         answer = await api.post(f"{prefix}/pin{suffix}", headers=JSON)
         assert answer.json() == {"key": key, "accepted": "pin"}
         assert (await api.get(f"{prefix}{suffix}")).json()["key"] == key
-        assert (await api.get(f"{prefix}/logs{suffix}")).json() == {"key": key, "workers": {}}
+        assert (await api.get(f"{prefix}/logs{suffix}")).json() == {"key": key, "workers": {}, "ended": {}}
         assert list(pool.group_views) == [key]
 
 
@@ -238,6 +239,13 @@ async def test_logs_are_the_last_lines_without_secrets(api: httpx.AsyncClient, p
     pool.log_lines[Key("k")] = {"w1": ("one", "two", "to amqp://u:hidden@h")}
     answer = await api.get("/v1/groups/k/logs?lines=2")
     assert answer.json()["workers"] == {"w1": ["two", "to amqp://u:***@h"]}
+
+
+async def test_logs_of_ended_workers_say_how_they_ended(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.ended_workers[Key("k")] = [WorkerDeath("w0", "exit code 4", "at amqp://u:hidden@h", 7.0, ("one", "two"))]
+    answer = (await api.get("/v1/group/logs?key=k&lines=1&previous=true")).json()
+    assert answer["workers"] == {"w0": ["two"]}
+    assert answer["ended"] == {"w0": {"ended_with": "exit code 4", "reason": "at amqp://u:***@h", "at": 7.0}}
 
 
 async def test_poison_shows_evidence_and_hides_credentials(api: httpx.AsyncClient, pool: FakeInspector) -> None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.state.workers.crashes import MAX_DEATHS_OF_KEY, DeathRegister
+from dataclasses import replace
+
+import pytest
+
+from osrdyne.pool.state.workers.crashes import (
+    MAX_DEATHS_OF_KEY,
+    MAX_ENDED_KEYS,
+    MAX_ENDED_SLOTS,
+    MAX_LINE,
+    PREVIOUS_LINES,
+    DeathRegister,
+    EndedWorkers,
+)
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
@@ -54,3 +66,41 @@ async def test_worker_that_was_stopped_is_not_a_death(stack: Stack, clock: Virtu
     stack.retire(A)
     await clock.advance(1000)
     assert (stack.running("a"), stack.deaths_counted()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("details", "code"),
+    [({}, 9), ({"reason": "blocked by f", "requests": ["f00d"]}, 4), ({"refusal": {"code": 404}}, 1)],
+    ids=["killed", "blocked", "refused"],
+)
+async def test_lines_of_an_ended_worker_are_there_when_its_successor_runs(
+    stack: Stack, clock: VirtualClock, details: dict[str, object], code: int
+) -> None:
+    await stack.publish("a")
+    await clock.advance(1)
+    (first,) = stack.driver.workers_of(A)
+    await stack.report("a", Event.READY, in_flight=0)
+    if details:
+        await stack.report("a", Event.FAILED, **details)
+    stack.driver.exit_instance(first.instance.instance_id, code=code, lines=("one", "two"))
+    await clock.advance(5)
+    assert stack.running("a") == 1
+    [ended] = stack.ended_workers_of(A)
+    assert (ended.worker_id, ended.ended_with, ended.said, ended.log_lines) == (
+        first.instance.worker_id,
+        f"exit code {code}",
+        details.get("reason"),
+        ("one", "two"),
+    )
+
+
+def test_ended_workers_are_kept_within_limits() -> None:
+    ended = EndedWorkers()
+    for slot in range(2 * MAX_ENDED_SLOTS):
+        ended.note(A, slot, replace(death(f"w{slot}"), log_lines=("x" * 2 * MAX_LINE,) * 2 * PREVIOUS_LINES))
+    assert [one.worker_id for one in ended.of_key(A)] == [f"w{MAX_ENDED_SLOTS + n}" for n in range(MAX_ENDED_SLOTS)]
+    assert {len(one.log_lines) for one in ended.of_key(A)} == {PREVIOUS_LINES}
+    assert {len(line) for one in ended.of_key(A) for line in one.log_lines} == {MAX_LINE}
+    for number in range(MAX_ENDED_KEYS):
+        ended.note(Key(str(number)), 0, death())
+    assert ended.of_key(A) == []

@@ -1,7 +1,7 @@
-"""Crashes of workers in this term: how workers died, which requests ran in them, and which requests are refused since.
+"""Ends of workers in this term: how workers died, which requests ran in them, and which requests are refused since.
 
-`WorkerActions` writes both registers. The dead letter responder reads the deaths as evidence for the poison inventory.
-Refused texts reach new workers through their environment and running ones through a control message. Both registers
+`WorkerActions` writes the registers. The dead letter responder reads the deaths as evidence for the poison inventory.
+Refused texts reach new workers through their environment and running ones through a control message. The registers
 are kept in memory and bounded: a new leader starts without them, and RabbitMQ's delivery limit still holds.
 """
 
@@ -42,6 +42,34 @@ class DeathRegister:
             for known, death, requests in self._deaths
             if known == key and fingerprint in requests
         )
+
+
+MAX_ENDED_KEYS = 500
+MAX_ENDED_SLOTS = 10
+PREVIOUS_LINES = 100  # Log lines that are kept of an ended worker.
+MAX_LINE = 4000  # Characters of each of them.
+
+
+class EndedWorkers:
+    """The last worker of each slot that has ended in this term, for whatever reason, with its last log lines, which its
+    driver may have deleted. If there are too many keys, those whose workers ended last are kept."""
+
+    def __init__(self) -> None:
+        self._ended: dict[Key, dict[int, WorkerDeath]] = {}
+
+    def note(self, key: Key, slot: int, end: WorkerDeath) -> None:
+        slots = self._ended.pop(key, {})
+        slots.pop(slot, None)
+        slots[slot] = replace(end, log_lines=tuple(line[:MAX_LINE] for line in end.log_lines[-PREVIOUS_LINES:]))
+        if len(slots) > MAX_ENDED_SLOTS:
+            del slots[next(iter(slots))]
+        self._ended[key] = slots
+        if len(self._ended) > MAX_ENDED_KEYS:
+            del self._ended[next(iter(self._ended))]
+
+    def of_key(self, key: Key) -> list[WorkerDeath]:
+        """The ended workers, the earliest end first."""
+        return list(self._ended.get(key, {}).values())
 
 
 # Seconds for which a text is refused whose handler has blocked the event loop of one worker: its request comes back at
