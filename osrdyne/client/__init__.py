@@ -41,6 +41,7 @@ from osrdyne.client.poison import PoisonEntry as PoisonEntry
 from osrdyne.client.poison import PoisonOutcome as PoisonOutcome
 from osrdyne.client.reply import Reply as Reply
 from osrdyne.protocol.messages import ARROW_TYPE as ARROW_TYPE
+from osrdyne.protocol.progress import JobProgress as JobProgress
 from osrdyne.protocol.progress import StartProgress as StartProgress
 
 

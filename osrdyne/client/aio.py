@@ -37,7 +37,7 @@ from osrdyne.client.request import (
     WantedAnswer,
     build_request,
 )
-from osrdyne.client.session import ProgressCallback, Session
+from osrdyne.client.session import JobsCallback, ProgressCallback, Session
 from osrdyne.client.streams import BatchDecoder, PartQueue, require_arrow
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
@@ -178,6 +178,7 @@ class AsyncClient:
         *,
         on_progress: ProgressCallback | None = None,
         on_starting: StartCallback | None = None,
+        on_jobs: JobsCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
@@ -186,16 +187,21 @@ class AsyncClient:
 
         `body`: bytes are sent unchanged, other values as JSON. `on_progress` is called with every progress or
         partial answer. `on_starting` is called every few seconds with a `StartProgress` (position in the queue of
-        starts, expected time) while the key's worker starts. `idempotent=True` sends the request again when the
-        connection is lost before the answer. Cancelling the task also cancels the request in the worker. For the other
+        starts, expected time) while the key's worker starts, and `on_jobs` every second with a `JobProgress` while
+        Spark runs jobs of the request. `idempotent=True` sends the request again when the connection is lost before the
+        answer. Cancelling the task also cancels the request in the worker. For the other
         keywords see `RequestOptions`.
 
         Raises the subclass of `RequestError` for the status of the answer (with `raise_on_error=False` the answer is
         returned instead), `RequestTimeoutError` if no answer comes, `ConnectionLostError` and `PoolNotFoundError`.
         """
-        request = self._build(key, path, body, options, wants_progress=on_progress is not None)
+        request = self._build(
+            key, path, body, options, wants_progress=on_progress is not None, wants_job_progress=on_jobs is not None
+        )
         reply = await self._attempt(
-            request, lambda session: session.call(request, on_progress, on_starting), idempotent=idempotent
+            request,
+            lambda session: session.call(request, on_progress, on_starting, on_jobs=on_jobs),
+            idempotent=idempotent,
         )
         if raise_on_error and (error := error_from_reply(reply, key=key, path=path)) is not None:
             raise error
@@ -353,6 +359,7 @@ class AsyncClient:
         *,
         one_way: bool = False,
         wants_progress: bool = False,
+        wants_job_progress: bool = False,
         credit: int | None = None,
     ) -> OutgoingRequest:
         timeout, slack = options.get("timeout"), options.get("answer_slack")
@@ -368,7 +375,7 @@ class AsyncClient:
                 has_deadline=timeout is not None or not one_way,
             ),
             sender=Sender(self._options.name, self._user_id, self._token() if callable(self._token) else self._token),
-            answer=WantedAnswer(None if one_way else DIRECT_REPLY_TO, wants_progress, credit),
+            answer=WantedAnswer(None if one_way else DIRECT_REPLY_TO, wants_progress, wants_job_progress, credit),
             options=options,
         )
 

@@ -26,8 +26,8 @@ from osrdyne.client.errors import ClientClosedError
 from osrdyne.client.progress import StartCallback
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import RequestOptions
-from osrdyne.client.session import ProgressCallback
-from osrdyne.protocol.progress import StartProgress
+from osrdyne.client.session import JobsCallback, ProgressCallback
+from osrdyne.protocol.progress import JobProgress, StartProgress
 from osrdyne.protocol.streams import DEFAULT_CREDIT
 
 T = TypeVar("T")
@@ -141,17 +141,17 @@ class Client:
         *,
         on_progress: ProgressCallback | None = None,
         on_starting: StartCallback | None = None,
+        on_jobs: JobsCallback | None = None,
         idempotent: bool = False,
         raise_on_error: bool = True,
         **options: Unpack[RequestOptions],
     ) -> Reply:
-        """Send a request and wait for its last answer; see `AsyncClient.call`. `on_progress` and `on_starting` run in
-        this thread."""
-        if on_progress is None and on_starting is None:
+        """Send a request and wait for its last answer; see `AsyncClient.call`. The callbacks run in this thread."""
+        if on_progress is None and on_starting is None and on_jobs is None:
             return self._wait(
                 self._client.call(key, path, body, idempotent=idempotent, raise_on_error=raise_on_error, **options)
             )
-        arrived: queue.SimpleQueue[Reply | StartProgress | None] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[Reply | StartProgress | JobProgress | None] = queue.SimpleQueue()
         call = self._submit(
             self._client.call(
                 key,
@@ -159,6 +159,7 @@ class Client:
                 body,
                 on_progress=None if on_progress is None else arrived.put,
                 on_starting=None if on_starting is None else arrived.put,
+                on_jobs=None if on_jobs is None else arrived.put,
                 idempotent=idempotent,
                 raise_on_error=raise_on_error,
                 **options,
@@ -170,6 +171,9 @@ class Client:
                 if isinstance(item, StartProgress):
                     assert on_starting is not None
                     on_starting(item)
+                elif isinstance(item, JobProgress):
+                    assert on_jobs is not None
+                    on_jobs(item)
                 elif on_progress is not None:
                     on_progress(item)
             return call.result()

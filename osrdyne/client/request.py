@@ -18,6 +18,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import (
     ACCEPT_HEADER,
     AUTHORIZATION_HEADER,
+    JOB_PROGRESS_HEADER,
     JSON_TYPE,
     NO_ACTIVATE_HEADER,
     PATH_HEADER,
@@ -114,6 +115,7 @@ class WantedAnswer:
 
     reply_to: str | None = DIRECT_REPLY_TO
     wants_progress: bool = False
+    wants_job_progress: bool = False
     credit: int | None = None
 
 
@@ -153,6 +155,8 @@ def build_request(
         headers[DATA_VERSION_HEADER] = check_data_version(data_version)
     if answer.wants_progress:
         headers[WANTS_PROGRESS_HEADER] = True
+    if answer.wants_job_progress:
+        headers[JOB_PROGRESS_HEADER] = True
     if answer.credit is not None:
         headers[CREDIT_HEADER] = answer.credit
     seconds, expiration = int(times.now), None

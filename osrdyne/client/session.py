@@ -34,8 +34,9 @@ from osrdyne.errors import (
     QueueFullError,
 )
 from osrdyne.logs import get_logger
+from osrdyne.protocol.messages import JOB_PROGRESS_HEADER
 from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
-from osrdyne.protocol.progress import StartProgress
+from osrdyne.protocol.progress import JobProgress, StartProgress
 from osrdyne.protocol.streams import Grant
 
 log = get_logger("client")
@@ -51,6 +52,7 @@ _UNCONFIRMED = "RabbitMQ did not confirm the request in time; whether it is proc
 T = TypeVar("T")
 
 ProgressCallback = Callable[[Reply], None]
+JobsCallback = Callable[[JobProgress], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,7 @@ class PendingCall:
     cancel_soon: Callable[[OutgoingRequest], None]
     ends: Callable[[Reply], bool] | None = None
     """Whether a terminating reply ends the call; None: each does."""
+    on_jobs: JobsCallback | None = None
 
     def end(self, outcome: Reply | BaseException) -> None:
         if not self.outcome.done():
@@ -82,7 +85,10 @@ class PendingCall:
 
     def progressed(self, reply: Reply) -> None:
         """Pass a progress or partial answer to the callback."""
-        if self.on_progress is not None:
+        if reply.headers.get(JOB_PROGRESS_HEADER) is True:
+            if self.on_jobs is not None:
+                self._call_back(self.on_jobs, JobProgress.from_json(reply.body))
+        elif self.on_progress is not None:
             self._call_back(self.on_progress, reply)
 
     def starting(self, progress: StartProgress) -> None:
@@ -167,13 +173,15 @@ class Session:
         on_progress: ProgressCallback | None = None,
         on_starting: StartCallback | None = None,
         ends: Callable[[Reply], bool] | None = None,
+        *,
+        on_jobs: JobsCallback | None = None,
     ) -> Reply:
         """Publish a request and wait for its last answer. Cancelling the wait cancels the request.
 
         `ends`: whether a terminating reply ends the call; None: each does.
         """
         outcome_of = asyncio.get_running_loop().create_future()
-        call = PendingCall(request, outcome_of, on_progress, on_starting, self._cancel_soon, ends)
+        call = PendingCall(request, outcome_of, on_progress, on_starting, self._cancel_soon, ends, on_jobs)
         # Registered before the publish: the answer may arrive before the confirm.
         if self._pending.setdefault(request.correlation_id, call) is not call:
             raise InvalidRequestError(

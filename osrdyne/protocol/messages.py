@@ -18,6 +18,8 @@ DETAIL_HEADER = "x-status-detail"
 WORKER_ID_HEADER = "x-worker-id"
 PROGRESS_HEADER = "x-non-terminating-response"
 WANTS_PROGRESS_HEADER = "x-progress"
+JOB_PROGRESS_HEADER = "x-job-progress"
+"""Of a request: true if its client wants the progress of its jobs. Of a reply: true if its body is a `JobProgress`."""
 RETRY_AFTER_HEADER = "x-retry-after"
 NO_ACTIVATE_HEADER = "x-no-activate"
 ACCEPT_HEADER = "accept"
@@ -127,6 +129,12 @@ class Request:
     def wants_progress(self) -> bool:
         """Whether the client requests progress replies; other clients may take the first reply for the last."""
         value = self.headers.get(WANTS_PROGRESS_HEADER)
+        return value is True or decode_text(value) == "true"
+
+    @property
+    def wants_job_progress(self) -> bool:
+        """Whether the client requests replies about the progress of jobs."""
+        value = self.headers.get(JOB_PROGRESS_HEADER)
         return value is True or decode_text(value) == "true"
 
     @property

@@ -1,4 +1,5 @@
-"""Inquiries about a starting key, and their answers: position in the queue of starts and expected time.
+"""Inquiries about a starting key, and their answers: position in the queue of starts and expected time. And the
+progress of the jobs of a request.
 
 A client that requested progress sends inquiries for its key while a call has no reply. Pure.
 Source: docs/reference/protocol/progress.md.
@@ -7,7 +8,7 @@ Source: docs/reference/protocol/progress.md.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Self
 
 STARTING = "starting"
@@ -20,6 +21,47 @@ RUNNING_INTERVAL = 15.0
 """The same about a key that is not starting: its worker may end, and the next one start, while the call waits."""
 INQUIRY_TTL_MS = 5_000
 """After this time RabbitMQ drops an inquiry that no leader has read: the client has sent another one."""
+
+JOB_PROGRESS_INTERVAL = 1.0
+"""Seconds between two progress replies about the jobs of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """The jobs of one request in the session of its worker (Spark).
+
+    `jobs`: those that run now. The other numbers are of all its jobs so far; the totals grow when it begins another
+    one. `rows`: rows read by its stages, which may be some seconds old.
+    """
+
+    jobs: int = 0
+    stages_done: int = 0
+    stages_total: int = 0
+    tasks_done: int = 0
+    tasks_total: int = 0
+    rows: int = 0
+
+    def to_json(self) -> bytes:
+        """The body of the reply."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Self:
+        """Parse the body of a reply; numbers that are missing or invalid are 0."""
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError):
+            value = None
+        found = value if isinstance(value, dict) else {}
+        numbers = {field.name: found.get(field.name) for field in fields(cls)}
+        return cls(**{name: n for name, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool)})
+
+    def __str__(self) -> str:
+        """A sentence for people."""
+        return (
+            f"{self.tasks_done:,} of {self.tasks_total:,} tasks, {self.stages_done} of {self.stages_total} stages, "
+            f"{self.rows:,} rows read"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from client_responder import responder_in_a_thread
 
 from osrdyne.client import Client, ClientClosedError, ConnectionLostError, PoolNotFoundError, Reply
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, Request, Response
+from osrdyne.protocol.progress import JobProgress
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -68,9 +69,13 @@ def test_forked_process_does_not_open_a_closed_client(broker: EmbeddedBroker, po
     assert in_child(ask) == 0
 
 
+JOBS = JobProgress(jobs=1, tasks_done=3, tasks_total=8)
+
+
 def _progress(request: Request) -> list[Response]:
     half = [Response(body=b"half", progress=True)] if request.wants_progress else []
-    return [*half, Response(body=b"done")]
+    jobs = Response(body=JOBS.to_json(), progress=True, headers={JOB_PROGRESS_HEADER: True})
+    return [*half, *([jobs] if request.wants_job_progress else []), Response(body=b"done")]
 
 
 async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_runs(
@@ -83,6 +88,13 @@ async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_r
             seen.append(client.call("k", timeout=PATIENCE))  # would wait for itself in the client's own thread
 
         assert client.call("k", on_progress=ask_again, timeout=PATIENCE).text == "done"
+        jobs: list[tuple[JobProgress, int]] = []
+
+        def note(progress: JobProgress) -> None:
+            jobs.append((progress, threading.get_ident()))
+
+        assert client.call("k", on_jobs=note, timeout=PATIENCE).text == "done"
+        assert jobs == [(JOBS, threading.get_ident())]
         assert [reply.text for reply in client.stream("k", timeout=PATIENCE)] == ["half", "done"]
     assert [reply.text for reply in seen] == ["done"]
 

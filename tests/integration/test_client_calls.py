@@ -27,7 +27,8 @@ from osrdyne.client import (
     StartFailedError,
 )
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
+from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, STATUS_HEADER, Request, Response
+from osrdyne.protocol.progress import JobProgress
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.fakes.amqp import delete_exchange
 from osrdyne.testing.keys import ODD_KEYS
@@ -114,6 +115,28 @@ async def test_status_of_the_answer_is_raised(broker: EmbeddedBroker, pool_id: s
 def _progress(request: Request) -> list[Response]:
     steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
     return [*steps, Response(body=b"last")]
+
+
+JOBS = JobProgress(jobs=1, stages_done=1, stages_total=2, tasks_done=3, tasks_total=8, rows=1000)
+
+
+def _jobs(request: Request) -> list[Response]:
+    headers = {JOB_PROGRESS_HEADER: True}
+    jobs = [Response(body=JOBS.to_json(), progress=True, headers=headers)] if request.wants_job_progress else []
+    return [*jobs, *_progress(request)]
+
+
+async def test_progress_of_jobs_has_a_callback_of_its_own(broker: EmbeddedBroker, pool_id: str) -> None:
+    """The callback for partial answers, and iteration over them, get only those of the handler."""
+    jobs: list[JobProgress] = []
+    parts: list[Reply] = []
+    responder = Responder(broker.amqp_uri, pool_id, answer=_jobs)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        for on_progress in (None, parts.append):
+            last = await client.call("k", on_jobs=jobs.append, on_progress=on_progress, timeout=PATIENCE)
+            assert last.text == "last"
+        without = await client.call("k", timeout=PATIENCE)
+    assert (jobs, [reply.text for reply in parts], without.text) == ([JOBS, JOBS], ["0", "1", "2"], "last")
 
 
 async def test_progress_reaches_callback_and_stream_before_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from asking import SLOW, active_jobs, wait_for
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.progress import JobProgress
 from osrdyne_worker import Context, RequestError
 from osrdyne_worker.pipelines.views.caching import BackgroundCaching
 from osrdyne_worker.spark.failures.errors import describe
@@ -93,6 +95,20 @@ def test_progress_counts_the_tasks_of_the_group(sessions: SparkSessions, spark: 
     sessions.run_in_group(spark, "counted", lambda: spark.range(0, 100, 1, 3).rdd.count())
     wait_for(lambda: sessions.progress(spark, "counted") == {"jobs": 0, "tasks_done": 3, "tasks_total": 3})
     assert sessions.progress(spark, "never seen") == {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
+
+
+def test_progress_of_jobs_has_stages_tasks_and_rows(sessions: SparkSessions, spark: Any, tmp_path: Path) -> None:
+    spark.range(0, 1000, 1, 4).write.parquet(str(tmp_path / "table"))
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert sessions.job_progress(spark, "two stages") == asdict(JobProgress())
+    sessions.run_in_group(spark, "two stages", lambda: table.groupBy((table.id % 7).alias("k")).count().collect())
+
+    def is_complete() -> bool:
+        found = JobProgress(**sessions.job_progress(spark, "two stages"))
+        done = found.stages_done == found.stages_total >= 2 and found.tasks_done == found.tasks_total >= 2
+        return done and found.jobs == 0 and found.rows == 1000
+
+    wait_for(is_complete)
 
 
 def test_thread_belongs_to_its_group_while_it_works_only(sessions: SparkSessions, spark: Any) -> None:

@@ -144,7 +144,15 @@ async def send(
         display.waiting(path, key)
         if not display.is_shown:  # workers send progress only to callers that want it
             return await client.call(key, path, body, **options)
-        return await client.call(key, path, body, on_progress=display.show, on_starting=display.starting, **options)
+        return await client.call(
+            key,
+            path,
+            body,
+            on_progress=display.show,
+            on_starting=display.starting,
+            on_jobs=display.jobs,
+            **options,
+        )
 
 
 def run_request(

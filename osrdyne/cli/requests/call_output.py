@@ -19,7 +19,7 @@ from osrdyne.cli.output import log_line, print_json, printable
 from osrdyne.client import Reply, RequestError, StartFailedError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
-from osrdyne.protocol.progress import StartProgress
+from osrdyne.protocol.progress import JobProgress, StartProgress
 
 _PIPE_WIDTH = 10_000  # Columns of a table that is not printed on a terminal, so that nothing is folded.
 _NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
@@ -82,6 +82,13 @@ class ProgressDisplay:
         if self._lines:
             typer.echo(text, err=True)
         self._update(text, None, None)
+
+    def jobs(self, progress: JobProgress) -> None:
+        """Show how far Spark's jobs are."""
+        text = printable(progress)
+        if self._lines:
+            typer.echo(text, err=True)
+        self._update(text, progress.tasks_done, progress.tasks_total)
 
     def _update(self, text: str, done: float | None, total: float | None) -> None:
         if self._live is not None and self._task is not None:

@@ -13,6 +13,7 @@ from osrdyne.errors import MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import PoolNames, QueueName, ReplyAddresses
+from osrdyne.protocol.progress import JOB_PROGRESS_INTERVAL, JobProgress
 from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import Answer, App, Call, RequestError
 from osrdyne_worker.requests.probe import ProbeIntake
@@ -278,6 +279,71 @@ async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(b
     await bench.processor.until_idle()
     assert bench.statuses() == ["error", "ok"]
     assert bench.replies()[0].headers["x-non-terminating-response"] is True
+
+
+class JobsOfSession:
+    """The progress of jobs that the session reports, which each query moves on by one task of four."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[str] = []
+        self.failures: list[Exception] = []
+        monkeypatch.setattr(bench.processor._job_progress, "_dispatcher", self)
+
+    async def job_progress(self, session: object, group_id: str) -> JobProgress:
+        if self.failures:
+            raise self.failures.pop()
+        self.groups.append(group_id)
+        return JobProgress(jobs=1, tasks_done=min(4, len(self.groups)), tasks_total=4, rows=10)
+
+
+async def work_for(bench: Bench, seconds: int, **headers: object) -> None:
+    """A request runs for some seconds and is answered."""
+    await bench.take("/wait", **headers)
+    await bench.running.wait()
+    for _ in range(seconds):
+        await bench.clock.advance(JOB_PROGRESS_INTERVAL)
+    bench.go.set()
+    await bench.processor.until_idle()
+    await bench.clock.advance(10 * JOB_PROGRESS_INTERVAL)
+
+
+async def test_progress_of_jobs_reaches_the_caller_every_second_and_before_the_answer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = JobsOfSession(bench, monkeypatch)
+    jobs.failures.append(RuntimeError("the session is busy"))
+    await work_for(bench, 8, **{"x-job-progress": True})
+    *parts, last = bench.replies()
+    assert [JobProgress.from_json(part.body).tasks_done for part in parts] == [1, 2, 3, 4]
+    for part in parts:
+        assert (part.headers["x-job-progress"], part.headers["x-non-terminating-response"]) == (True, True)
+    assert (last.body, "x-job-progress" in last.headers) == (b"done", False)
+    assert len(set(jobs.groups)) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-progress": True}, {"x-job-progress": 7}], ids=str)
+async def test_other_callers_get_no_progress_of_jobs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, headers: dict[str, object]
+) -> None:
+    """They would take it for the answer, or for a part of it."""
+    jobs = JobsOfSession(bench, monkeypatch)
+    await work_for(bench, 3, **headers)
+    assert ([reply.body for reply in bench.replies()], jobs.groups) == ([b"done"], [])
+
+
+async def test_cancelled_request_gets_no_more_progress_of_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    JobsOfSession(bench, monkeypatch)
+    await bench.take("/deaf", **{"x-job-progress": True})
+    await bench.running.wait()
+    await bench.clock.advance(JOB_PROGRESS_INTERVAL)
+    bench.processor.cancel("c", REPLIES)
+    await bench.clock.settle()
+    before = len(bench.replies())
+    await bench.clock.advance(3 * JOB_PROGRESS_INTERVAL)
+    assert (len(bench.replies()), bench.statuses()[-1]) == (before, "cancelled")
+    bench.go.set()
+    await bench.processor.until_idle()
+    await bench.clock.advance(JOB_PROGRESS_INTERVAL)
 
 
 async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_as_a_failure(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from osrdyne.protocol.activity import (
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
 from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Response, request_from_wire
-from osrdyne.protocol.progress import StartProgress, not_starting
+from osrdyne.protocol.progress import JobProgress, StartProgress, not_starting
 from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
 
 NAMES = st.sampled_from(
@@ -250,3 +250,10 @@ def test_answer_reads_back_as_it_was_written() -> None:
 )  # fmt: skip
 def test_other_body_is_no_start(body: bytes) -> None:
     assert StartProgress.from_json(body) is None
+
+
+def test_progress_of_jobs_survives_the_wire_and_invalid_numbers_are_zero() -> None:
+    jobs = JobProgress(1, 1, 2, 3, 8, 1000)
+    assert JobProgress.from_json(jobs.to_json()) == jobs
+    for body in (b"", b"[1]", b"{", b'{"jobs": "1", "rows": true, "tasks_done": 1.5, "more": 1}', b"[" * 100_000):
+        assert JobProgress.from_json(body) == JobProgress()

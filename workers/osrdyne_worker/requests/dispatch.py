@@ -18,6 +18,7 @@ from osrdyne.aio.tasks import collector_paused
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
+from osrdyne.protocol.progress import JobProgress
 from osrdyne_worker.app.app import App, BatchOptions, RegisteredHandler, SessionFactory
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import (
@@ -362,6 +363,13 @@ class Dispatcher:
         return await self._in_side_thread(
             lambda sessions: _sum(sessions.progress(session, group_id) for group_id in group_ids)
         )
+
+    async def job_progress(self, session: Any, group_id: str) -> JobProgress:
+        """The progress of the jobs of one request; without a session factory, or one that reports it, all zero."""
+        report = getattr(self._sessions, "job_progress", None)
+        if report is None:
+            return JobProgress()
+        return JobProgress(**await self._in_side_thread(lambda _: report(session, group_id)))
 
     async def is_alive(self, session: Any) -> bool:
         """Whether the session is alive; False if the check fails."""

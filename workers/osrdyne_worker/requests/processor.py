@@ -43,6 +43,7 @@ from osrdyne_worker.requests.controller_clock import ControllerClock
 from osrdyne_worker.requests.data_versions import DataLoading, DataVersions
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
+from osrdyne_worker.requests.job_progress import JobProgressSender
 from osrdyne_worker.requests.outcome import Outcome, Result, early_result, result_of, time_left, time_to_work
 from osrdyne_worker.requests.replies import ProgressSender, ReplySender
 from osrdyne_worker.requests.retries import Retries, priority_of_delivery, with_attempts
@@ -126,6 +127,14 @@ class Processor:
         self._reporter = reporter
         self._replies = answering.replies
         self._progress = ProgressSender(answering.replies, runtime.spawn)
+        self._job_progress = JobProgressSender(
+            dispatcher,
+            self._progress,
+            self._clock,
+            runtime.spawn,
+            session=lambda: self.context.session,
+            jobs=lambda: list(self._jobs.values()),
+        )
         # Shared by all requests of the worker: one warning for each meaningless header, not one for each request.
         self._retries = answering.retries
         self._addresses = answering.addresses
@@ -240,6 +249,8 @@ class Processor:
         if request.wants_progress:  # any other client would take progress for the final reply
             job.call.attach(partial(self._progress.send, job))
         self._jobs[self._accepted] = job
+        if request.wants_job_progress:
+            self._job_progress.watch()
         self._idle.clear()
         # A task for each request: `accept` never waits, so a slow request does not delay the consumer of its queue.
         job.task = self._runtime.spawn(self._process(job, self._accepted))

@@ -52,6 +52,24 @@ def progress_of(session: Any, group_id: str) -> Mapping[str, int]:
     }
 
 
+def job_progress_of(session: Any, group_id: str) -> Mapping[str, int]:
+    """Running jobs of the group, and the stages, tasks and read rows of all its jobs so far (`JobProgress`)."""
+    tracker = session.sparkContext.statusTracker()
+    jobs = _jobs(tracker, group_id)
+    store = session.sparkContext._jsc.sc().statusStore()
+    found = [store.lastStageAttempt(stage.stageId) for stage in _stages(tracker, jobs)]
+    # A later job names the stages whose results it uses again: Spark skips them, and they never have a finished task.
+    stages = [stage for stage in found if stage.status().toString() != "SKIPPED"]
+    return {
+        "jobs": sum(job.status == "RUNNING" for job in jobs),
+        "stages_done": sum(stage.status().toString() == "COMPLETE" for stage in stages),
+        "stages_total": len(stages),
+        "tasks_done": sum(stage.numCompleteTasks() for stage in stages),
+        "tasks_total": sum(stage.numTasks() for stage in stages),
+        "rows": sum(stage.inputRecords() for stage in stages),
+    }
+
+
 class EndedGroups:
     """The last groups that were cancelled or failed, each until none of its tasks runs. Thread-safe."""
 

@@ -47,7 +47,7 @@ from osrdyne_worker.spark.java.gateway import CLOSED, GatewayWatch, connect_to
 from osrdyne_worker.spark.java.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.java.surroundings import user_options
-from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
+from osrdyne_worker.spark.jobs import EndedGroups, job_progress_of, memory_held, progress_of
 from osrdyne_worker.spark.task_times import ApplicationTimes, PoolTimes
 
 if TYPE_CHECKING:
@@ -384,6 +384,10 @@ class SparkSessions:
             return progress
         waits = progress["jobs"] > 0 and executors(session) == 0
         return {**progress, "jobs_without_executors": progress["jobs"] if waits else 0}
+
+    def job_progress(self, session: Any, group_id: str) -> Mapping[str, int]:
+        """The fields of `JobProgress`; empty with Connect, which has no status tracker."""
+        return {} if _is_connect_session(session) else job_progress_of(session, group_id)
 
     def request_session(self, session: Any) -> Any:
         """A copy of `session` with its views, functions and settings; changes to the copy do not affect `session`.
