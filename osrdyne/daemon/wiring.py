@@ -268,20 +268,22 @@ def wire_state(resources: Resources) -> TermState:
         profiles = GroupProfiles(settings, shape=shape)
     backlog = PriorityBacklog(since=clock.monotonic() if layout.managed else None)
     worker_reports = WorkerRegistry(clock)
+    # A driver that starts no workers fills no host: only the number of keys is limited then.
+    admission = Admission(
+        max_groups=lambda: _max_groups(resources, profiles),
+        max_waiting=lifecycle.max_waiting_groups,
+        key_counter=resources.key_counter,
+        rank=backlog.rank,
+    )
     return TermState(
         tracker=PoolStateTracker(
             term=resources.token.term,
             delays=profiles.delays_of,
             clock=clock,
             pinned=resources.pinned,
+            waits=admission.is_waiting,
         ),
-        # A driver that starts no workers fills no host: only the number of keys is limited then.
-        admission=Admission(
-            max_groups=lambda: _max_groups(resources, profiles),
-            max_waiting=lifecycle.max_waiting_groups,
-            key_counter=resources.key_counter,
-            rank=backlog.rank,
-        ),
+        admission=admission,
         layout=layout,
         queue_status=QueueStatuses(),
         worker_status=WorkerStatuses(),
@@ -626,6 +628,7 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
         listings=queues.listing,
         on_listing=(
             liveness.take_listing,
+            eviction.take_listing,
             state.backlog.take_listing,
             lags.take_listing,  # after the backlog, whose figures it follows
             state.worker_reports.take_listing,

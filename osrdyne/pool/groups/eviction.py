@@ -1,15 +1,17 @@
 """Eviction: while groups wait for a place, idle groups are retired: by the rank of their profile, then by last use.
 
 A retired group is unbound at once and ends like any other, when its queue is proven empty. A request that arrives
-meanwhile keeps it, and another group is chosen.
+meanwhile keeps it, and another group is chosen. A group that waits is not idle, however long it waits: it is retired
+when a listing shows that its requests are gone, because they have expired or were cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from osrdyne.aio.signals import Subscription, Wakeup
+from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.queues.depths import QueueDepths
@@ -70,6 +72,16 @@ class GroupEviction:
         while True:
             await self._wakeup.wait(POLL_INTERVAL if self._admission.waiting() else None)
             self.evict()
+
+    def take_listing(self, listing: Sequence[ListedQueue]) -> None:
+        """Retire the waiting groups without a request."""
+        for queue in listing:
+            record = self._tracker.record(queue.key)
+            if record is None or queue.messages != 0 or not queue.whole or not self._admission.is_waiting(queue.key):
+                continue
+            # An older sample may be from before the request for which the group waits.
+            if record.status is GroupStatus.ACTIVE and record.last_activity < queue.sampled_after:
+                self._tracker.retire(queue.key)
 
     def evict(self) -> None:
         """Evict once."""

@@ -124,3 +124,36 @@ async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock
     await clock.advance(60)
     assert stack.is_bound("a")
     assert stack.running("a") == 1
+
+
+@pytest.fixture
+def impatient() -> Settings:
+    """Groups are idle after some seconds, long before one that waits gets a place."""
+    return settings_for(limits(unbind_delay=5.0, stop_delay=5.0, resync_interval=10.0))
+
+
+async def waiting_group(stack: Stack, key: str) -> None:
+    """A group that waits for the place of another one, which is kept."""
+    stack.pin(Key("kept"))
+    await stack.clock.advance(1)
+    await ask(stack, key)
+
+
+@pytest.mark.proves("requests/more-keys-lifecycle-max")
+async def test_a_group_that_waits_is_not_idle(clock: VirtualClock, impatient: Settings) -> None:
+    async with leading(clock, settings=impatient) as stack:
+        await waiting_group(stack, "b")
+        before = stack.generation_of(Key("b"))
+        await clock.advance(300)
+        assert (stack.waits_for(Key("b")), stack.waiting("b")) == ("max_groups", [b"b"])
+        assert (stack.is_bound("b"), stack.generation_of(Key("b"))) == (True, before)
+
+
+async def test_a_group_that_waits_ends_when_its_requests_are_gone(clock: VirtualClock, impatient: Settings) -> None:
+    async with leading(clock, settings=impatient) as stack:
+        await waiting_group(stack, "b")
+        expired = await stack.take("b")
+        await expired.ack()
+        await expired.channel.close()
+        await clock.advance(60)
+        assert (stack.has_queue("b"), stack.places()) == (False, [Key("kept")])

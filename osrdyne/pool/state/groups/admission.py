@@ -86,6 +86,9 @@ class Admission:
     def is_admitted(self, key: Key) -> bool:
         return key in self._admitted
 
+    def is_waiting(self, key: Key) -> bool:
+        return key in self._waiting
+
     def request(self, key: Key) -> Verdict:
         """Request a place for a key. A refusal changes nothing."""
         if key in self._admitted:

@@ -60,12 +60,15 @@ class PoolStateTracker:
         delays: Delays | Callable[[Key], Delays],
         clock: Clock,
         pinned: Iterable[Key] = (),
+        waits: Callable[[Key], bool] = lambda key: False,
     ) -> None:
-        """`delays`: those of all groups, or of each key. A change of them counts from the next event of a group."""
+        """`delays`: those of all groups, or of each key. A change of them counts from the next event of a group.
+        `waits`: whether a group waits for a place; such a group is not idle."""
         self._term = term
         self._counter = 0
         self._delays_of: Callable[[Key], Delays] = delays if callable(delays) else lambda key: delays
         self._clock = clock
+        self._waits = waits
         self._groups: dict[Key, _Group] = {}
         self._timers: list[tuple[float, Key]] = []
         self._holds: Counter[Key] = Counter()
@@ -219,6 +222,10 @@ class PoolStateTracker:
             record = group.record()
             if not transitions.is_due(record, now=now):
                 self._arm(key, group, record.due_at)
+            elif record.status is GroupStatus.ACTIVE and self._waits(key):
+                # Its requests would only be bound again; `GroupEviction` retires it when they are gone.
+                kept = transitions.keep_active(record, now=now, delays=self._delays_of(key))
+                self._put(key, group, kept, changed=False)
             elif record.status is GroupStatus.ACTIVE:
                 self._put(key, group, transitions.unbind(record, now=now, delays=self._delays_of(key)), changed=True)
             else:

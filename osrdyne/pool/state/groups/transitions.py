@@ -11,7 +11,7 @@ idle-needs-a-fresh-total.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -68,6 +68,11 @@ def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
     listed-bindings-are-unknown)."""
     record = GroupRecord(GroupStatus.ACTIVE, last_activity=now, active_until=now + delays.unbind)
     return record if status is GroupStatus.ACTIVE else unbind(record, now=now, delays=delays)
+
+
+def keep_active(record: GroupRecord, *, now: float, delays: Delays) -> GroupRecord:
+    """Keep a group ACTIVE that waits for a place: nobody can serve it, so the time without activity shows nothing."""
+    return replace(record, active_until=now + delays.unbind)
 
 
 def unbind(record: GroupRecord, *, now: float, delays: Delays) -> GroupRecord:
