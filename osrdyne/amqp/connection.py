@@ -204,13 +204,14 @@ class Connection:
                 return self._last_number
         raise BrokerUnavailableError(f"The connection has the {self.max_channels} channels that RabbitMQ allows.")
 
-    async def close(self) -> None:
-        """Close the connection; never raises, and takes a few seconds at most."""
+    async def close(self, *, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """Close the connection; never raises. `timeout`: seconds that RabbitMQ has to answer, which it does not do on a
+        blocked connection."""
         self.closed_here |= not self.is_closed
         # In a task: aio-pika waits for its own callback even when it is cancelled.
         closing = asyncio.ensure_future(self._connection.close(asyncio.CancelledError))
         closing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        done, _ = await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
+        done, _ = await asyncio.wait({closing}, timeout=timeout)
         if not done:
             # RabbitMQ does not answer. Its heartbeat time-out ends the connection there.
             self._transport.abort()

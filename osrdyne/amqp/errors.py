@@ -97,6 +97,13 @@ def translate_error(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerError(f"Could not {doing}: {text}")
 
 
+def describe_end(reason: BaseException | None) -> str:
+    """Describe what `wait_closed` has returned, without a full stop. Errors of lost sockets have no text."""
+    if reason is None:
+        return "this side closed it"
+    return mask_uri(str(reason)).rstrip(". ") or describe_unreachable(reason) or "the connection was lost"
+
+
 def describe_unreachable(error: BaseException) -> str | None:
     """Describe the network error that caused `error`; None if it is none of the known ones. For AMQP and HTTP API."""
     seen: list[BaseException] = []  # the causes of aiormq's errors may form a cycle

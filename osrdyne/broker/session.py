@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
+from osrdyne.amqp.errors import describe_end
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.leadership.channel_pool import ChannelPool, LeaderChannels
 from osrdyne.broker.leadership.token import Token, TokenChannel, TokenPublisher, TokenTimes
@@ -296,7 +297,7 @@ class LeaderSession:
                 end.cancel()
         # In the order of `parts`: the loss of a connection also ends its channels.
         end, name = next((end, name) for end, name in ends.items() if end in done)
-        reason = str(end.result() or "closed").rstrip(".")
+        reason = describe_end(end.result())
         return BrokerUnavailableError(f"The {name} was lost while waiting for the token: {reason}.")
 
     async def run(self, token: Token) -> None:
@@ -324,7 +325,7 @@ class LeaderSession:
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()
         # Ends the term: the outcome of publishes without a confirm is unknown.
-        raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
+        raise BrokerUnavailableError(f"The publishing channel was lost: {describe_end(reason)}.")
 
     def _begin_close(self, connections: list[Connection]) -> None:
         """Close these connections at the same time: one that does not answer takes some seconds."""

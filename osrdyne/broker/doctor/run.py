@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any
 
 from osrdyne import amqp
 from osrdyne.aio.clock import Clock, SystemClock
@@ -27,6 +28,8 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.names import PoolNames
 
 log = get_logger("broker.doctor")
+
+BLOCKED_INTERVAL = 0.1  # Seconds between two looks whether RabbitMQ has blocked the connection.
 
 
 async def run_broker_checks(
@@ -66,7 +69,7 @@ async def _check_amqp(settings: Settings) -> list[Finding]:
             await _check_message_size(connection, settings),
         ]
     finally:
-        await connection.close()
+        await (connection.close(timeout=BLOCKED_INTERVAL) if connection.is_blocked else connection.close())
 
 
 async def _check_message_size(connection: amqp.Connection, settings: Settings) -> Finding:
@@ -76,7 +79,9 @@ async def _check_message_size(connection: amqp.Connection, settings: Settings) -
     try:
         async with asyncio.timeout(settings.broker.rpc_timeout):
             nowhere = f"{settings.pool.id}-doctor-{secrets.token_hex(8)}"
-            await channel.publish(amqp.Message(bytes(size)), exchange="", routing_key=nowhere)
+            await _unless_blocked(
+                connection, channel.publish(amqp.Message(bytes(size)), exchange="", routing_key=nowhere)
+            )
     except TimeoutError:
         message = "RabbitMQ reads nothing from publishers at the moment (a memory or disk alarm)."
         return Finding(subject, False, message, "See its alarms.")
@@ -89,6 +94,18 @@ async def _check_message_size(connection: amqp.Connection, settings: Settings) -
             fatal=False,
         )
     return Finding(subject, True, f"Messages of {size} bytes pass.")
+
+
+async def _unless_blocked(connection: amqp.Connection, publish: Coroutine[Any, Any, None]) -> None:
+    """Publish. Raises `TimeoutError` once RabbitMQ blocks the connection: it would read the message after the alarm."""
+    publishing = asyncio.ensure_future(publish)
+    try:
+        while not (await asyncio.wait({publishing}, timeout=BLOCKED_INTERVAL))[0]:
+            if connection.is_blocked:
+                raise TimeoutError
+        publishing.result()
+    finally:
+        publishing.cancel()
 
 
 async def _check_management(

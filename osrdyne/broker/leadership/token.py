@@ -21,6 +21,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.amqp.confirm_timeout import ConfirmTimeout
+from osrdyne.amqp.errors import describe_end
 from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.control import MAX_TERM, is_plausible_term
@@ -344,8 +345,7 @@ class TokenChannel:
 
     async def _watch(self) -> None:
         reason = await self._channel.wait_closed()
-        why = "by this daemon" if reason is None else str(reason) or "the connection was lost"
-        raise LeadershipLostError(f"The channel of the leader token was closed: {why.rstrip('.')}.")
+        raise LeadershipLostError(f"The channel of the leader token was closed: {describe_end(reason)}.")
 
     async def _read(self) -> None:
         """Read the leader queue: pass the renewed token on, drop all other messages.

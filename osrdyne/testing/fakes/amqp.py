@@ -336,7 +336,7 @@ class FakeConnection(Connection):
         self.channels.append(FakeChannel(self.broker, confirms=confirms, connection=self))
         return self.channels[-1]
 
-    async def close(self) -> None:
+    async def close(self, *, timeout: float = 0.0) -> None:
         self.cut(None)
 
     def cut(self, reason: BaseException | None = None) -> None:

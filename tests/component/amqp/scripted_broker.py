@@ -53,6 +53,8 @@ class ScriptedBroker(asyncio.Transport):
         self.reads = True
         """False: what the client writes is on its way."""
         self.holds_close_ok = False
+        self.has_alarm = False
+        """True: a connection that publishes is blocked, and what it writes is not read any more."""
         self._held: list[int] = []
         self._unread = b""
         self._closing = False
@@ -66,7 +68,7 @@ class ScriptedBroker(asyncio.Transport):
 
     def read(self) -> None:
         self.reads = True
-        while self._unread:
+        while self._unread and self.reads:
             size, number, read = frame.unmarshal(self._unread)
             self._unread = self._unread[size:]
             self._receive(number, read)
@@ -136,6 +138,9 @@ class ScriptedBroker(asyncio.Transport):
                 self._answer(number, read)
 
     def _answer(self, number: int, read: Frame) -> None:
+        if self.has_alarm and isinstance(read, commands.Basic.Publish):
+            self.reads = False
+            self.send(commands.Connection.Blocked("low on memory"), channel=0)
         if type(read) in ANSWERS and not self.silent:
             self.send(ANSWERS[type(read)](read), channel=number)
 

@@ -21,8 +21,8 @@ CLOSE_TIMEOUT = 10.0
 class SilentConnection(FakeConnection):
     """RabbitMQ does not answer the close, which takes as long as it can."""
 
-    async def close(self) -> None:
-        await self.broker.clock.sleep(CLOSE_TIMEOUT)
+    async def close(self, *, timeout: float = CLOSE_TIMEOUT) -> None:
+        await self.broker.clock.sleep(timeout)
         await super().close()
 
 

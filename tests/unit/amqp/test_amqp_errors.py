@@ -20,7 +20,7 @@ from yarl import URL
 
 from osrdyne.amqp.connection import ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.amqp.errors import translate_error, translated
+from osrdyne.amqp.errors import describe_end, translate_error, translated
 from osrdyne.amqp.message import Delivery
 from osrdyne.amqp.tls import describe_tls_error, ssl_context
 from osrdyne.amqp.transport import CoalescingTransport
@@ -74,6 +74,11 @@ def test_other_error_passes_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, translated("anything"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("end", [None, ConnectionResetError(), ConnectionError("gone."), aiormq.AMQPConnectionError()])
+def test_every_end_of_a_connection_has_a_reason(end: BaseException | None) -> None:
+    assert describe_end(end).strip(". ") == describe_end(end) != ""
 
 
 async def test_waiter_that_the_library_cancels_is_a_lost_channel() -> None:
