@@ -27,9 +27,11 @@ ENV PATH=/opt/osrdyne/bin:$PATH PYTHONUNBUFFERED=1
 # A number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 WORKDIR /home/osrdyne
+# Clients that use up the connections of the API make no probe fail.
+ENV OSRDYNE__API__PROBE_PORT=4243
 EXPOSE 4242
 # Whether the process is alive. Not /ready, because a daemon that is not ready must not be restarted.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD ["python", "-c", \
- "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('OSRDYNE__API__PORT', 4242)}/health\", timeout=4)"]
+ "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['OSRDYNE__API__PROBE_PORT']}/health\", timeout=4)"]
 ENTRYPOINT ["osrdyne"]
 CMD ["run"]

@@ -37,8 +37,9 @@ log = get_logger("api")
 
 
 class ApiServer:
-    """The listeners of one API: TCP, and a Unix socket if `open_local` returns one. Each has limits of its own, so that
-    requests from the network cannot exclude those of this host."""
+    """The listeners of one API: TCP, a Unix socket if `open_local` returns one, and one for probes if the settings name
+    its port. Each has limits of its own, so that requests from the network exclude neither those of this host nor
+    probes."""
 
     def __init__(
         self,
@@ -46,9 +47,12 @@ class ApiServer:
         settings: ApiSettings,
         *,
         open_local: Callable[[], UnixListener | None] | None = None,
+        make_probes: Callable[[], ASGIApp] | None = None,
     ) -> None:
-        """`make_app` is called in a thread."""
+        """`make_app` and `make_probes`, the application of the socket for probes, are called in a thread."""
         self._make_app = make_app
+        self._make_probes = make_probes
+        self._probes: socket.socket | None = None
         self._settings = settings
         self._open_local = open_local
         self._local: UnixListener | None = None
@@ -62,6 +66,8 @@ class ApiServer:
         self._certificate = _version_of(self._settings.tls)
         _check_certificate(self._settings.tls)
         self._socket = bind_socket(self._settings.host, self._settings.port)
+        if self._settings.probe_port is not None and self._make_probes is not None:
+            self._probes = bind_socket(self._settings.host, self._settings.probe_port, setting="api.probe_port")
         if self._open_local is not None:
             self._local = self._open_local()
 
@@ -76,6 +82,11 @@ class ApiServer:
         assert self._socket is not None, "bind() first"
         port: int = self._socket.getsockname()[1]
         return port
+
+    @property
+    def probe_port(self) -> int | None:
+        """The port for probes, if there is one. Only after `bind`."""
+        return None if self._probes is None else int(self._probes.getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -99,19 +110,25 @@ class ApiServer:
         """Serve until cancelled, then wait a few seconds at most for requests in progress."""
         self.bind()
         assert self._socket is not None
-        server, local_server = await asyncio.to_thread(self._load)
-        log.info("api listening", url=self.url, socket=None if self._local is None else str(self._local.path))
-        serving = [asyncio.create_task(server.serve(sockets=[self._socket]), name="uvicorn")]
-        if self._local is not None:
-            serve_local = local_server.serve(sockets=[self._local.socket])
-            serving.append(asyncio.create_task(serve_local, name="uvicorn, Unix socket"))
+        servers = await asyncio.to_thread(self._load)
+        log.info(
+            "api listening",
+            url=self.url,
+            socket=None if self._local is None else str(self._local.path),
+            probes=self.probe_port,
+        )
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener]), name=f"uvicorn, {name}")
+            for name, (server, listener) in servers.items()
+        ]
+        server, _ = servers["network"]
         renewing = asyncio.create_task(self._renew_certificate(server), name="certificate of the API")
         try:
             await asyncio.shield(asyncio.gather(*serving))
         finally:
             renewing.cancel()
-            server.stop()
-            local_server.stop()
+            for one, _ in servers.values():
+                one.stop()
             await asyncio.gather(*serving)
             self.close()
 
@@ -138,15 +155,25 @@ class ApiServer:
             self._certificate = version
             log.info("certificate renewed", certificate=tls.certificate_file)
 
-    def _load(self) -> tuple[QuietServer, QuietServer]:
-        from osrdyne.api.uvicorn_server import local_server, network_server
+    def _load(self) -> dict[str, tuple[QuietServer, socket.socket]]:
+        """The servers with their sockets, by name; the one of the network is always among them."""
+        from osrdyne.api.uvicorn_server import local_server, network_server, probe_server
 
+        assert self._socket is not None
         with _LOADING:
             app = self._make_app()
-        return network_server(app, self._settings), local_server(app, self._settings)
+        servers = {"network": (network_server(app, self._settings), self._socket)}
+        if self._local is not None:
+            servers["local"] = local_server(app, self._settings), self._local.socket
+        if self._probes is not None and self._make_probes is not None:
+            servers["probes"] = probe_server(self._make_probes(), self._settings), self._probes
+        return servers
 
     def close(self) -> None:
-        """Release port and path; for a server that was bound and never ran."""
+        """Release ports and path; for a server that was bound and never ran."""
+        if self._probes is not None:
+            self._probes.close()
+            self._probes = None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -182,9 +209,12 @@ def _check_certificate(tls: ApiTlsSettings) -> None:
         ) from error
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `PortTakenError` if the port is in use, and `ConfigurationError` for an address of
-    another host or a port that requires privileges."""
+def bind_socket(host: str, port: int, *, setting: str = "api.port") -> socket.socket:
+    """A listening socket. `setting`: the one that has the port.
+
+    Raises `PortTakenError` if the port is in use, and `ConfigurationError` for an address of another host or a port
+    that needs privileges.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -199,17 +229,17 @@ def bind_socket(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise _bind_error(error, host, port) from error
+        raise _bind_error(error, host, port, setting) from error
     return listener
 
 
-def _bind_error(error: OSError, host: str, port: int) -> PortTakenError | ConfigurationError:
+def _bind_error(error: OSError, host: str, port: int, setting: str) -> PortTakenError | ConfigurationError:
     if error.errno == errno.EADDRINUSE:
         return PortTakenError(
-            f"Port {port} on {host} is in use by another process: stop it, or set api.port to another (0: any free).",
+            f"Port {port} on {host} is in use by another process: stop it, or set {setting} to another (0: any free).",
             host=host,
             port=port,
         )
     if error.errno == errno.EACCES:
-        return ConfigurationError(f"api.port: this user may not listen on port {port}; use one above 1023.")
+        return ConfigurationError(f"{setting}: this user may not listen on port {port}; use one above 1023.")
     return ConfigurationError(f"api.host: cannot listen on {host!r} port {port}: {error.strerror}.")

@@ -31,6 +31,11 @@ def local_server(app: ASGIApp, settings: ApiSettings) -> QuietServer:
     return QuietServer(_configuration(Local(app), settings, tls=False))
 
 
+def probe_server(app: ASGIApp, settings: ApiSettings) -> QuietServer:
+    """The server of the socket for probes."""
+    return QuietServer(_configuration(app, settings, tls=False))
+
+
 def _configuration(app: ASGIApp, settings: ApiSettings, *, tls: bool) -> uvicorn.Config:
     return uvicorn.Config(
         app,

@@ -667,6 +667,13 @@ class ApiSettings(Model):
         "`trusted_proxies`.",
     )
     port: int = Field(4242, ge=0, le=65535, description="Port; 0 picks a free one.")
+    probe_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for `/health` and `/ready` alone, on `host`, over plain HTTP and without details: clients "
+        "that use up the connections of the API make no probe fail there. Without it, probes use `port`.",
+    )
     allowed_hosts: tuple[str, ...] = Field(
         (),
         description="Names in the `Host` header to answer, besides the daemon's own name and the address of the "

@@ -106,7 +106,9 @@ class Daemon:
             clock=clock,
             last_values=self._last_values,
         )
-        self.api = ApiServer(self._create_app, settings.api, open_local=lambda: open_listener(settings))
+        self.api = ApiServer(
+            self._create_app, settings.api, open_local=lambda: open_listener(settings), make_probes=self._create_probes
+        )
         self._leading = asyncio.Event()
         self._log: Logger = get_logger("daemon", pool=settings.pool.id)
 
@@ -129,6 +131,11 @@ class Daemon:
             clock=self._clock,
             circuits_path=api.circuits_path,
         )
+
+    def _create_probes(self) -> ASGIApp:
+        from osrdyne.api.probes import create_probes
+
+        return create_probes(self._inspector)
 
     async def _serve_api(self) -> None:
         with suppress(TimeoutError):

@@ -137,6 +137,17 @@ def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
     assert endpoint["authorization"]["credentials"] == {"name": "osrdyne-metrics-token", "key": "token"}
 
 
+def test_probes_have_a_port_of_their_own():
+    objects = rendered(**EVERYTHING)
+    api = yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])["api"]
+    [container] = the("Deployment", objects, "blue")["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"probes"}
+    # The variable of the image comes before the file.
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert ports["probes"] == api["probe_port"] == int(environment["OSRDYNE__API__PROBE_PORT"]) != ports["api"]
+
+
 def test_last_value_reader_has_the_configuration_of_the_daemon_and_a_uri_of_its_own():
     objects = rendered(**EVERYTHING)
     reader, daemon = the("Deployment", objects, "blue-last-value"), the("Deployment", objects, "blue")

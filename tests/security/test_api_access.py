@@ -29,6 +29,7 @@ from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.api.app import create_app
 from osrdyne.api.bodies import BodyLimits
+from osrdyne.api.probes import create_probes
 from osrdyne.api.server import ApiServer
 from osrdyne.api.unix_socket import UnixListener, find_socket, open_listener
 from osrdyne.auth.endpoints import KeysOf, find_endpoint
@@ -39,7 +40,7 @@ from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import ApiSettings, ApiTlsSettings, PoolSettings, Settings
 from osrdyne.errors import ConfigurationError, OsrdyneError, PortTakenError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.views import RegisteredQueue
+from osrdyne.pool.views import ComponentView, RegisteredQueue
 from osrdyne.protocol.names import Key
 from osrdyne.testing.fakes.inspector import FakeInspector, poison_view
 
@@ -89,7 +90,7 @@ async def serving(
     limits = BodyLimits(settings.max_body, settings.max_manifest, settings.body_timeout)
     hosts = hosts_of(settings.host, settings.allowed_hosts)
     app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts, access=access, limits=limits)
-    server = ApiServer(lambda: app, settings, open_local=open_local)
+    server = ApiServer(lambda: app, settings, open_local=open_local, make_probes=lambda: create_probes(pool))
     server.bind()
     try:
         async with asyncio.TaskGroup() as group:
@@ -483,6 +484,24 @@ async def test_connections_above_the_limit_are_refused_and_the_unix_socket_still
         assert await asyncio.to_thread(DaemonApi(f"unix:{local}").get, "/health") == {"status": "ok"}
         for _, writer in idle:
             writer.close()
+
+
+@pytest.mark.proves("api/client-sends-huge-bodies")
+async def test_probe_has_a_socket_of_its_own_that_answers_nothing_else() -> None:
+    pool = FakeInspector()
+    async with (
+        serving(pool, ApiSettings(port=0, probe_port=0, limit_concurrency=3)) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.probe_port}", timeout=PATIENCE) as probe,
+    ):
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+        answers = [await probe.get(path) for path in ("/health", "/ready", "/v1/groups", "/metrics")]
+        answers.append(await probe.post("/health"))
+        pool.component_views = [ComponentView("broker", False, "lost")]
+        answers += [await probe.get(path) for path in ("/health", "/ready")]
+        for _, writer in idle:
+            writer.close()
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 404, 405, 200, 503]
+    assert answers[-1].json() == {"ready": False}
 
 
 HEAD = "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from osrdyne.api import models
 from osrdyne.api.access.checks import principal_of
 from osrdyne.api.endpoints.metrics import measure
+from osrdyne.api.probes import is_ready
 from osrdyne.auth.grants import Grant
 from osrdyne.metrics import Metrics
 from osrdyne.pool.views import PoolInspector
@@ -24,13 +25,13 @@ def daemon_routes(inspector: PoolInspector, metrics: Metrics, version: str) -> A
 
     @router.get("/ready", summary="Whether every required component works; 503 if one does not")
     async def ready(request: Request, response: Response) -> models.Readiness:
-        components = [models.Component.of(view) for view in inspector.components()]
-        # Without components the daemon is still starting.
-        is_ready = bool(components) and all(one.ok or not one.fatal for one in components)
-        response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        views = inspector.components()
+        components = [models.Component.of(view) for view in views]
+        works = is_ready(views)
+        response.status_code = HTTPStatus.OK if works else HTTPStatus.SERVICE_UNAVAILABLE
         principal = principal_of(request)  # a probe has no token and needs only the status
         return models.Readiness(
-            ready=is_ready,
+            ready=works,
             pool=inspector.pool,
             role="leader" if inspector.leadership().leading else "standby",
             leader=await inspector.leader() if principal.may(Grant.VIEW) else None,
