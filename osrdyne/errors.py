@@ -45,6 +45,10 @@ class BrokerInternalError(BrokerUnavailableError):
     """RabbitMQ closed the connection with an internal error (541), usually caused by a frame that it received."""
 
 
+class ManagementUnavailableError(BrokerUnavailableError):
+    """RabbitMQ's HTTP API cannot be reached, fails, or did not answer in time. It says nothing about AMQP."""
+
+
 class BrokerAccessError(BrokerError):
     """RabbitMQ refused the credentials, or a permission is missing."""
 

@@ -90,7 +90,9 @@ class BrokerSettings(Model):
     )
     connect_timeout: Duration = Field(10.0, gt=0, description="Limit for opening a connection.")
     rpc_timeout: Duration = Field(30.0, gt=0, description="Limit for one AMQP operation or publisher confirm.")
-    management_timeout: Duration = Field(30.0, gt=0, description="Limit for one call of the HTTP API.")
+    management_timeout: Duration = Field(
+        30.0, gt=0, description="Limit for one call of the HTTP API; listings get up to ten times as long."
+    )
     retry_interval: Duration = Field(30.0, gt=0, description="Longest pause between attempts to reach the broker.")
 
     @field_validator("uri", "worker_uri")

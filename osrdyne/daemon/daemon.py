@@ -37,14 +37,20 @@ from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.registry import create_pool_driver, environment_warning
-from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
+from osrdyne.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ManagementUnavailableError,
+    OsrdyneError,
+    PoolConflictError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.groups.admission import KeyCounter
 from osrdyne.pool.state.groups.pins import PinStore
 from osrdyne.pool.workers.key_check import load_key_test
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.telemetry.last_values.query import LastValues
 
 if TYPE_CHECKING:
@@ -233,13 +239,6 @@ class Daemon:
             finally:
                 acquiring.cancel()
                 stopping.cancel()
-            pinned, *_ = await asyncio.gather(
-                self._pins.load(),
-                # A later leader reads from the announcement that the pool was led before (lifecycle: token-queue).
-                self._leader.announce(term=token.term),
-                self._note_rights_of_workers(),
-            )
-            self._state.note("management", ok=True, detail="the HTTP API answers")
             term = Term(
                 Resources(
                     context=TermContext(session.names, self._settings, self._clock, self._metrics),
@@ -247,7 +246,7 @@ class Daemon:
                     token=token,
                     driver=self._driver,
                     management=self._management,
-                    pinned=pinned,
+                    open_pool=lambda: self._open_pool(token),
                     unpin=self._pins.remove,
                     parameters=(self._pins, self._leader),
                     key_counter=self._key_counter,
@@ -255,8 +254,20 @@ class Daemon:
                     verifier=self._authenticators if self._authenticators.verifies_tokens else None,
                 )
             )
-            await term.run(stop, on_leading=lambda: self._note_leading(term))
+            await term.run(stop, on_leading=lambda: self._note_leading(term), on_delay=self._note_delay)
             return True
+
+    async def _open_pool(self, token: Token) -> list[Key]:
+        pinned, *_ = await asyncio.gather(
+            self._pins.load(),
+            # A later leader reads from the announcement that the pool was led before (lifecycle: token-queue).
+            self._leader.announce(term=token.term),
+            self._note_rights_of_workers(),
+        )
+        return pinned
+
+    def _note_delay(self, error: ManagementUnavailableError) -> None:
+        self._state.note("management", ok=False, detail=error.message)
 
     async def _note_rights_of_workers(self) -> None:
         """Warn if every worker gets the credentials of an administrator."""
@@ -290,6 +301,7 @@ class Daemon:
         self._metrics.leading.set(1)
         self._metrics.term.set(term.state.tracker.generation.term)
         self._state.note("leadership", ok=True, detail=f"leading in term {term.state.tracker.generation.term}")
+        self._state.note("management", ok=True, detail="the HTTP API answers")
         self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
 
     def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:

@@ -9,16 +9,20 @@ stops them too. The daemon decides what follows a term.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.aio.tasks import start_endless
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.daemon.wiring import Resources, wire_term
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerError, ManagementUnavailableError
 from osrdyne.logs import Logger, get_logger
 
+T = TypeVar("T")
+PREPARE_RETRY = Backoff(initial=0.5, maximum=10.0)
 REPORTS_AT_ONCE = 8  # How many groups a new leader asks for reports at the same time.
 
 
@@ -30,12 +34,55 @@ class StopRequest:
     stop_workers: bool = False
 
 
+class _Patience:
+    """Repeats a step of the preparation while RabbitMQ's HTTP API does not answer.
+
+    With thousands of queues it may be slow for minutes. The next leader would wait for the same answers: this one keeps
+    the token and what it has loaded.
+    """
+
+    def __init__(
+        self, stop: StopRequest, clock: Clock, on_delay: Callable[[ManagementUnavailableError], None], log: Logger
+    ) -> None:
+        self._stop = stop
+        self._clock = clock
+        self._on_delay = on_delay
+        self._log = log
+
+    async def until_answered(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the step. Raises the last error if the daemon is to stop."""
+        failures = 0
+        while True:
+            try:
+                return await step()
+            except ManagementUnavailableError as error:
+                failures += 1
+                self._log.warning("the term waits for RabbitMQ's HTTP API", error=str(error), failures=failures)
+                self._on_delay(error)
+                await self._pause(PREPARE_RETRY.delay(failures))
+                if self._stop.requested.is_set():
+                    raise
+
+    async def _pause(self, seconds: float) -> None:
+        waits = {
+            asyncio.ensure_future(self._clock.sleep(seconds)),
+            asyncio.ensure_future(self._stop.requested.wait()),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
 class Term:
     """The leader's work, from token to loss of token."""
 
     def __init__(self, resources: Resources) -> None:
         self._wiring = wiring = wire_term(resources)
         self._session = resources.session
+        self._open_pool = resources.open_pool
+        self._clock = resources.context.clock
         self._token = resources.token
         self.names = resources.session.names
         self.since = resources.context.clock.time()
@@ -52,12 +99,19 @@ class Term:
         """Whether RabbitMQ accepts no messages of the leader, because of a memory or disk alarm."""
         return self._session.is_blocked
 
-    async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
-        """Lead until `stop`, then end in order; raises when leadership is lost."""
+    async def run(
+        self,
+        stop: StopRequest,
+        *,
+        on_leading: Callable[[], None],
+        on_delay: Callable[[ManagementUnavailableError], None] = lambda _: None,
+    ) -> None:
+        """Lead until `stop`, then end in order; raises when leadership is lost. `on_delay` is called while RabbitMQ's
+        HTTP API keeps this daemon from leading."""
         async with self._linked(), asyncio.TaskGroup() as group:
             # First of all: the token is renewed while the term is prepared, however long that takes.
             session = start_endless(group, "leader session", self._session.run(self._token))
-            await self._prepare(group)
+            await self._prepare(group, _Patience(stop, self._clock, on_delay, self._log))
             # Before the consumers: an orphan that arrives needs the loops that bind its queue and start its worker.
             loops = self._start_loops(group)
             await self.processors.consumers.start(group)
@@ -84,27 +138,32 @@ class Term:
         """Connect the driver of pooled workers to its processes during the term."""
         return nullcontext() if self.workers.pooled is None else self.workers.pooled.linked()
 
-    async def _prepare(self, group: asyncio.TaskGroup) -> None:
-        """Declare infrastructure, then list what exists already (lifecycle: prepare-then-consume)."""
+    async def _prepare(self, group: asyncio.TaskGroup, patience: _Patience) -> None:
+        """Declare infrastructure, then list what exists already (lifecycle: prepare-then-consume).
+
+        Each step may be repeated: it changes nothing before it has its answers, or changes the same again.
+        """
+        for key in await patience.until_answered(self._open_pool):
+            self.state.tracker.pin(key)
         await self._session.declare(pool_topology(self.names.pool))
         # Before the seed: the routes say which priority levels the queues of a group have.
         # The alternate exchange of the work exchanges exists by now (lifecycle: prepare-then-consume).
-        await self.routing.routes.load()
-        await self.routing.splitter.load()
+        await patience.until_answered(self.routing.routes.load)
+        await patience.until_answered(self.routing.splitter.load)
         # Before the consumers: a message is published to streams that exist.
-        await self.routing.log.load()
-        await self.routing.policies.load()
+        await patience.until_answered(self.routing.log.load)
+        await patience.until_answered(self.routing.policies.load)
         # Before requests are taken and workers are started: both depend on it.
         await self.routing.worker_principal.load()
         # Before requests are taken: what they use up is added to what the earlier leader has counted.
-        await self.routing.quotas.load()
-        await self.routing.circuits.load()
+        await patience.until_answered(self.routing.quotas.load)
+        await patience.until_answered(self.routing.circuits.load)
         # Before instances are listed: the profiles say which of them have other settings than their group.
-        await self.routing.profiles.load()
+        await patience.until_answered(self.routing.profiles.load)
         # Before the consumers: requests for a queue that is being removed are answered `gone`.
-        await self.routing.lifetimes.load()
-        await self._wiring.apply_policies(self.routing.routes.longest_ttl)
-        await self.groups.resync.seed()
+        await patience.until_answered(self.routing.lifetimes.load)
+        await patience.until_answered(lambda: self._wiring.apply_policies(self.routing.routes.longest_ttl))
+        await patience.until_answered(self.groups.resync.seed)
         if self.workers.pooled is not None:
             # Only the processes can list their workers, and they answer through the activity queue. The groups are
             # seeded by now, so that reports of workers that arrive meanwhile are not dropped.

@@ -117,10 +117,10 @@ if TYPE_CHECKING:
 class Resources:
     """The dependencies of a term: its context and connections, and objects of the daemon that outlive it.
 
-    `unpin` removes a pin that an operator stored. `parameters`: global parameters of RabbitMQ that the topology watch
-    keeps. `key_counter`: the keys for which this daemon has declared queues. `verifier`: of the tokens of requests;
-    None if the configuration has neither tokens nor keys. `measures_lag`: keep the metrics of the readers of the log,
-    and request ingests, over connections of their own.
+    `open_pool` announces this leader and returns the pinned keys. `unpin` removes a pin that an operator stored.
+    `parameters`: global parameters of RabbitMQ that the topology watch keeps. `key_counter`: the keys for which this
+    daemon has declared queues. `verifier`: of the tokens of requests; None if the configuration has neither tokens nor
+    keys. `measures_lag`: keep the metrics of the readers of the log, and request ingests, over own connections.
     """
 
     context: TermContext
@@ -128,7 +128,7 @@ class Resources:
     token: Token
     driver: Driver
     management: ManagementClient
-    pinned: Sequence[Key]
+    open_pool: Callable[[], Awaitable[Sequence[Key]]]
     unpin: Callable[[Key], Awaitable[None]] | None = None
     parameters: Sequence[KeptParameter] = ()
     key_counter: KeyCounter
@@ -280,7 +280,6 @@ def wire_state(resources: Resources) -> TermState:
             term=resources.token.term,
             delays=profiles.delays_of,
             clock=clock,
-            pinned=resources.pinned,
             waits=admission.is_waiting,
         ),
         admission=admission,

@@ -138,6 +138,10 @@ class NotingPublisher(LeaderPublisher):
         self._activations.note(routing_key, "forwarded")
 
 
+async def no_pins() -> list[Key]:
+    return []
+
+
 @asynccontextmanager
 async def leader(
     broker: Broker,
@@ -180,7 +184,7 @@ async def leader(
                 token=token,
                 driver=AskedDriver(settings, activations, running),
                 management=management,
-                pinned=[],
+                open_pool=no_pins,
                 key_counter=KeyCounter(settings.lifecycle.max_distinct_keys),
             )
         )

@@ -22,7 +22,13 @@ from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.amqp.confirm_timeout import ConfirmTimeout
 from osrdyne.amqp.errors import describe_end
-from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
+from osrdyne.errors import (
+    BrokerUnavailableError,
+    CommandRefusedError,
+    LeadershipLostError,
+    ManagementUnavailableError,
+    OsrdyneError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.control import MAX_TERM, is_plausible_term
 from osrdyne.protocol.names import PoolNames
@@ -179,7 +185,7 @@ class TokenChannel:
         while self._consumer.waiting():
             taken.append(await self._consumer.get())
         # Read with the token held: before that an earlier leader may still announce its term.
-        announced = None if self._last_term is None else await self._last_term()
+        announced, is_known = await self._announced_term()
         # Terms grow by less than one a second: a term far ahead of clock and announcement is not from a leader.
         limit = max(announced or 0, math.floor(self._clock.time()))
         found = [token for delivery in taken if (token := self._believed(delivery, limit)) is not None]
@@ -188,6 +194,8 @@ class TokenChannel:
             # Before anything is published or acknowledged: a refusal leaves the queue as it was for the next daemon.
             accept(previous)
         # The queue is new: its active consumer may not be the only leader.
+        if previous.term == 0 and not is_known:
+            announced = limit  # if an earlier leader has announced a term, the clock is ahead of it
         if previous.term == 0 and announced is not None:
             await self._outwait_earlier_leader()
         own = Token(1 + _last_used(previous.term, announced, now=self._clock.time()), self._host)
@@ -198,6 +206,14 @@ class TokenChannel:
         # After the confirm: a term that never began must not use the names of queues that contain its number.
         self.term = own.term
         return previous, own
+
+    async def _announced_term(self) -> tuple[int | None, bool]:
+        """The term that was announced last, and whether RabbitMQ has answered."""
+        try:
+            return (None if self._last_term is None else await self._last_term()), True
+        except ManagementUnavailableError as error:
+            self._log.warning("announced term unknown", error=str(error))
+            return None, False
 
     async def _wait_for_token(self) -> Delivery:
         """Consume the leader queue until a message comes, from time to time over another channel.

@@ -52,7 +52,7 @@ from osrdyne.errors import (
     BrokerConflictError,
     BrokerError,
     BrokerNotFoundError,
-    BrokerUnavailableError,
+    ManagementUnavailableError,
 )
 
 MAX_PAGE_SIZE = 500  # RabbitMQ refuses larger pages.
@@ -60,20 +60,23 @@ _MAX_NESTING = 32  # Levels of an answer that are read where it is nested too de
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
+MAX_LISTING_TIMEOUT = 10
+"""How many times as long as other calls a listing may take: each that is too late doubles the limit of the next one."""
+
 LIST_ATTEMPTS = 3
 LIST_PAUSE = 0.2
 """Attempts to list the users, and seconds between two of them."""
 
 
-class _ServerError(BrokerUnavailableError):
+class _ServerError(ManagementUnavailableError):
     """RabbitMQ answered 500: the request made it fail. Another 5xx means that it does not run properly."""
 
 
 class ManagementClient:
     """A client of the HTTP API for one virtual host, that of the AMQP URI. Close it with `close` or `async with`.
 
-    Errors of every method: `BrokerUnavailableError` when the API cannot be reached or fails, `BrokerAccessError` when
-    it refuses the user, `BrokerNotFoundError`, `BrokerError` when something else answers on its port.
+    Errors of every method: `ManagementUnavailableError` when the API cannot be reached, fails or is too late,
+    `BrokerAccessError` when it refuses the user, `BrokerNotFoundError`, `BrokerError` when something else answers.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class ManagementClient:
         self._clock = clock or SystemClock()
         self._large: set[str] = set()
         self._timeout = settings.management_timeout
+        self._listing_timeout = settings.management_timeout
         self._client = httpx.AsyncClient(
             base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
             auth=(self.user, unquote(uri.password or "guest")),
@@ -161,11 +165,21 @@ class ManagementClient:
 
     async def _list_queues(self, page: Mapping[str, str]) -> httpx.Response:
         totals = {"disable_stats": "true", "enable_queue_totals": "true", "columns": _QUEUE_COLUMNS}
-        return await self._request("GET", "queues", self.vhost, query={**totals, **page})
+        return await self._list("queues", self.vhost, query={**totals, **page})
+
+    async def _list(self, *path: str, query: Mapping[str, str] | None = None) -> httpx.Response:
+        """Request a listing that grows with the pool. RabbitMQ makes the whole one for each page of it, so that pages
+        would not be ready earlier; with thousands of queues it may need longer than any other call."""
+        try:
+            return await self._request("GET", *path, query=query, timeout=self._listing_timeout)
+        except ManagementUnavailableError as error:
+            if isinstance(error.__cause__, TimeoutError | httpx.TimeoutException):
+                self._listing_timeout = min(2 * self._listing_timeout, MAX_LISTING_TIMEOUT * self._timeout)
+            raise
 
     async def list_bindings(self, exchange: str) -> list[Binding]:
         """The bindings of queues to `exchange`; none if the exchange does not exist."""
-        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        answer = await self._list("exchanges", self.vhost, exchange, "bindings", "source")
         items = await off_loop(len(answer.content), lambda: _objects(answer))
         return [binding for item in items if (binding := read_binding(item)) is not None]
 
@@ -202,7 +216,7 @@ class ManagementClient:
 
     async def list_source_bindings(self, exchange: str) -> list[ListedBinding]:
         """All bindings from `exchange`, to queues and to exchanges; none if it does not exist."""
-        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        answer = await self._list("exchanges", self.vhost, exchange, "bindings", "source")
         return [read_any_binding(item) for item in _objects(answer)]
 
     async def list_policies(self) -> list[PolicySpec]:
@@ -295,11 +309,16 @@ class ManagementClient:
             return None
 
     async def _request(
-        self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
+        self,
+        method: str,
+        *path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        timeout: float | None = None,
     ) -> httpx.Response:
         doing = f"{method} {path[0]} at {self._address}"
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout if timeout is None else timeout):
                 answer = await self._client.request(
                     method,
                     # Keys and names of queues are data: a slash in them must not become a part of the path.
@@ -309,17 +328,17 @@ class ManagementClient:
                 )
         except (TimeoutError, httpx.TimeoutException) as error:
             # A change may have been made; all changes of this client can be repeated.
-            raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
+            raise ManagementUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
         except (httpx.ConnectError, ssl.SSLError) as error:
             if (trouble := describe_tls_error(error)) is not None:
-                raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
+                raise ManagementUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
             trouble = describe_unreachable(error) or str(error)
-            raise BrokerUnavailableError(
+            raise ManagementUnavailableError(
                 f"RabbitMQ's HTTP API cannot be reached at {self._address}: {trouble}. Check broker.management_uri, "
                 "and that the management plugin is on (rabbitmq-plugins enable rabbitmq_management)."
             ) from error
         except httpx.RequestError as error:
-            raise BrokerUnavailableError(
+            raise ManagementUnavailableError(
                 f"The connection to RabbitMQ's HTTP API failed ({doing}: {error}); "
                 "if this continues, check that broker.management_uri is not the AMQP port."
             ) from error
@@ -332,7 +351,7 @@ class ManagementClient:
         reason = _reason(answer)
         # An error of the server, for example while it starts: a retry may succeed.
         if answer.status_code >= 500:
-            kind = _ServerError if answer.status_code == 500 else BrokerUnavailableError
+            kind = _ServerError if answer.status_code == 500 else ManagementUnavailableError
             raise kind(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
         if reason is None:
             raise BrokerError(

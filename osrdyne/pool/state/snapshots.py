@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from osrdyne.aio.tasks import off_loop
 from osrdyne.config.types import size_text
-from osrdyne.errors import BrokerError, LeadershipLostError
+from osrdyne.errors import BrokerError, LeadershipLostError, ManagementUnavailableError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.logs import Logger, get_logger
 
@@ -60,11 +60,12 @@ class SnapshotStore(Generic[S]):
         self._log: Logger = get_logger("snapshots", pool=pool, snapshot=storage.name)
 
     async def load(self) -> S | None:
-        """The state that an earlier leader saved last; None without one, or if it cannot be read."""
+        """The state that an earlier leader saved last; None without one, or if it cannot be read. Raises
+        `ManagementUnavailableError`: whether there is one is not known."""
         try:
             content = await self._storage.read()
-        except LeadershipLostError:
-            raise
+        except (LeadershipLostError, ManagementUnavailableError):
+            raise  # the caller tries again
         except BrokerError as error:
             self._log.warning("snapshot not available, beginning without it", error=str(error))
             return None

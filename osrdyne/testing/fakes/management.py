@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from osrdyne.broker.management.client import MAX_PAGE_SIZE, ManagementClient
 from osrdyne.broker.management.models import TOTALS_MAX_AGE, Binding, ListedBinding, ListedExchange, QueueTotals
 from osrdyne.broker.topology.policies import PolicySpec
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.errors import ManagementUnavailableError
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.fakes.broker import FakeBroker
 
@@ -118,7 +118,7 @@ class FakeManagement(ManagementClient):
     async def _ask(self, call: str, target: str) -> None:
         await self.broker.pass_hook(call, target, done=False)
         if not self.available:
-            raise BrokerUnavailableError("RabbitMQ's HTTP API did not answer in time.")
+            raise ManagementUnavailableError("RabbitMQ's HTTP API did not answer in time.")
 
 
 class Parameters:

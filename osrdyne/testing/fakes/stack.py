@@ -144,12 +144,15 @@ class Stack(LeaderVerbs):
                     token=token,
                     driver=self.driver,
                     management=self.management,
-                    pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
+                    open_pool=self._open_pool,
                     key_counter=KeyCounter(self.settings.lifecycle.max_distinct_keys),
                     verifier=self.verifier,
                 )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)
+
+    async def _open_pool(self) -> list[Key]:
+        return [*map(Key, self.settings.pool.pinned_keys), *self.pinned]
 
     async def kill(self) -> None:
         """End the leader as SIGKILL does: its connections are cut, and nothing is closed in order."""

@@ -5,14 +5,40 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.errors import BrokerUnavailableError, ManagementUnavailableError
+from osrdyne.testing.clock import VirtualClock
 
 LIMIT = 0.2
+
+
+@pytest.mark.proves("broker/answer-management-api-comes")
+async def test_listing_that_is_too_late_has_more_time_at_the_next_attempt() -> None:
+    """With thousands of queues RabbitMQ may need longer for it than any other call may take."""
+    clock, asked = VirtualClock(), 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(LIMIT * 2.5)
+        return httpx.Response(200, json={"page_count": 1, "items": []})
+
+    settings = BrokerSettings(management_timeout=LIMIT)
+    async with ManagementClient(settings, clock=clock, transport=httpx.MockTransport(answer)) as management:
+        for _ in range(2):
+            with pytest.raises(ManagementUnavailableError):
+                await management.list_queues("pool-")
+        assert await management.list_queues("pool-") == []
+        with pytest.raises(ManagementUnavailableError):
+            await management.overview()
+    assert asked == 4
+
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 62\r\n\r\n"
 BODY = b" " * 60 + b"[]"
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from osrdyne.broker.management.client import ManagementClient, vhost_of
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
-from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError, BrokerUnavailableError, OsrdyneError
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError, ManagementUnavailableError, OsrdyneError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 NO_QUEUES = {"items": [], "filtered_count": 0, "page_count": 0}
@@ -113,14 +113,14 @@ async def test_listing_asks_for_the_cheap_totals_and_escapes_the_prefix(seen: li
         (answering(403, {"error": "not_authorised", "reason": "no"}), BrokerAccessError),
         (answering(404, {"error": "Object Not Found"}), BrokerNotFoundError),
         (answering(400, {"error": "bad_request", "reason": "bad"}), BrokerError),
-        (answering(503, text="<html>down</html>"), BrokerUnavailableError),
+        (answering(503, text="<html>down</html>"), ManagementUnavailableError),
         (answering(200, text="<html>hello</html>"), BrokerError),
         (answering(404, text="<html>no such page</html>"), BrokerError),
         (answering(200, ["a list"]), BrokerError),
-        (raising(httpx.ConnectError("refused")), BrokerUnavailableError),
-        (raising(httpx.ReadTimeout("slow")), BrokerUnavailableError),
-        (raising(httpx.RemoteProtocolError("not HTTP")), BrokerUnavailableError),
-        (answering_gzip(b"junk"), BrokerUnavailableError),
+        (raising(httpx.ConnectError("refused")), ManagementUnavailableError),
+        (raising(httpx.ReadTimeout("slow")), ManagementUnavailableError),
+        (raising(httpx.RemoteProtocolError("not HTTP")), ManagementUnavailableError),
+        (answering_gzip(b"junk"), ManagementUnavailableError),
     ],
     ids=["401", "403", "404", "400", "503", "html", "html-404", "wrong-json", "refused", "slow", "not-http", "gzip"],
 )
@@ -206,5 +206,5 @@ async def test_the_clock_of_the_broker_is_compared() -> None:
 async def test_list_of_users_is_asked_for_again_when_one_was_deleted_meanwhile() -> None:
     answers = [httpx.Response(500), httpx.Response(200, json=[{"name": "p-a"}, {"name": "other"}])]
     assert await client(lambda _: answers.pop(0)).list_users("p-") == ["p-a"]
-    with pytest.raises(BrokerUnavailableError):
+    with pytest.raises(ManagementUnavailableError):
         await client(answering(500)).list_users("p-")
