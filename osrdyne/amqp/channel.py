@@ -224,6 +224,7 @@ class Channel:
                 # `cancel` of this tag is already on its way: a consume behind it would take messages for no reader.
                 if tag not in self._consumers:
                     return
+                consumer.begin(0 if no_ack else prefetch)
                 await self._underlay.basic_consume(
                     consumer.queue,
                     deliver,
@@ -289,17 +290,24 @@ class Channel:
         RabbitMQ may buffer acknowledgements of single deliveries, and drops them if it closes the channel; those of one
         call take effect together.
         """
+        self._note_settled(tag, multiple=multiple)
         with translated("acknowledge a message"):
             # Acknowledgements have no answer. A lost one causes a duplicate, never a loss.
             await self._underlay.basic_ack(tag, multiple=multiple, wait=False)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
+        self._note_settled(tag)
         with translated("return a message"):
             await self._underlay.basic_nack(tag, requeue=requeue, wait=False)
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
+        self._note_settled(tag)
         with translated("reject a message"):
             await self._underlay.basic_reject(tag, requeue=requeue, wait=False)
+
+    def _note_settled(self, tag: int, *, multiple: bool = False) -> None:
+        for consumer in self._consumers.values():
+            consumer.settle(tag, multiple=multiple)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish; on a channel with confirms, return once the broker has confirmed the message.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from osrdyne.amqp.message import Delivery
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError
@@ -21,10 +22,38 @@ class Consumer:
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._error: OsrdyneError | None = None
         self._ended = False
+        self._prefetch = 0
+        self._held: set[int] = set()
+        self.received = 0  # How many deliveries have arrived.
+        self.skips: Callable[[Delivery], bool] | None = None
+        """Whether a delivery is acknowledged without a reader."""
+
+    def begin(self, prefetch: int) -> None:
+        """Note that RabbitMQ may send `prefetch` deliveries from now on, besides those that are held already.
+
+        0: without a limit.
+        """
+        self._prefetch = prefetch
+        self._held.clear()
+
+    def settle(self, tag: int, *, multiple: bool = False) -> None:
+        """Note that a delivery was acknowledged or returned; with `multiple` all up to it."""
+        if multiple:
+            self._held = {held for held in self._held if held > tag}
+        else:
+            self._held.discard(tag)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether RabbitMQ may send another delivery now."""
+        return not self._ended and (self._prefetch == 0 or len(self._held) < self._prefetch)
 
     def put(self, delivery: Delivery) -> None:
         """Add a delivery for the reader. After the end it is dropped, and stays unacknowledged."""
         if not self._ended:
+            self.received += 1
+            if self._prefetch:
+                self._held.add(delivery.tag)
             self._deliveries.put_nowait(delivery)
 
     def end(self, error: OsrdyneError | None = None) -> None:
@@ -45,11 +74,14 @@ class Consumer:
 
     async def get(self) -> Delivery:
         """Return the next delivery. Raises `BrokerUnavailableError` after the last one, when the consumer has ended."""
-        delivery = await self._deliveries.get()
-        if delivery is None:
-            self._deliveries.put_nowait(None)
-            raise self._error or BrokerUnavailableError(f"The consumer of {self.queue} was closed.")
-        return delivery
+        while True:
+            delivery = await self._deliveries.get()
+            if delivery is None:
+                self._deliveries.put_nowait(None)
+                raise self._error or BrokerUnavailableError(f"The consumer of {self.queue} was closed.")
+            if self.skips is None or not self.skips(delivery):
+                return delivery
+            await delivery.ack()
 
     def __aiter__(self) -> Consumer:
         return self

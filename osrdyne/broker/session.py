@@ -21,6 +21,7 @@ from osrdyne.broker.leadership.channel_pool import ChannelPool, LeaderChannels
 from osrdyne.broker.leadership.token import Token, TokenChannel, TokenPublisher, TokenTimes
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.publishing.proofs import Proofs
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import Quarantine
@@ -211,6 +212,16 @@ class LeaderSession:
         """Whether RabbitMQ accepts no messages of this daemon, because of a memory or disk alarm."""
         return any(connection.is_blocked for connection in self._open)
 
+    def proofs(self) -> Proofs:
+        """The proofs for the consumers of the controller's queues."""
+        return Proofs(
+            self.publisher,
+            user=self.token.user,
+            # So long RabbitMQ may take an earlier leader for the active consumer of a queue.
+            patience=3 * self.control.options.heartbeat,
+            reattaches=self.version.reattaches_consumers,
+        )
+
     def request_queues(self, management: ManagementClient, layout: QueueLayout | None = None) -> RequestQueueCommands:
         """Commands on request queues; without a layout, those of a direct pool."""
         return RequestQueueCommands(
@@ -220,6 +231,7 @@ class LeaderSession:
             durability=self._durability,
             layout=layout or QueueLayout(self.names),
             clock=self._clock,
+            reattaches=self.version.reattaches_consumers,
         )
 
     def retry_queues(self, management: ManagementClient) -> RetryQueueCommands:

@@ -616,6 +616,7 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
         control=workers.control,
         worker_loop=workers.loop,
         paused=state.paused,
+        found_unbound=queues.loop.found_unbound if resources.session.version.reattaches_consumers else None,
     )
     lags = GroupLags(context.clock, state.backlog)
     resync = Resync(
@@ -719,6 +720,8 @@ def wire_processors(
         ],
         open_channel=session.channel,
         sweeper=sweeper,
+        clock=context.clock,
+        proofs=session.proofs(),
     )
     poison = PoisonInventory(
         context, publisher=publisher, open_channel=session.channel, forgeries=forgeries, user=session.token.user

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Consumer, Delivery
-from osrdyne.errors import BrokerError
+from osrdyne.broker.publishing.proofs import Proofs
+from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.processors.expiry.sweeper import ExpirySweeper
 
+PROOF_INTERVAL = 3.0  # Seconds without a message after which a consumer gets a proof.
+PROOF_POLL = 0.5
 DRAIN_TIMEOUT = 10.0  # Seconds that an orderly end waits for the messages that the consumers have taken.
 
 
@@ -48,12 +52,17 @@ class ControllerConsumers:
         *,
         open_channel: Callable[[], Awaitable[Channel]],
         sweeper: ExpirySweeper | None = None,
+        clock: Clock,
+        proofs: Proofs,
     ) -> None:
         self._processors = processors
         self._open_channel = open_channel
         self._sweeper = sweeper
         self._running: list[_Running] = []
         self._sweeping: list[asyncio.Task[None]] = []
+        self._proving: list[asyncio.Task[None]] = []
+        self._clock = clock
+        self._proofs = proofs
         self._log: Logger = get_logger("consumers")
 
     async def start_early(self, group: asyncio.TaskGroup, queue: str) -> None:
@@ -72,11 +81,40 @@ class ControllerConsumers:
             channel = await self._open_channel()
             # A channel for each queue: an error on one closes no other, and a cancel waits for no other queue.
             consumer = await channel.consume(processor.queue, prefetch=processor.prefetch)
+            consumer.skips = self._proofs.is_proof
+            if self._proofs.are_needed:
+                self._proving.append(group.create_task(self._prove(consumer), name=f"proof of {processor.queue}"))
             task = group.create_task(processor.run(consumer), name=f"consumer of {processor.queue}")
             self._running.append(_Running(channel, consumer, task))
 
+    async def _prove(self, consumer: Consumer) -> None:
+        """Raise `BrokerUnavailableError` when no messages come to a consumer any more.
+
+        RabbitMQ has then attached it to another queue of the same name, and drops what it delivers to it (broker:
+        reattached-consumers). The end of the term closes the channel: RabbitMQ returns these messages, and the next
+        term takes them. Crash before a proof is taken: the next leader takes it, and drops it.
+        """
+        while True:
+            received = consumer.received
+            await self._clock.sleep(PROOF_INTERVAL)
+            if consumer.received != received or not consumer.has_room:
+                continue  # messages come, or must not come now
+            try:
+                await self._proofs.publish(consumer.queue)
+            except (PublishRefusedError, BrokerSilentError):
+                continue  # a missing queue is a matter of the topology watch; one without a leader delivers nothing
+            until = self._clock.monotonic() + self._proofs.patience
+            while consumer.received == received and consumer.has_room:
+                if self._clock.monotonic() >= until:
+                    raise BrokerUnavailableError(
+                        f"The consumer of {consumer.queue} gets no messages: the queue was deleted and declared again."
+                    )
+                await self._clock.sleep(PROOF_POLL)
+
     async def finish(self) -> None:
         """Stop consuming and finish the messages that were taken; those not finished in time return to their queue."""
+        for proving in self._proving:
+            proving.cancel()
         for running in self._running:
             # Cancelled and not closed: messages that were taken can still be acknowledged. A closed channel would
             # return all of them.

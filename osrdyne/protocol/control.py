@@ -43,6 +43,7 @@ class Command(StrEnum):
     POISON = "poison"
     RELOAD = "reload"
     RATE = "rate"
+    RECONNECT = "reconnect"
     ASSIGN = "assign"
     RELEASE = "release"
     FORGET = "forget"

@@ -83,6 +83,7 @@ class Worker:
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         """The queues that the worker consumes now; none until it is ready."""
         self._probes: asyncio.Queue[str] = asyncio.Queue()
+        self._must_reconnect = asyncio.Event()
         """The ids of the requested probes for which no request was taken yet."""
         self._last_probes: deque[str] = deque(maxlen=MAX_REMEMBERED_PROBES)
         self._loading_done = False
@@ -230,6 +231,7 @@ class Worker:
                 group.create_task(listening, name="control")
                 group.create_task(self._run_intakes(broker, group), name="intakes")
                 group.create_task(self._run_probes(broker), name="probes")
+                group.create_task(self._leave_on_request(broker), name="reconnect")
         except* BrokerError as errors:
             lost = errors
         finally:
@@ -254,6 +256,15 @@ class Worker:
                     intake = Intake(self._runtime, broker, queue, queues=self._queues, processor=self._processor)
                     group.create_task(intake.run(), name=f"intake-{queue}")
             await self._queues.changed()
+
+    async def _leave_on_request(self, broker: BrokerConnection) -> None:
+        """End this connection once the controller asks for it and no request runs: acknowledgements need the connection
+        over which a request came."""
+        self._must_reconnect.clear()  # asked for on an earlier connection
+        await self._must_reconnect.wait()
+        await self._processor.until_idle()
+        log.info("connecting to RabbitMQ again")
+        broker.fail()
 
     async def _run_probes(self, broker: BrokerConnection) -> None:
         """Take one request for each probe that the controller requests on this connection. A probe that a lost
@@ -310,6 +321,8 @@ class Worker:
                 valid = isinstance(reload_id, str) and len(reload_id) <= MAX_RELOAD_ID
                 if valid and message.generation >= self._desired.generation:
                     self._request_reload(str(reload_id))
+            case Command.RECONNECT:
+                self._must_reconnect.set()
             case Command.PROBE:
                 probe_id = message.details.get("id")
                 valid = isinstance(probe_id, str) and 0 < len(probe_id) <= MAX_PROBE_ID

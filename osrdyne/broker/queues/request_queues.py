@@ -43,6 +43,7 @@ from osrdyne.protocol.names import Key, QueueName
 LEADERLESS_SILENCES = 3
 LEADERLESS_PAUSE = 5.0  # Seconds between two of these consumers.
 LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
+REATTACH_TIME = 1.0  # Seconds in which a channel notices that the queue of its consumer was deleted.
 
 
 class RequestQueueCommands:
@@ -57,7 +58,10 @@ class RequestQueueCommands:
         durability: QueueDurability,
         layout: QueueLayout,
         clock: Clock,
+        reattaches: bool = False,
     ) -> None:
+        """`reattaches`: whether RabbitMQ may attach a consumer to a queue that is declared again
+        (`BrokerVersion.reattaches_consumers`)."""
         self._names = layout.names
         self._token = channels.token
         self._spare_channels = channels.spare
@@ -68,6 +72,7 @@ class RequestQueueCommands:
         self._quarantine = quarantine
         self._durability = durability
         self._suspects: set[Key] = set()
+        self._reattaches = reattaches
         self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=layout.names.pool)
@@ -153,13 +158,20 @@ class RequestQueueCommands:
         return await self._exists(self._names.request_queue(key))
 
     async def check(self, key: Key) -> QueueCheck:
-        """Check with RabbitMQ whether the queues of the group exist and are bound. Changes nothing there."""
+        """Check with RabbitMQ whether the queues of the group exist and are bound. Changes nothing there.
+
+        When this returns, a missing queue may be declared again.
+        """
         known = self._layout.existing(key)
         missing = [queue for queue in known if not await self._exists(queue.name)]
         for queue in missing:
             # The next bind declares it first: a bind to a missing queue closes the token channel (lifecycle:
             # token-channel-never-fails).
             self._layout.note_missing(key, queue.priority)
+        if missing and self._reattaches:
+            # Before anything declares them again: the channels of their consumers must see first that they are gone, so
+            # that RabbitMQ cancels the consumers (broker: reattached-consumers). Requests are orphans meanwhile.
+            await self._clock.sleep(REATTACH_TIME)
         if any(queue.used for queue in missing):
             return QueueCheck.MISSING
         try:

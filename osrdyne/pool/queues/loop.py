@@ -60,6 +60,8 @@ class RequestQueuesLoop:
         self._clock = context.clock
         self._metrics = context.metrics
         self._requested: ChangeFeed[Key] = ChangeFeed()  # keys to plan again on request of other components
+        self.found_unbound: ChangeFeed[Key] = ChangeFeed()
+        """Keys whose binding another client has removed, perhaps together with the queue."""
         self._actors: dict[Key, Wakeup] = {}
         # Keys that this term has found, those of them that wait for a turn, and those that have one. A new leader may
         # find thousands of keys: without turns their commands would delay those of waiting requests.
@@ -235,6 +237,7 @@ class RequestQueuesLoop:
         # Not repaired by a command of its own: the next plan binds it again, in the order of all other steps.
         if found is QueueCheck.UNBOUND:
             self._note_repair("request_binding", "request queue binding missing, binding again", key)
+            self.found_unbound.notify(key)
         # Only bind-ok of this term proves a binding (lifecycle: listed-bindings-are-unknown), never the HTTP API.
         binding = self._queue_status[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
         self._queue_status.update(key, binding=binding, unverified=False, checked_at=asked_at)

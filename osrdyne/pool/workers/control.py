@@ -76,6 +76,10 @@ class WorkerControl:
             key, ControlMessage(Command.RELOAD, self._tracker.generation, {"id": reload_id})
         )
 
+    async def ask_to_reconnect(self, key: Key) -> bool:
+        """Ask the workers of a group to connect anew as soon as they run no request."""
+        return await self._send_to_group(key, ControlMessage(Command.RECONNECT, self._tracker.generation))
+
     async def drain(self, worker_id: WorkerId) -> bool:
         """Ask one worker to take no more requests, to finish those it runs, and to end."""
         message = ControlMessage(Command.DRAIN, self._tracker.generation)

@@ -154,6 +154,7 @@ class FakeChannel(Channel):
             self._check()
         consumer = consumer or Consumer(name)
         consumer.tag = f"c{next(self._numbers)}"
+        consumer.begin(prefetch)
         holder = Holder(
             deliver=lambda stored: consumer.put(self._deliver(queue, holder, stored)),
             on_delete=lambda: self._queue_deleted(consumer),
@@ -257,6 +258,8 @@ class FakeChannel(Channel):
         if tag not in self._held:
             raise BrokerConflictError(f"PRECONDITION_FAILED - unknown delivery tag {tag}")
         queue, holder = self._held.pop(tag)
+        for _, _, consumer in self._holders.values():
+            consumer.settle(tag)
         return queue, holder.held.pop(tag)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:

@@ -148,6 +148,27 @@ async def test_cancelled_worker_marks_its_calls_and_gives_back_its_requests(benc
 
 
 @pytest.mark.proves("workers/rabbitmq-cancels-worker-s")
+@pytest.mark.proves("broker/request-queue-declared-again")
+async def test_worker_connects_again_on_request_when_no_request_runs(
+    bench: Bench, broker: FakeBroker, clock: VirtualClock
+) -> None:
+    """broker: reattached-consumers: what RabbitMQ has dropped returns with the connection."""
+    await bench.start(paused=False)
+    await bench.publish_requests(1)
+    await bench.reported(lambda report: report.event is Event.BUSY)
+    message = ControlMessage(Command.RECONNECT, Generation(0, 0))
+    await broker.publish(Message(body=message.wire_body()), exchange=NAMES.control_exchange, routing_key=CONTROL_KEY)
+    before = broker.count("consume", QUEUE)
+    await clock.advance(10.0)
+    assert broker.count("consume", QUEUE) == before, "a request runs"
+    bench.go_on.set()
+    async with asyncio.timeout(PATIENCE):
+        while broker.count("consume", QUEUE) == before:
+            await clock.advance(0.1)
+            await asyncio.sleep(0.001)
+    assert len(bench.calls) == 1
+
+
 async def test_consumers_that_rabbitmq_cancels_leave_no_channel_open(broker: FakeBroker, clock: VirtualClock) -> None:
     """RabbitMQ cancels a consumer when its queue is deleted, and keeps the channel."""
     connection = FakeConnection(broker, ConnectionOptions("amqp://fake"))

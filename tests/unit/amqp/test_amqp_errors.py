@@ -164,6 +164,23 @@ class TestConsumer:
             await anext(consumer)
         assert consumer.ended
 
+    def test_room_is_what_the_present_prefetch_leaves(self) -> None:
+        consumer = Consumer("q")
+        consumer.begin(2)
+        for tag in (1, 2):
+            consumer.put(self.delivery(tag))
+        rooms = [consumer.has_room]
+        consumer.settle(1)
+        rooms.append(consumer.has_room)
+        consumer.begin(1)  # besides the delivery that it holds
+        rooms.append(consumer.has_room)
+        consumer.put(self.delivery(3))
+        rooms.append(consumer.has_room)
+        consumer.settle(3, multiple=True)
+        rooms.append(consumer.has_room)
+        consumer.end()
+        assert ([*rooms, consumer.has_room], consumer.received) == ([False, True, True, False, True, False], 3)
+
     async def test_cancelled_reader_loses_no_delivery(self) -> None:
         consumer = Consumer("q")
         reader = asyncio.create_task(consumer.get())

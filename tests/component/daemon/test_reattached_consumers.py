@@ -1,0 +1,146 @@
+"""broker: reattached-consumers: RabbitMQ before 4.0 delivers nothing to a consumer whose queue was declared again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from osrdyne.amqp import Message
+from osrdyne.broker.queues.request_queues import REATTACH_TIME
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.control import Command as ControlCommand
+from osrdyne.protocol.control import control_from_wire
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeChannel, FakeConnection
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack
+
+NAMES = PoolNames(POOL)
+NOTICED = 10.0
+QUEUES = (
+    NAMES.orphan_queue,
+    NAMES.dead_letter_queue,
+    NAMES.activity_queue,
+    NAMES.cancel_queue,
+    NAMES.progress_queue,
+)
+
+
+@pytest.fixture
+def version() -> str:
+    return "3.10.8"
+
+
+@pytest.fixture
+async def stack(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, version: str
+) -> AsyncIterator[Stack]:
+    """A leader whose term a test may end."""
+    monkeypatch.setattr(FakeConnection, "server_version", version)
+    stack = make_stack(clock, broker=broker)
+    stack.task = asyncio.create_task(stack.lead())
+    await clock.advance(5.0)
+    yield stack
+    stack.task.cancel()
+    await asyncio.wait({stack.task})
+
+
+def declare_again(stack: Stack, queue: str) -> None:
+    """Delete the queue and declare it again at once: RabbitMQ drops what it delivers to the consumers."""
+    for connection in stack.connections:
+        for channel in connection.channels:
+            for consumed, _, consumer in channel._holders.values():
+                if consumed.name == queue:
+                    consumer.put = lambda _: None  # type: ignore[method-assign]
+
+
+async def publish(broker: FakeBroker, queue: str) -> None:
+    message = Message(body=b"{}", headers={"x-osrdyne-key": "a"})
+    await FakeChannel(broker).publish(message, exchange="", routing_key=queue)
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.proves("broker/controller-queue-declared-again")
+async def test_consumer_that_gets_nothing_ends_the_term(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, queue: str
+) -> None:
+    await clock.advance(60.0)
+    assert not stack.task.done()
+    declare_again(stack, queue)
+    await publish(broker, queue)
+    await clock.advance(NOTICED)
+    assert stack.task.done()
+    with pytest.raises(ExceptionGroup) as raised:
+        await stack.task
+    assert raised.group_contains(BrokerUnavailableError, match=queue)
+    async with leading(clock, broker=broker):
+        await clock.advance(5.0)
+        assert broker.look_up(queue).messages == 0
+
+
+@pytest.mark.parametrize("version", ["3.10.8", "4.0.0"])
+async def test_messages_that_wait_for_a_busy_consumer_end_no_term(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async def hold_bind(command: Command) -> None:
+        if command.name == "bind" and not command.done:
+            await asyncio.Event().wait()
+
+    broker.hook = hold_bind
+    for number in range(600):
+        await stack.publish(f"k{number}")
+    await clock.advance(60.0)
+    assert not stack.task.done()
+
+
+@pytest.mark.parametrize("version", ["4.0.0"])
+async def test_rabbitmq_that_cancels_such_consumers_is_not_asked(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
+) -> None:
+    before = broker.count("publish", NAMES.cancel_queue)
+    await clock.advance(60.0)
+    assert (stack.task.done(), broker.count("publish", NAMES.cancel_queue)) == (False, before)
+
+
+@pytest.mark.parametrize(("version", "waits"), [("3.10.8", True), ("4.0.0", False)])
+@pytest.mark.proves("broker/request-queue-declared-again")
+async def test_deleted_request_queue_is_declared_after_its_consumers_are_cancelled(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, waits: bool
+) -> None:
+    queue, declared_at = NAMES.request_queue(Key("a")), list[float]()
+
+    async def note(command: Command) -> None:
+        if command.name == "declare" and command.target == queue and not command.done:
+            declared_at.append(clock.monotonic())
+
+    await stack.publish("a")
+    await clock.advance(1.0)
+    broker.hook = note
+    broker.delete_queue(queue)
+    deleted_at = clock.monotonic()
+    await stack.publish("a", b"again")
+    await clock.advance(5.0)
+    assert (declared_at[0] - deleted_at >= REATTACH_TIME) is waits
+    assert stack.waiting("a") == [b"again"]
+
+
+@pytest.mark.parametrize(("version", "asked"), [("3.10.8", 1), ("4.0.0", 0)])
+@pytest.mark.proves("broker/request-queue-declared-again")
+async def test_workers_of_a_queue_that_lost_its_binding_connect_again(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, asked: int
+) -> None:
+    """Another program may have declared the queue again, with consumers that get nothing."""
+    await stack.publish("a")
+    await clock.advance(1.0)
+    seen, key = "seen", Key("a")
+    broker.declare_queue(seen, {})
+    broker.bind(seen, NAMES.control_exchange, NAMES.control_group_routing_key(key))
+    broker.unbind(NAMES.request_queue(key), NAMES.requests_exchange, key)
+    await stack.publish("a", b"again")
+    await clock.advance(1.0)
+    messages = [control_from_wire(body) for body in broker.bodies(seen)]
+    assert [one.command for one in messages if one].count(ControlCommand.RECONNECT) == asked
+    assert stack.waiting("a") == [b"", b"again"]
