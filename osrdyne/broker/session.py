@@ -209,7 +209,7 @@ class LeaderSession:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether RabbitMQ accepts no messages of this daemon, because of a memory or disk alarm."""
+        """Whether a memory or disk alarm keeps this daemon from publishing, also while it connects."""
         return any(connection.is_blocked for connection in self._open)
 
     def proofs(self) -> Proofs:

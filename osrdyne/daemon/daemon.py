@@ -204,7 +204,7 @@ class Daemon:
                 if self._state.term is not None:
                     self._state.note("leadership", ok=False, detail="this daemon's last term has ended")
                 # After every end: the API must not answer from the state of a term that is over.
-                self._state.term = None
+                self._state.term = self._state.session = None
                 self._metrics.leading.set(0)
                 self._metrics.term.set(0)
             # After a term that lasted, the next failure counts as the first one.
@@ -219,13 +219,15 @@ class Daemon:
 
     async def _one_term(self, stop: StopRequest) -> bool:
         """Connect, wait for the token, lead. True if the term ended in order; raises when leadership is lost."""
-        async with LeaderSession(
+        # Known before it connects: an alarm may hold it up.
+        session = self._state.session = LeaderSession(
             self._settings,
             clock=self._clock,
             quarantine=self._quarantine,
             last_term=self._leader.last_term,
             on_forged=self._metrics.forged_messages.labels(queue="leader").inc,
-        ) as session:
+        )
+        async with session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
             # In a task: a standby may wait for the token for months, and must end at once when it is stopped.

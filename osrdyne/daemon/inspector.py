@@ -18,6 +18,7 @@ from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.amqp import ALARM
 from osrdyne.auth.audit import AuditPage, AuditQuery, AuditRecord
 from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.session import LeaderSession
 from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.daemon.term import Term
 from osrdyne.drivers.base import Driver, Instance, InstanceState
@@ -75,9 +76,11 @@ FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to answer with the leader's address.
 
 @dataclass(slots=True)
 class DaemonState:
-    """The present term and the health of the components; written only by the daemon."""
+    """The present term, its session or that of a standby, and the health of the components; written only by the
+    daemon."""
 
     term: Term | None = None
+    session: LeaderSession | None = None
     components: dict[str, ComponentView] = field(default_factory=dict)
 
     def note(self, name: str, *, ok: bool, detail: str, fatal: bool = True) -> None:
@@ -136,14 +139,21 @@ class DaemonInspector:
                 announced = await self._leader.find()
         return None if announced == own else announced
 
+    def _is_blocked(self) -> bool:
+        """Whether an alarm of RabbitMQ keeps this daemon, leader or standby, from publishing."""
+        if self._state.term is not None:
+            return self._state.term.is_blocked
+        return self._state.session is not None and self._state.session.is_blocked
+
     def components(self) -> list[ComponentView]:
         found = [*self._state.components.values()]
-        if self._state.term is not None and self._state.term.is_blocked:
-            # Not fatal: the daemon works again by itself, and to restart it would not help.
+        if self._is_blocked():
             reason = (
                 f"RabbitMQ accepts no messages because of {ALARM}, so requests wait; `osrdyne doctor` names its node"
             )
-            found.append(ComponentView("alarm", False, reason, fatal=False))
+            # A daemon that is connected works again by itself, and to restart it would not help.
+            fatal = self._state.term is None and "broker" not in self._state.components
+            found.append(ComponentView("alarm", False, reason, fatal=fatal))
         if self._state.term is not None and (off := self._state.term.routing.routes.retries_off):
             reason = " ".join(sorted(set(off.values())))
             found.append(

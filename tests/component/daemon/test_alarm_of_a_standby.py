@@ -1,0 +1,53 @@
+"""A memory or disk alarm of RabbitMQ in the components of a daemon that does not lead."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import Mock, PropertyMock
+
+import pytest
+
+from osrdyne.broker.session import LeaderSession
+from osrdyne.daemon.inspector import DaemonInspector, DaemonState
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
+from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.stack import POOL, settings_for
+
+
+def alarms(state: DaemonState, clock: VirtualClock) -> list[tuple[bool, bool]]:
+    parts = {name: Mock() for name in ("driver", "management", "pins", "leader")}
+    inspector = DaemonInspector(pool=POOL, state=state, prices={}, clock=clock, **parts)
+    return [(one.ok, one.fatal) for one in inspector.components() if one.name == "alarm"]
+
+
+@pytest.mark.proves("broker/memory-disk-alarm")
+async def test_standby_names_an_alarm_as_long_as_it_lasts(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with LeaderSession(settings_for(), clock=clock, connect=connect_to(broker)) as standby:
+        state, seen = DaemonState(session=standby), []
+        state.note("broker", ok=True, detail="connected")
+        for blocked in (False, True, False):
+            monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=blocked))
+            seen.append(alarms(state, clock))
+    assert seen == [[], [(False, False)], []]
+
+
+@pytest.mark.proves("broker/memory-disk-alarm")
+async def test_daemon_that_an_alarm_keeps_from_connecting_is_not_ready(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hold_publishes(command: Command) -> None:
+        if command.name == "publish":
+            await asyncio.Event().wait()
+
+    broker.hook = hold_publishes
+    monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=True))
+    session = LeaderSession(settings_for(), clock=clock, connect=connect_to(broker))
+    connecting = asyncio.create_task(session.__aenter__())
+    await clock.settle()
+    assert not connecting.done()
+    assert alarms(DaemonState(session=session), clock) == [(False, True)]
+    connecting.cancel()
+    await asyncio.wait({connecting})
