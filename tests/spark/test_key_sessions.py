@@ -13,7 +13,7 @@ from asking import SLOW, active_jobs, wait_for
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
-from osrdyne_worker import Context
+from osrdyne_worker import Context, RequestError
 from osrdyne_worker.pipelines.guard.sessions import REQUIRED_SETTINGS
 from osrdyne_worker.pipelines.views.caching import cache_now, drop_cached
 from osrdyne_worker.spark.java.heap import HeapUse, LiveHeap
@@ -57,7 +57,16 @@ def living(spark: Any) -> LivingKeys:
 
 
 @pytest.fixture
-def keys(sessions: SparkSessions, spark: Any, living: LivingKeys) -> Iterator[tuple[OneKey, OneKey]]:
+def own_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests of this process use PySpark as it is."""
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", SparkSession.getActiveSession)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", SparkSession.Builder.getOrCreate)
+
+
+@pytest.fixture
+def keys(sessions: SparkSessions, spark: Any, living: LivingKeys, own_patches: None) -> Iterator[tuple[OneKey, OneKey]]:
     made = (OneKey(sessions, spark, living, "a"), OneKey(sessions, spark, living, "b"))
     yield made
     spark.sparkContext.cancelAllJobs()
@@ -101,7 +110,32 @@ def test_pyspark_knows_the_session_of_the_keys_thread(keys: tuple[OneKey, OneKey
     assert a.run(known)
     assert a.sql(f"set {PARTITIONS}") == [(PARTITIONS, "7")]
     assert b.sql(f"set {PARTITIONS}") == [(PARTITIONS, "5")]
-    assert SparkSession.getActiveSession() is spark
+    of_no_key = SparkSession.getActiveSession()
+    assert of_no_key is SparkSession.builder.getOrCreate()
+    assert of_no_key not in (spark, a.session, b.session)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        lambda session: session.stop(),
+        lambda session: type(session).active().stop(),
+        lambda session: session.sparkContext.stop(),
+        lambda session: session.range(1).sparkSession.stop(),
+        lambda session: session.__exit__(None, None, None),
+    ],
+    ids=["session", "active", "context", "frame", "with"],
+)
+def test_stop_of_one_keys_session_is_refused_and_ends_no_key(
+    keys: tuple[OneKey, OneKey], stop: Callable[[Any], None]
+) -> None:
+    a, _ = keys
+    with pytest.raises(RequestError) as refused:
+        a.run(lambda session: stop(a.factory.request_session(session)))
+    assert (refused.value.code, refused.value.error_code) == (500, "stop_refused")
+    for key in keys:
+        assert key.factory.is_alive(key.session)
+        assert key.sql("select 1") == [(1,)]
 
 
 def test_session_of_a_request_is_a_copy_of_its_keys_session(keys: tuple[OneKey, OneKey]) -> None:

@@ -36,6 +36,7 @@ from osrdyne_worker.spark.java.archive import (
     user_directory,
     written_aside,
 )
+from osrdyne_worker.spark.session import stop
 
 EXIT_TIMEOUT = 300.0
 """Seconds for the JVM to write the archive."""
@@ -80,7 +81,7 @@ def train(archive: Path, spark_conf: Mapping[str, str]) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="osrdyne-training-") as directory:
             _run(session, Path(directory))
-        session.stop()
+        stop(session)
         running = jvm.process()
         if running is not None and running.stdin is not None:
             running.stdin.close()  # the JVM exits, and writes the archive before

@@ -60,7 +60,7 @@ class KeySparkSessions(SparkSessions):
         self._starvation = parent._starvation
         self._pool_times, self._time_before = parent._pool_times, 0.0
         self._gateway_watch, self._jvm = parent._gateway_watch, parent._jvm
-        patch_active_session()
+        patch_active_session(shared)
 
     def enter_thread(self) -> None:
         _thread.sessions = self
@@ -154,8 +154,9 @@ def _reads(cached: CachedData, session: Any) -> bool:
     return False
 
 
-def patch_active_session() -> None:
-    """Make PySpark's functions for the current session return the key's session in threads of a key.
+def patch_active_session(shared: Any) -> None:
+    """Make PySpark's functions for the current session return the key's session in threads of a key, and in all other
+    threads a session of no key: the shared session is never handed out.
 
     PySpark has one active and one default session for all threads of a process: the active one is the session in which
     any thread last created a DataFrame from Python values; the default one is the shared session.
@@ -164,17 +165,16 @@ def patch_active_session() -> None:
 
     if getattr(SparkSession.getActiveSession, "of_keys", False):
         return
-    active, create = SparkSession.getActiveSession, SparkSession.Builder.getOrCreate
+    of_no_key = shared.newSession()
 
-    def get_active_session(cls: type[SparkSession]) -> SparkSession | None:
-        return active() if (session := _session_of_thread()) is None else session
+    def get_active_session(cls: type[SparkSession]) -> SparkSession:
+        return cast("SparkSession", _session_of_thread() or of_no_key)
 
     def get_or_create(builder: SparkSession.Builder) -> SparkSession:
-        if (session := _session_of_thread()) is None:
-            return create(builder)
+        session = cast("SparkSession", _session_of_thread() or of_no_key)
         module = SparkSession._get_j_spark_session_module(session._jvm)
         module.applyModifiableSettings(session._jsparkSession, builder._options)
-        return cast("SparkSession", session)
+        return session
 
     get_active_session.of_keys = True  # type: ignore[attr-defined]
     SparkSession.getActiveSession = classmethod(get_active_session)  # type: ignore[assignment, method-assign]

@@ -216,6 +216,7 @@ class SparkSessions:
             self._starvation = StarvationWatch(master, limit=limits.start_timeout)
         # Includes the probe: the wait for executors of a slow cluster counts as time for the session.
         self._start_times = {"jvm": self._jvm.started_at - since, "session": time.monotonic() - self._jvm.started_at}
+        _refuse_stop(session)
         gateway = session.sparkContext._gateway
         self._gateway_watch = GatewayWatch(lambda: connect_to(gateway))
         if limit > 0:
@@ -485,13 +486,35 @@ class SparkSessions:
             self._heap_watch = None
         try:
             if self.is_alive(session):
-                session.stop()
+                stop(session)
         except Exception:
             log.warning("spark session did not stop cleanly", exc_info=True)
         if not _is_connect_session(session):
             jvm.end()
         # After the JVM, whose executors write there.
         self._remove_work_directory()
+
+
+def _refuse_stop(session: Any) -> None:
+    """Refuse `stop` of the session, of its copies and of its context: it would end the requests that run beside."""
+
+    def refuse() -> None:
+        raise RequestError(
+            "Spark cannot be stopped by a handler or a hook: other requests use it, in a pooled process those of other "
+            "keys too. The worker stops Spark when it ends; remove the call of stop().",
+            500,
+            "stop_refused",
+        )
+
+    # Of the context: each session of this process stops Spark by its context.
+    session.sparkContext.stop = refuse
+
+
+def stop(session: Any) -> None:
+    """Stop the session and its context. Only for the owner of the session."""
+    if not _is_connect_session(session):
+        vars(session.sparkContext).pop("stop", None)
+    session.stop()
 
 
 def session_conf(
