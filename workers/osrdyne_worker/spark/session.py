@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,6 +48,7 @@ from osrdyne_worker.spark.java.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
 from osrdyne_worker.spark.java.surroundings import user_options
 from osrdyne_worker.spark.jobs import EndedGroups, job_progress_of, memory_held, progress_of
+from osrdyne_worker.spark.key_scheduling import master_of_keys, scheduler_of_keys
 from osrdyne_worker.spark.task_times import ApplicationTimes, PoolTimes
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class SparkSessions:
 
     def __init__(self, *, required: Mapping[str, str] | None = None, java_options: str = "") -> None:
         self._required = dict(required or {})
+        self._is_shared = False
+        """Whether several keys will share the session."""
         self._java_options = java_options
         # Cancelled and failed groups are remembered: some of their tasks may run on after the job is over.
         self._ended = EndedGroups()
@@ -139,11 +142,11 @@ class SparkSessions:
             return None
         context = early.context
         try:
-            master = read_master(context.worker_config)
+            if early.is_shared:
+                self._share_among_keys()
+            master = self._master(context)
             if master.is_connect or spark_home() is None:
                 return None
-            if early.is_shared:
-                self._require_fair_scheduler()
             conf = self._conf(context, master)
             jvm.require_java()
             _set_variables(master, conf)
@@ -160,11 +163,16 @@ class SparkSessions:
         starting.end()
         self._remove_work_directory()
 
-    def _require_fair_scheduler(self) -> None:
+    def _share_among_keys(self) -> None:
         """Require the scheduler that divides the executors among the keys of a shared session."""
         from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER
 
+        self._is_shared = True
         self._required = {**self._required, **FAIR_SCHEDULER}
+
+    def _master(self, context: Context) -> SparkMaster:
+        master = read_master(context.worker_config)
+        return master_of_keys(master) if self._is_shared else master
 
     def _conf(self, context: Context, master: SparkMaster) -> dict[str, str]:
         """The settings of the session. Raises `ConfigurationError`."""
@@ -194,7 +202,7 @@ class SparkSessions:
             raise
 
     def _build(self, context: Context, early: StartingJvm | None) -> Any:
-        master = read_master(context.worker_config)
+        master = self._master(context)
         limits = ClusterLimits.of(context.worker_config.get("spark") or {})
         conf = self._conf(context, master)
         if find_spec("pyspark") is None:
@@ -210,7 +218,7 @@ class SparkSessions:
         require_reachable(master)
         since = time.monotonic()
         with self._with_work_directory(master):
-            session, self._jvm = _start(master, conf, early)
+            session, self._jvm = _start(master, conf, early, of_keys=self._is_shared)
         if master.is_cluster:
             self._probe_cluster(session, master, PROBE_SHARE * limits.start_timeout - (time.monotonic() - since))
             self._starvation = StarvationWatch(master, limit=limits.start_timeout)
@@ -270,7 +278,7 @@ class SparkSessions:
                 "worker.spark_master is a Spark Connect address, which pooled workers cannot share: "
                 "use another master, or dedicated workers."
             )
-        self._require_fair_scheduler()
+        self._share_among_keys()
         shared = self.build(context)
         if self._jvm is not None and self._jvm.pid is not None:
             compiler.lower_priority(self._jvm.pid)
@@ -593,7 +601,7 @@ def visible_settings(master: SparkMaster, conf: Mapping[str, str]) -> dict[str, 
     return {"spark.master": master.text, **chosen}
 
 
-def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None) -> tuple[Any, Jvm]:
+def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None, *, of_keys: bool) -> tuple[Any, Jvm]:
     _set_variables(master, conf)
     visible = visible_settings(master, conf)
     if early is not None and (jvm.is_started() or early.settings != visible):
@@ -606,7 +614,8 @@ def _start(master: SparkMaster, conf: dict[str, str], early: StartingJvm | None)
         from pyspark.sql import SparkSession
 
         started = Jvm.present() if starting is None else starting.connect()
-        return SparkSession.builder.master(master.text).config(map=dict(conf)).getOrCreate(), started
+        with scheduler_of_keys(master) if of_keys else nullcontext():
+            return SparkSession.builder.master(master.text).config(map=dict(conf)).getOrCreate(), started
     except JvmStartError as error:
         raise StartFailedError(f"Spark's Java process could not be started: {error}") from None
     except Exception as error:
