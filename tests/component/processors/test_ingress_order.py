@@ -26,6 +26,18 @@ async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "no
         await stack.publish(key, body, headers={"level": level})
 
 
+@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
+@pytest.mark.parametrize("fault", [NOT_CONFIRMED, NOT_ROUTED], ids=["confirmed", "routed"])
+async def test_request_that_is_tried_again_is_not_overtaken(stack: Stack, fault: OsrdyneError) -> None:
+    await change(stack, rest=REST)
+    fail_publishes(stack.broker, fault, fault)
+    await publish(stack, b"1")
+    await stack.clock.settle()
+    await publish(stack, b"2", b"3")
+    await stack.clock.advance(LONG)
+    assert (waiting(stack, None), stack.orphans()) == ([b"1", b"2", b"3"], [])
+
+
 async def test_requests_that_fail_together_go_again_in_their_order(stack: Stack, broker: FakeBroker) -> None:
     await change(stack, rest=REST)
     fail_publishes(broker, NOT_CONFIRMED, NOT_ROUTED, NOT_ROUTED, NOT_ROUTED, NOT_CONFIRMED)
