@@ -29,11 +29,16 @@ def _columns(count: int) -> str:
     return ", ".join(f"{n} as c{n}" for n in range(count))
 
 
+def _names(count: int) -> str:
+    return ", ".join(f"c{n}" for n in range(1, count + 1))
+
+
 def _cube(count: int, form: str) -> str:
     names = ", ".join(f"c{n}" for n in range(count))
     return f"select count(*) from (select {_columns(count)} from region) group by {form.replace('@', names)}"
 
 
+_BRANCHES = "when 1 then 2 when 2 then 3 when 4 then 5 end "
 _SETS = ", ".join(f"(c{n % 12}, c{n % 11})" for n in range(1500))
 
 _REFUSED: dict[str, dict[str, str]] = {
@@ -64,6 +69,19 @@ _REFUSED: dict[str, dict[str, str]] = {
         "transform into text": "select transform(sequence(1, 100000), i -> repeat('x', 100000)) v",
         "aggregate that doubles": "select aggregate(sequence(1, 40), 'x', (a, b) -> a || a) v",
         "stack": "select count(*) from (select stack(2000000000, 1, 2))",
+        "repeat of a binary": f"select repeat(X'{'00' * 40_000}', 50000) as v",
+        "repeat in a WINDOW clause": "select sum(1) over w from region window w as (order by repeat('x', 2000000000))",
+        "column name with a comma": "select repeat(`a, b`, 50000) v from (select repeat('x', 50000) as `a, b`)",
+        "26th column name": "select repeat(c26, 50000) v "
+        f"from (select {'1, ' * 25} repeat('x', 50000)) as t({_names(26)})",
+        "column name that Spark makes": "select repeat(`repeat(x, 50000)`, 50000) v from (select repeat('x', 50000))",
+        "column name of two tables": "select repeat(a.s, 50000) v "
+        "from (select repeat('x', 50000) s) a, (select 'y' s) b",
+        "several names of a generator": "select repeat(w, 50000) v "
+        "from (select posexplode(array(repeat('x', 50000))) as (p, w))",
+        "field of a struct": "select repeat(t.s.a, 50000) v from (select named_struct('a', repeat('x', 50000)) s) t",
+        "values of UNPIVOT": "select repeat(v, 50000) from (select repeat('x', 50000) a) unpivot (v for n in (a))",
+        "count in a condition": "select repeat('x', if(r_regionkey > 1, 2000000000, r_regionkey)) as v from region",
     },
     "max_constant_work": {
         "levenshtein": "select levenshtein(repeat('x', 400000), repeat('y', 400000)) as v",
@@ -75,6 +93,7 @@ _REFUSED: dict[str, dict[str, str]] = {
         "26 doubling sums": _doubling(26, "select x + x as x from @", "select r_regionkey as x from region", "max(x)"),
         "doubling lateral aliases": f"select r_regionkey as x0, {_aliases(26)} from region",
         "26 doubling expressions": _doubling(26, "select x || x as x from @", "select 'x' as x", "max(length(x))"),
+        "shared operand of CASE": f"select {'case ' * 26} r_regionkey {_BRANCHES * 26} from region",
         "expression nodes": "select size(array(" + ", ".join(["1"] * 20_500) + "))",
     },
     "max_partitions": {
@@ -92,6 +111,7 @@ _REFUSED: dict[str, dict[str, str]] = {
         "cube": _cube(22, "cube(@)"),
         "with cube": _cube(22, "@ with cube"),
         "cubes beside each other": _cube(11, "cube(@), cube(@)"),
+        "empty grouping sets": f"select count(*) from region group by grouping sets ({'(), ' * 5000} ())",
         "grouping sets": f"select count(*) from (select {_columns(12)}) group by grouping sets ({_SETS})",
     },
     "max_window_ratio": {

@@ -32,7 +32,7 @@ from osrdyne_worker import Answer, App, Call, Context, DataChangedError, Request
 from osrdyne_worker.app.errors import answer_too_large
 from osrdyne_worker.app.tables import Rows
 from osrdyne_worker.pipelines.guard.check import CheckedQuery, checked_query
-from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_named_windows, check_text
+from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_text
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.guard.sql_guard import TextLimits
 from osrdyne_worker.pipelines.queries.export import ExportRequest, Exports
@@ -304,8 +304,7 @@ class SqlData:
         names and numbers of columns of the views."""
 
         def check_plan(parsed: ParsedQuery) -> None:
-            check_limits(str(parsed.plan.toJSON()), self._plan_limits, views=columns)
-            check_named_windows(parsed.description)
+            check_limits(parsed.description, self._plan_limits, views=columns)
 
         # With the values in their places: the limit must hold for the text that Spark gets to plan.
         length = length_of(query, parameters)

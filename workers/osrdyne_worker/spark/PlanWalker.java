@@ -9,11 +9,13 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.trees.Origin;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.catalyst.util.ArrayData;
 import org.apache.spark.sql.catalyst.util.MapData;
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.unsafe.types.CalendarInterval;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
@@ -25,12 +27,16 @@ import org.apache.spark.unsafe.types.UTF8String;
  * Each object that is a node of a tree, a case class or of an unknown class becomes
  *   {"class", "parent": index in the list or -1, "field": path in the parent, "kind": "tree", "data" or "opaque",
  *    "ours": true for a view of the key, whose plan is left out,
- *    "values": {field: text, number, boolean, a list of texts, or the size of a Java map}, "nulls": [field, ...]}
+ *    "plan": true for a plan, "hidden": true for what is in no parameter of its parent,
+ *    "values": {path: text, number, boolean, a list of texts, or the size of another collection},
+ *    "nulls": [field, ...]}
  * "nulls" has the fields that are null although their type holds expressions, plans or collections of them.
- * A node of a tree is listed once, where it occurs first.
+ * A node of a tree is listed once, where it occurs first. Where a parsed plan holds it again, there is an item of the
+ * kind "again", without a class, and its value "of" is the index of the node.
+ * The "value" of a literal has at most the first characters of a text; "bytes" is its whole length.
  */
 public final class PlanWalker {
-    private static final int LONGEST_LITERAL = 100;
+    private static final int LONGEST_LITERAL = 200;
     private static final Map FIELDS = java.util.Collections.synchronizedMap(new HashMap());
 
     private final StringBuilder out = new StringBuilder("[");
@@ -64,19 +70,30 @@ public final class PlanWalker {
         if (!declared && !tree && !product) {
             return;  // a cached value of the object, not one of its parameters
         }
-        if ((tree || !product || !declared) && seen.put(value, Boolean.TRUE) != null) {
+        boolean once = tree || !product || !declared;
+        Integer before = (Integer) seen.get(value);
+        if (once && before != null && !(tree && declared && !analyzed)) {
             return;
         }
+        boolean again = once && before != null;
         int index = count++;
         out.append(index == 0 ? "" : ",").append("{\"class\":");
-        quote(value.getClass().getName());
+        quote(again ? "" : value.getClass().getName());
         out.append(",\"parent\":").append(parent).append(",\"field\":");
         quote(path);
+        if (again) {
+            out.append(",\"kind\":\"again\",\"values\":{\"of\":").append(before.intValue()).append("},\"nulls\":[]}");
+            return;
+        }
+        if (once) {
+            seen.put(value, Integer.valueOf(index));
+        }
         out.append(",\"kind\":\"").append(tree ? "tree" : product ? "data" : "opaque").append("\",");
+        out.append(value instanceof LogicalPlan ? "\"plan\":true," : "").append(declared ? "" : "\"hidden\":true,");
         out.append(isView(value) ? "\"ours\":true," : "").append("\"values\":{");
         List below = new ArrayList();
         List nulls = new ArrayList();
-        boolean first = true;
+        List scalars = new ArrayList();
         if (tree || product) {
             scala.Product fields = (scala.Product) value;
             boolean literal = value.getClass().getName().equals("org.apache.spark.sql.catalyst.expressions.Literal");
@@ -91,21 +108,19 @@ public final class PlanWalker {
                     if (tree && holdsNodes(value.getClass(), name)) {
                         nulls.add(name);
                     }
-                } else if (isScalar(element) || isTexts(element)) {
-                    out.append(first ? "" : ",");
-                    quote(name);
-                    out.append(":");
-                    scalar(element, literal);
-                    first = false;
                 } else {
-                    collect(element, name, below);
-                    if (element instanceof Map && !((Map) element).isEmpty()) {  // the options of a relation
-                        out.append(first ? "" : ",");
-                        quote(name);
-                        out.append(":").append(((Map) element).size());
-                        first = false;
+                    collect(element, name, below, scalars);
+                    if (literal) {
+                        describe(element, name, scalars);
                     }
                 }
+            }
+            for (int i = 0; i < scalars.size(); i++) {
+                Object[] scalar = (Object[]) scalars.get(i);
+                out.append(i == 0 ? "" : ",");
+                quote((String) scalar[1]);
+                out.append(":");
+                scalar(scalar[0], literal);
             }
         }
         out.append("},\"nulls\":[");
@@ -117,12 +132,12 @@ public final class PlanWalker {
         List hidden = new ArrayList();
         if (tree && !isView(value)) {
             // The second parameter list of a case class is not among its product elements.
-            collect(OTHER_ARGUMENTS.invoke(value, new Object[0]), "others", below);
+            collect(OTHER_ARGUMENTS.invoke(value, new Object[0]), "others", below, null);
             if (!analyzed) {
                 // Fields that are not parameters are written as well. An analysed plan caches other plans in them.
                 Field[] all = fieldsOf(value.getClass());
                 for (int i = 0; i < all.length; i++) {
-                    collect(all[i].get(value), all[i].getName(), hidden);
+                    collect(all[i].get(value), all[i].getName(), hidden, null);
                 }
             }
         }
@@ -137,45 +152,73 @@ public final class PlanWalker {
         }
     }
 
-    /** Adds the objects in `value` to `found`: those in collections, options, tuples, arrays and maps one by one. */
-    private static void collect(Object value, String path, List found) {
-        if (value == null || isScalar(value) || isData(value) || value instanceof Origin) {
+    /**
+     * Adds the objects in `value` to `found`, and texts, numbers and the sizes of collections to `scalars` (unless
+     * null): those in collections, options, tuples, arrays and maps one by one.
+     */
+    private static void collect(Object value, String path, List found, List scalars) {
+        if (value == null || isData(value) || value instanceof Origin) {
             return;
         }
-        if (value instanceof TreeNode) {
+        if (isScalar(value) || isTexts(value)) {
+            note(value, path, scalars);
+        } else if (value instanceof TreeNode) {
             found.add(new Object[] {value, path});
         } else if (value instanceof scala.Option) {
             scala.Option option = (scala.Option) value;
             if (option.isDefined()) {
-                collect(option.get(), path, found);
+                collect(option.get(), path, found, scalars);
             }
         } else if (value instanceof scala.collection.Iterable) {
             int i = 0;
             scala.collection.Iterator items = ((scala.collection.Iterable) value).iterator();
             while (items.hasNext()) {
-                collect(items.next(), path + "." + i++, found);
+                collect(items.next(), path + "." + i++, found, scalars);
             }
+            note(Integer.valueOf(i), path, scalars);
         } else if (value instanceof Iterable) {
             int i = 0;
             Iterator items = ((Iterable) value).iterator();
             while (items.hasNext()) {
-                collect(items.next(), path + "." + i++, found);
+                collect(items.next(), path + "." + i++, found, scalars);
             }
+            note(Integer.valueOf(i), path, scalars);
         } else if (value instanceof Map) {
-            collect(((Map) value).keySet(), path + ".keys", found);
-            collect(((Map) value).values(), path + ".values", found);
+            collect(((Map) value).keySet(), path + ".keys", found, scalars);
+            collect(((Map) value).values(), path + ".values", found, scalars);
+            note(Integer.valueOf(((Map) value).size()), path, scalars);
         } else if (value instanceof Object[]) {
             Object[] items = (Object[]) value;
             for (int i = 0; i < items.length; i++) {
-                collect(items[i], path + "." + i, found);
+                collect(items[i], path + "." + i, found, scalars);
             }
+            note(Integer.valueOf(items.length), path, scalars);
         } else if (value.getClass().getName().startsWith("scala.Tuple")) {
             scala.Product tuple = (scala.Product) value;
             for (int i = 0; i < tuple.productArity(); i++) {
-                collect(tuple.productElement(i), path + "." + i, found);
+                collect(tuple.productElement(i), path + "." + i, found, scalars);
             }
         } else if (!value.getClass().isArray()) {  // arrays of primitives contain no objects
             found.add(new Object[] {value, path});
+        }
+    }
+
+    private static void note(Object value, String path, List scalars) {
+        if (scalars != null) {
+            scalars.add(new Object[] {value, path});
+        }
+    }
+
+    /** What else is known about the value of a literal: its length, and the text of an interval. */
+    private static void describe(Object value, String name, List scalars) {
+        if (value instanceof UTF8String) {
+            note(Integer.valueOf(((UTF8String) value).numBytes()), "bytes", scalars);
+        } else if (value instanceof byte[]) {
+            note(Integer.valueOf(((byte[]) value).length), "bytes", scalars);
+        } else if (value instanceof ArrayData) {
+            note(Integer.valueOf(((ArrayData) value).numElements()), "items", scalars);
+        } else if (value instanceof CalendarInterval) {
+            note(value.toString(), name, scalars);
         }
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,48 +118,99 @@ def test_message_of_a_refusal_stays_short() -> None:
 CATALYST = "org.apache.spark.sql.catalyst"
 
 
-def literal(value: object, kind: str) -> dict[str, Any]:
-    return {"class": f"{CATALYST}.expressions.Literal", "num-children": 0, "value": str(value), "dataType": kind}
+@dataclass
+class Expression:
+    """An expression of a parsed plan, from which its description is made."""
+
+    kind: str
+    parts: tuple[Expression, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict)
 
 
-def call(name: str, *arguments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    node = {
-        "class": f"{CATALYST}.analysis.UnresolvedFunction",
-        "num-children": len(arguments),
-        "nameParts": f"[{name}]",
-        "arguments": list(range(len(arguments))),
-    }
-    return [node, *(part for argument in arguments for part in argument)]
+def literal(value: object, kind: str, **values: Any) -> Expression:
+    return Expression("expressions.Literal", values={"value": value, "dataType": kind, **values})
 
 
-def select(*columns: list[dict[str, Any]]) -> str:
-    one_row = {"class": f"{CATALYST}.plans.logical.OneRowRelation", "num-children": 0}
-    project = {
-        "class": f"{CATALYST}.plans.logical.Project", "num-children": 1, "projectList": list(columns), "child": 0,
-    }  # fmt: skip
-    return json.dumps([project, one_row])
+def column(name: str) -> Expression:
+    return Expression("analysis.UnresolvedAttribute", values={"nameParts": [name]})
+
+
+def alias(name: str, child: Expression) -> Expression:
+    return Expression("expressions.Alias", (child,), {"name": name})
+
+
+def call(name: str, *arguments: Expression) -> Expression:
+    return Expression("analysis.UnresolvedFunction", arguments, {"nameParts": [name]})
+
+
+def select(*columns: Expression, beside: str = "projectList", again: tuple[int, int] | None = None) -> str:
+    """The description of a SELECT without a table, as `PlanWalker.java` writes it. With `again`, the first of two items
+    has the other one as a further child."""
+
+    def item(kind: str, parent: int, path: str, **values: Any) -> dict[str, Any]:
+        plan = {"plan": True} if ".plans.logical." in f".{kind}." else {}
+        where = {"class": f"{CATALYST}.{kind}", "parent": parent, "field": path, "kind": "tree"}
+        return {**where, **plan, "values": values, "nulls": []}
+
+    found = [item("plans.logical.Project", -1, ""), item("plans.logical.OneRowRelation", 0, "child")]
+    pending = [(one, 0, f"{beside}.{place}") for place, one in enumerate(columns)]
+    while pending:
+        one, parent, path = pending.pop(0)
+        found.append(item(one.kind, parent, path, **one.values))
+        pending += [(part, len(found) - 1, f"children.{place}") for place, part in enumerate(one.parts)]
+    if again is not None:
+        holder, held = again
+        where = {"class": "", "parent": holder, "field": "again", "kind": "again"}
+        found.append({**where, "values": {"of": held}, "nulls": []})
+    return json.dumps(found)
 
 
 def test_refusal_names_value_limit_and_setting_and_the_limit_is_the_one_that_is_set() -> None:
-    plan = select(call("repeat", [literal("x", "string")], [literal(2_000_000_000, "integer")]))
+    plan = select(call("repeat", literal("x", "string"), literal(2_000_000_000, "int")))
     with pytest.raises(LimitExceededError) as caught:
         check_limits(plan, PlanLimits(), views={})
     assert "2,000,000,000" in caught.value.message
     assert caught.value.details() == {"setting": "max_constant_bytes", "limit": 16_777_216}
-    plan = select(call("space", [literal(5_000, "integer")]))
+    plan = select(call("space", literal(5_000, "int")))
     check_limits(plan, PlanLimits(), views={})
     with pytest.raises(LimitExceededError):
         check_limits(plan, PlanLimits(max_constant_bytes=4_000), views={})
 
 
 def test_tree_of_any_depth_is_read() -> None:
-    deep = [literal(1, "integer")]
+    deep = literal(1, "int")
     for _ in range(4_000):
-        deep = [{"class": f"{CATALYST}.expressions.Add", "num-children": 2}, *deep, literal(1, "integer")]
+        deep = Expression("expressions.Add", (deep, literal(1, "int")))
     check_limits(select(deep), PlanLimits(), views={})
     with pytest.raises(LimitExceededError, match="max_constant_bytes"):
-        large = call("multiply", deep, [literal(10_000, "integer")])
-        check_limits(select(call("space", large)), PlanLimits(), views={})
+        check_limits(select(call("space", call("multiply", deep, literal(10_000, "int")))), PlanLimits(), views={})
+
+
+LARGE = literal(50_000, "int")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        select(call("repeat", literal("xx", "string", bytes=50_000), LARGE)),
+        select(call("repeat", literal(None, "binary", bytes=50_000), LARGE)),
+        select(alias("a, b", call("space", LARGE)), call("repeat", column("a, b"), LARGE)),
+        select(call("space", LARGE), call("repeat", column("space(50000)"), LARGE)),
+        select(call("space", literal(2_000_000_000, "int")), beside="windowDefinitions.0.1"),
+    ],
+    ids=["cut text", "binary", "name with a comma", "name that Spark makes", "WINDOW clause"],
+)
+def test_constant_is_seen_wherever_the_plan_holds_it(plan: str) -> None:
+    with pytest.raises(LimitExceededError, match="max_constant_bytes"):
+        check_limits(plan, PlanLimits(), views={})
+
+
+def test_node_in_several_places_counts_in_each() -> None:
+    names = [column(f"c{number}") for number in range(12_000)]
+    plan = select(call("array", *names), call("array"))
+    check_limits(plan, PlanLimits(), views={})
+    with pytest.raises(LimitExceededError, match="max_expression_nodes"):
+        check_limits(select(call("array", *names), call("array"), again=(3, 2)), PlanLimits(), views={})
 
 
 @pytest.mark.parametrize(

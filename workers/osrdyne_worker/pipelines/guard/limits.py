@@ -9,21 +9,18 @@ deadline and to the heap watch.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
+from osrdyne_worker.pipelines.guard.plan_tree import PlanNode, fold, number_of_nodes, read_plan
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
-
-Node = dict[str, Any]
 
 _COLUMN_BYTES = 8.0
 """The assumed size of a value that depends on the data."""
@@ -93,38 +90,22 @@ def check_text(text: str, limits: PlanLimits) -> None:
             _enforce(limits, "max_grouping_sets", sets, f"grouping sets of {token.text.upper()}")
 
 
-def check_limits(plan_json: str, limits: PlanLimits, *, views: Mapping[str, int]) -> None:
-    """Raise `LimitExceededError` if the plan exceeds a limit. `views`: the number of columns of each view."""
-    tree = json.loads(plan_json)
-    _enforce(limits, "max_expression_nodes", plan_json.count('"class":'), "nodes of the plan and its expressions")
+def check_limits(description: str, limits: PlanLimits, *, views: Mapping[str, int]) -> None:
+    """Raise `LimitExceededError` if the parsed plan exceeds a limit; `PlanWalker.java` writes its `description`.
+
+    `views`: the number of columns of each view.
+    """
+    root = read_plan(description)
+    _enforce(limits, "max_expression_nodes", number_of_nodes(root), "nodes of the plan and its expressions")
+    estimate = _Estimate(limits, views)
     try:
-        _Estimate(limits, views).plan(tree, {}, {})
+        estimate.plan(root, {}, {})
+        for node in root.hidden:
+            estimate.hidden(node)
     except RecursionError:
         raise QueryRefusedError(
             "The query is nested too deeply; split it with WITH.", error_code="query_too_complex", code=400
         ) from None
-
-
-def check_named_windows(description: str) -> None:
-    """Refuse in WINDOW clauses the functions whose results may be large; `description` is written by the plan walker.
-
-    `TreeNode.toJSON`, which `check_limits` reads, leaves these clauses out.
-    """
-    if '"field":"windowDefinitions' not in description:
-        return
-    nodes = json.loads(description)
-    inside: set[int] = set()
-    for place, node in enumerate(nodes):
-        if node["parent"] in inside or str(node["field"]).startswith("windowDefinitions"):
-            inside.add(place)
-            name = ".".join(node["values"].get("nameParts") or ()).lower()
-            if name in _GROWING:
-                raise QueryRefusedError(
-                    f"The query is refused: the size of {name} in a WINDOW clause cannot be estimated "
-                    "(max_constant_bytes); call it in a subquery.",
-                    error_code="limit_exceeded",
-                    code=400,
-                )
 
 
 def _enforce(limits: PlanLimits, setting: str, value: float, what: str) -> None:
@@ -171,16 +152,18 @@ def _either(values: list[_Value]) -> _Value:
     """The estimate of a value that is one of `values`."""
     if not values:
         return _COLUMN
-    numbers = [value.number for value in values]
+    numbers = [value.number for value in values if value.number is not None]
+    constant = all(value.constant for value in values)
     return _Value(
         bytes=max(value.bytes for value in values),
         items=max(value.items for value in values),
         work=sum(value.work for value in values),
-        number=None if None in numbers else max(number for number in numbers if number is not None),
+        # A constant whose number is not known may be any; a value that depends on the data is left to the tasks.
+        number=None if constant and len(numbers) < len(values) else max(numbers, default=None),
         text=values[0].text if len(values) == 1 else None,
         kind=values[0].kind if len({value.kind for value in values}) == 1 else "",
         nodes=max(value.nodes for value in values),
-        constant=all(value.constant for value in values),
+        constant=constant,
     )
 
 
@@ -494,14 +477,6 @@ _LAMBDAS = frozenset(
     )
 )  # fmt: skip
 
-_GROWING = frozenset(
-    (
-        *_LAMBDAS, "repeat", "space", "randstr", "lpad", "rpad", "array_repeat", "sequence", "concat", "concat_ws",
-        "array_join", "replace", "regexp_replace", "format_string", "printf", "format_number", "levenshtein",
-        "array_insert", "round", "bround", "count_min_sketch", "approx_count_distinct", "hex", "window",
-    )
-)  # fmt: skip
-
 _UNITS = {
     "nanosecond": 0.001, "microsecond": 1.0, "millisecond": 1e3, "second": 1e6, "minute": 60e6, "hour": 3_600e6,
     "day": 86_400e6, "week": 7 * 86_400e6, "month": 28 * 86_400e6, "year": 365 * 86_400e6,
@@ -532,20 +507,25 @@ def _time(text: str) -> float | None:
         return None
 
 
-def _literal(node: Node) -> _Value:
-    value, kind = node.get("value"), str(node.get("dataType"))
+def _literal(node: PlanNode) -> _Value:
+    value, kind = node.values.get("value"), str(node.values.get("dataType"))
     text = "" if value is None else str(value)
     size = float(len(text.encode("utf-8", "surrogatepass")))
+    length = float(node.values.get("bytes", size))
     if kind in ("string", "binary") or kind.startswith(("char", "varchar", "string")):
-        return _Value(bytes=size, text=text if len(text) <= _TEXT_FORMAT else None, constant=True)
-    is_time = kind in ("date", "timestamp", "timestamp_ntz")
-    number = _time(text) if is_time else _number(text)
-    if kind.startswith("interval") and number is not None and ("year" in kind or "month" in kind):
-        number *= _UNITS["month"]
-    if kind == "interval" or (kind.startswith("interval") and number is None):
+        known = length == size and kind != "binary" and len(text) <= _TEXT_FORMAT  # otherwise the text is cut
+        return _Value(bytes=length, text=text if known else None, constant=True)
+    number = 0.0 if value is None else _number(text)
+    if kind == "interval":
         number = interval_microseconds(text)
+    elif number is not None and kind.startswith("interval") and ("year" in kind or "month" in kind):
+        number *= _UNITS["month"]
+    elif number is not None and kind == "date":
+        number *= _UNITS["day"]
+    is_time = kind in ("date", "timestamp", "timestamp_ntz")
     meaning = "time" if is_time else "interval" if kind.startswith("interval") else ""
-    return _Value(bytes=max(8.0, size), number=0.0 if value is None else number, constant=True, kind=meaning)
+    items = float(node.values.get("items", 0))
+    return _Value(bytes=max(8.0, length, items * 8), items=items, number=number, constant=True, kind=meaning)
 
 
 # -- plans -----------------------------------------------------------------------------------------------------------
@@ -579,49 +559,51 @@ class _Estimate:
         self._views = views
         self._nested = 0.0
 
-    def plan(self, tree: list[Node], tables: _Tables, outer: _Names) -> _Relation:
+    def plan(self, root: PlanNode, tables: _Tables, outer: _Names) -> _Relation:
         nested = self._nested
-        made = self._subtree(tree, _ends(tree), 0, tables, outer)
+        made = self._subtree(root, tables, outer)
         self._nested = nested
         return made
 
-    def _subtree(self, tree: list[Node], ends: list[int], root: int, tables: _Tables, outer: _Names) -> _Relation:
-        places, at = [], root
-        while at < ends[root]:
-            places.append(at)
-            at = ends[at] if _kind(tree[at]) == "UnresolvedWith" else at + 1
-        done: list[_Relation] = []
-        for place in reversed(places):
-            node = tree[place]
-            if _kind(node) == "UnresolvedWith":
-                inner = self._common_tables(node, tables, outer)
-                done.append(self._subtree(tree, ends, place + 1, inner, outer))
-            else:
-                children = [done.pop() for _ in range(node.get("num-children", 0))]
-                done.append(self._operator(node, children, tables, outer))
-        return done.pop()
+    def hidden(self, node: PlanNode) -> None:
+        """Estimate a plan or an expression of which the place in the query is not known."""
+        if node.is_plan:
+            self.plan(node, {}, {})
+        else:
+            self._checked(node, {}, {})
 
-    def _common_tables(self, node: Node, tables: _Tables, outer: _Names) -> _Tables:
+    def _subtree(self, root: PlanNode, tables: _Tables, outer: _Names) -> _Relation:
+        def parts(node: PlanNode) -> list[PlanNode]:
+            return [] if node.kind == "UnresolvedWith" else node.plans()
+
+        def visit(node: PlanNode, children: list[_Relation]) -> _Relation:
+            if node.kind == "UnresolvedWith":
+                return self._with(node, tables, outer)
+            return self._operator(node, children, tables, outer)
+
+        return fold(root, parts, visit)
+
+    def _with(self, node: PlanNode, tables: _Tables, outer: _Names) -> _Relation:
+        """The query after a WITH clause, for which each common table counts wherever it is used."""
         known = dict(tables)
-        for relation in node.get("cteRelations") or ():
-            body = [value for value in _fields(relation) if _is_tree(value)]
-            name = next((value for value in _fields(relation) if isinstance(value, str)), "").lower()
-            for level in _fields(relation):
-                if isinstance(level, int) and not isinstance(level, bool):
-                    _enforce(self._limits, "max_recursion_level", level, "MAX RECURSION LEVEL")
-            for tree in body:
-                name = name or str(tree[0].get("identifier", {}).get("name", "")).lower()
-                known[name] = self.plan(tree, known, outer)
-        return known
+        made = _Relation()
+        for path, part in node.below:
+            if path.startswith("cteRelations"):
+                level = node.values.get(f"{path.rpartition('.')[0]}.2")
+                if level is not None:
+                    _enforce(self._limits, "max_recursion_level", float(level), "MAX RECURSION LEVEL")
+                known[str(part.values.get("identifier.name")).lower()] = self.plan(part, known, outer)
+        for path, part in node.below:
+            if not path.startswith("cteRelations"):
+                made = self._subtree(part, known, outer)
+        return made
 
-    def _operator(self, node: Node, children: list[_Relation], tables: _Tables, outer: _Names) -> _Relation:
-        kind = _kind(node)
+    def _operator(self, node: PlanNode, children: list[_Relation], tables: _Tables, outer: _Names) -> _Relation:
+        kind = node.kind
         self._nested = 0.0
-        names: dict[str, _Value] = dict(outer)
-        for child in children:
-            names.update(child.names())
+        names = {**outer, **_merged([child.names() for child in children])}
         made = _Relation(
-            columns={name: value for child in children for name, value in child.columns.items()},
+            columns=_merged([child.columns for child in children]),
             width=sum(child.width for child in children) if kind not in ("Union", "Except", "Intersect") else 0,
             nodes=1 + sum(child.nodes for child in children),
             inner=names,
@@ -633,21 +615,20 @@ class _Estimate:
             self._relation(node, made, tables)
         elif kind in ("UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases"):
             made.columns = _renamed(node, made)
-        listed = next((node[name] for name in ("projectList", "aggregateExpressions") if node.get(name)), None)
-        if isinstance(listed, list):
-            self._project(listed, made, children, names, tables)
-        for name, value in node.items():
-            if name in ("projectList", "aggregateExpressions", "class"):
+        listed = [(path, tree) for path, tree in node.below if not tree.is_plan]
+        columns = [tree for path, tree in listed if path.startswith(_OUTPUT)]
+        if columns:
+            self._project(columns, made, children, names, tables)
+        for path, tree in listed:
+            if path.startswith(_OUTPUT):
                 continue
-            for tree in _trees(value):
-                if _is_plan(tree):
-                    self._nested += self.plan(tree, tables, names).nodes
-                else:
-                    found = self._checked(tree, names, tables)
-                    if name in ("rows", "generator", "functionArgs"):
-                        self._output(node, made, found)
+            found = self._checked(tree, names, tables)
+            if path.startswith(("rows", "generator", "functionArgs")):
+                self._output(node, made, found)
+            elif kind in ("Pivot", "Unpivot"):  # the names of their columns are made of values
+                made.columns[f"{_UNNAMED}{kind}.{path}"] = found
         if kind == "Aggregate":
-            sets = math.prod(_grouping_sets(tree[0]) for tree in _trees(node.get("groupingExpressions")) if tree)
+            sets = math.prod(_grouping_sets(tree) for path, tree in listed if path.startswith("groupingExpressions"))
             _enforce(self._limits, "max_grouping_sets", sets, "grouping sets of GROUP BY")
         elif kind == "UnresolvedTableValuedFunction" and _function(node) == "range":
             self._range(node, names, tables)
@@ -658,8 +639,8 @@ class _Estimate:
         )
         return made
 
-    def _relation(self, node: Node, made: _Relation, tables: _Tables) -> None:
-        name = str(node.get("multipartIdentifier"))[1:-1].lower()
+    def _relation(self, node: PlanNode, made: _Relation, tables: _Tables) -> None:
+        name = ".".join(node.texts("multipartIdentifier"))
         table = tables.get(name)
         if table is not None:
             made.columns, made.width, made.nodes = dict(table.columns), table.width, 1 + table.nodes
@@ -667,100 +648,91 @@ class _Estimate:
             made.width = self._views.get(name, 1)
 
     def _project(
-        self, listed: list[Any], made: _Relation, children: list[_Relation], names: dict[str, _Value], tables: _Tables
+        self,
+        listed: list[PlanNode],
+        made: _Relation,
+        children: list[_Relation],
+        names: dict[str, _Value],
+        tables: _Tables,
     ) -> None:
         """The columns of a SELECT; each may use the names of earlier ones."""
         below = sum(child.width for child in children)
         inherited = dict(made.columns)
         made.columns, made.width = {}, 0
         visible = dict(names)
-        for tree in _trees(listed):
-            kind = _kind(tree[0])
-            if "Star" in kind:
+        for tree in listed:
+            if "Star" in tree.kind:
                 made.width += below
                 made.columns.update(inherited)
+                self._checked(tree, visible, tables)
                 continue
             made.width += 1
             _enforce(self._limits, "max_columns", made.width, "columns of SELECT")
             value = self._checked(tree, visible, tables)
-            name = _output_name(tree[0])
-            if name is not None:
+            for name in _output_names(tree) or [f"{_UNNAMED}{made.width}"]:
                 made.columns[name] = value
                 visible.setdefault(name, value)
 
-    def _output(self, node: Node, made: _Relation, value: _Value) -> None:
+    def _output(self, node: PlanNode, made: _Relation, value: _Value) -> None:
         """The names of the output columns of a generator, a table function or VALUES."""
         share = value.bytes / max(1.0, value.items)
-        given = [tree[0] for tree in _trees(node.get("generatorOutput"))]
-        plain = str(node.get("names") or "").strip("[]").split(", ")
-        for name in [*filter(None, (_output_name(one) for one in given)), *filter(None, plain), "col"]:
+        outputs = [tree for path, tree in node.below if path.startswith("generatorOutput")]
+        given = [name for tree in outputs for name in _output_names(tree)]
+        for name in [*given, *node.texts("names"), "col"]:
             one = replace(value, bytes=share, items=0.0, work=0.0) if value.items else value
-            made.columns[name.lower()] = _either([one, made.columns.get(name.lower(), one)])
+            made.columns[name] = _either([one, made.columns.get(name, one)])
         made.width = max(made.width, len(made.columns))
 
-    def _range(self, node: Node, names: _Names, tables: _Tables) -> None:
-        trees = list(_trees(node.get("functionArgs")))
+    def _range(self, node: PlanNode, names: _Names, tables: _Tables) -> None:
         # range(start, end, step, numPartitions); a named argument may be any of them.
-        partitions = [tree for place, tree in enumerate(trees) if place >= 3 or "Named" in _kind(tree[0])]
-        for tree in partitions:
-            value = self._checked(tree, names, tables)
-            _enforce(self._limits, "max_partitions", value.size, "partitions of range")
+        for place, tree in enumerate(node.expressions()):
+            if place >= 3 or "Named" in tree.kind:
+                value = self._checked(tree, names, tables)
+                _enforce(self._limits, "max_partitions", value.size, "partitions of range")
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
-    def _checked(self, tree: list[Node], names: _Names, tables: _Tables) -> _Value:
-        value = self._expression(tree, _ends(tree), 0, names, tables)
+    def _checked(self, tree: PlanNode, names: _Names, tables: _Tables) -> _Value:
+        value = self._expression(tree, names, tables)
         _enforce(self._limits, "max_constant_work", value.work, "steps to evaluate an expression")
         _enforce(self._limits, "max_expression_nodes", value.nodes, "nodes of an expression with those that it names")
         return value
 
-    def _expression(self, tree: list[Node], ends: list[int], root: int, names: _Names, tables: _Tables) -> _Value:
+    def _expression(self, root: PlanNode, names: _Names, tables: _Tables) -> _Value:
         """Estimate one expression; functions estimate the bodies of their lambdas themselves."""
-        places, at = [], root
-        while at < ends[root]:
-            places.append(at)
-            at = ends[at] if _kind(tree[at]) == "LambdaFunction" else at + 1
-        done: list[tuple[int, _Value]] = []
-        for place in reversed(places):
-            node = tree[place]
-            children = (
-                [] if _kind(node) == "LambdaFunction" else [done.pop() for _ in range(node.get("num-children", 0))]
-            )
-            value = self._node(node, place, children, tree, ends, names, tables)
-            nodes = 1.0 + sum(child.nodes for _, child in children)
+
+        def parts(node: PlanNode) -> list[PlanNode]:
+            return [] if node.kind == "LambdaFunction" else node.expressions()
+
+        def visit(node: PlanNode, children: list[_Value]) -> _Value:
+            value = self._node(node, children, names, tables)
+            nodes = 1.0 + sum(child.nodes for child in children)
             value = replace(value, nodes=max(nodes, value.nodes))
             if value.bytes > self._limits.max_constant_bytes:
                 _enforce(self._limits, "max_constant_bytes", value.bytes, f"bytes of a value of {_function(node)}")
-            done.append((place, value))
-        return done.pop()[1]
+            return value
 
-    def _node(
-        self, node: Node, place: int, children: list[tuple[int, _Value]], tree: list[Node], ends: list[int],
-        names: _Names, tables: _Tables,
-    ) -> _Value:  # fmt: skip
-        kind, function = _kind(node), _function(node)
-        values = [value for _, value in children]
+        return fold(root, parts, visit)
+
+    def _node(self, node: PlanNode, values: list[_Value], names: _Names, tables: _Tables) -> _Value:
+        kind, function = node.kind, _function(node)
         if kind == "Literal":
             return _literal(node)
         if kind in ("UnresolvedAttribute", "UnresolvedNamedLambdaVariable", "UnresolvedExtractValue", "UnresolvedStar"):
-            parts = str(node.get("nameParts") or "").strip("[]").lower().split(", ")
-            found = names.get(parts[-1], names.get(parts[0])) if parts else None
+            found = _named(node.texts("nameParts"), names)
             return found if found is not None else (_either(values) if values else _COLUMN)
         if kind == "LambdaFunction":
             return _Value(bytes=0.0, constant=True)
-        for name, field_value in node.items():
-            if name not in ("class", "dataType"):
-                for inner in _trees(field_value):
-                    if _is_plan(inner):
-                        relation = self.plan(inner, tables, names)
-                        self._nested += relation.nodes
-                        if kind == "ScalarSubquery" and relation.columns:
-                            values = [*values, _either(list(relation.columns.values()))]
-        if kind == "Cast" and str(node.get("dataType")) == "string":
+        for inner in node.plans():
+            relation = self.plan(inner, tables, names)
+            self._nested += relation.nodes
+            if kind == "ScalarSubquery" and relation.columns:
+                values = [*values, _either(list(relation.columns.values()))]
+        if kind == "Cast" and node.values.get("dataType") == "string":
             function = "string"
-        lambdas = [place for place, _ in children if _kind(tree[place]) == "LambdaFunction"]
+        lambdas = [part for part in node.expressions() if part.kind == "LambdaFunction"]
         if function in _LAMBDAS and lambdas:
-            return self._higher_order(function, values, lambdas, tree, ends, names, tables)
+            return self._higher_order(function, values, lambdas[0], names, tables)
         if function == "window" and kind == "UnresolvedFunction":
             self._window(values)
         rule = _RULES.get(function)
@@ -780,16 +752,15 @@ class _Estimate:
             _enforce(self._limits, "max_window_ratio", ratio, "windows of each row (its length divided by its slide)")
 
     def _higher_order(
-        self, function: str, values: list[_Value], lambdas: list[int], tree: list[Node], ends: list[int],
-        names: _Names, tables: _Tables,
-    ) -> _Value:  # fmt: skip
+        self, function: str, values: list[_Value], called: PlanNode, names: _Names, tables: _Tables
+    ) -> _Value:
         array = values[0] if values else _COLUMN
         count = max(1.0, array.items)
         item = replace(array, bytes=array.bytes / count, items=0.0, work=0.0, number=None, text=None)
         work = sum(value.work for value in values)
 
         def body(*arguments: _Value) -> _Value:
-            return self._call(tree, ends, lambdas[0], arguments, names, tables)
+            return self._call(called, arguments, names, tables)
 
         if function in ("aggregate", "reduce"):
             start = replace(_argument(values, 1), work=0.0)
@@ -819,95 +790,70 @@ class _Estimate:
         once = body(value, item).work + 1
         return replace(value, work=work + count * once)
 
-    def _call(
-        self, tree: list[Node], ends: list[int], place: int, arguments: tuple[_Value, ...], names: _Names,
-        tables: _Tables,
-    ) -> _Value:  # fmt: skip
+    def _call(self, called: PlanNode, arguments: tuple[_Value, ...], names: _Names, tables: _Tables) -> _Value:
         """The estimate of the body of a lambda. Its variables follow its body among its children."""
-        variables = []
-        at = ends[place + 1]
-        while at < ends[place]:
-            variables.append(str(tree[at].get("nameParts") or "").strip("[]").lower())
-            at = ends[at]
-        inner = {**names, **dict(zip(variables, arguments, strict=False))}
-        return self._expression(tree, ends, place + 1, inner, tables)
+        body, *variables = called.expressions()
+        taken = [".".join(variable.texts("nameParts")) for variable in variables]
+        return self._expression(body, {**names, **dict(zip(taken, arguments, strict=False))}, tables)
 
 
-# -- Spark's JSON ----------------------------------------------------------------------------------------------------
+# -- names of Spark --------------------------------------------------------------------------------------------------
+
+_OUTPUT = ("projectList", "aggregateExpressions")
+"""The fields of an operator that have its columns."""
+_UNNAMED = "\0"
+"""The beginning of the name here of a column to which the query gives no name."""
 
 
-def _kind(node: Node) -> str:
-    return str(node.get("class")).rpartition(".")[2].rstrip("$")
-
-
-def _function(node: Node) -> str:
+def _function(node: PlanNode) -> str:
     """The name of a called function, or the class of the node, in lower case."""
-    name = node.get("nameParts") or node.get("name")
-    if isinstance(name, dict):
-        name = name.get("funcName")
-    if _kind(node) in ("UnresolvedFunction", "UnresolvedGenerator", "UnresolvedTableValuedFunction") and name:
-        return str(name).strip("[]").lower()
-    return _kind(node).lower()
+    called = {
+        "UnresolvedFunction": node.texts("nameParts"),
+        "UnresolvedTableValuedFunction": node.texts("name"),
+        "UnresolvedGenerator": [str(node.values.get("name.funcName")).lower()],
+    }.get(node.kind)
+    return ".".join(called) if called else node.kind.lower()
 
 
-def _is_tree(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "class" in value[0]
-
-
-def _is_plan(tree: list[Node]) -> bool:
-    """Whether a tree is a plan, not an expression."""
-    full = str(tree[0].get("class"))
-    return ".plans." in full or _kind(tree[0]) in _PLANS_OF_ANALYSIS
-
-
-_PLANS_OF_ANALYSIS = frozenset(
-    (
-        "UnresolvedRelation", "UnresolvedHaving", "UnresolvedInlineTable", "UnresolvedSubqueryColumnAliases",
-        "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedTranspose", "ResolvedInlineTable",
-        "NamedRelation",
+def _named(parts: list[str], names: _Names) -> _Value | None:
+    """The value of a column, or of a column that has it as a field; None if it depends on the data."""
+    for part in reversed(parts):
+        if part in names:
+            return names[part]
+    # Spark makes names of expressions. A name that is not known here may be that of any column without one.
+    unnamed = [value for name, value in names.items() if name.startswith(_UNNAMED)] if parts else []
+    if not unnamed:
+        return None
+    numbers = [value.number for value in unnamed if value.number is not None]
+    unknown = any(value.constant and value.number is None and value.text is None for value in unnamed)
+    return replace(
+        _either(unnamed), number=None if unknown else max(numbers, default=None), text=None, constant=unknown
     )
-)  # fmt: skip
 
 
-def _fields(value: object) -> list[Any]:
-    """The parts of a tuple or a list."""
-    if isinstance(value, dict):
-        return [part for name, part in value.items() if name != "product-class"]
-    return list(value) if isinstance(value, list) else []
+def _output_names(node: PlanNode) -> list[str]:
+    """The names of the columns that an expression of SELECT makes."""
+    match node.kind:
+        case "Alias":
+            return [str(node.values.get("name")).lower()]
+        case "MultiAlias":
+            return node.texts("names")
+        case "UnresolvedAttribute":
+            return node.texts("nameParts")[-1:]
+    return []
 
 
-def _trees(value: object) -> Iterator[list[Node]]:
-    """The trees in a field, in any collections, but not those inside other trees."""
-    if _is_tree(value):
-        assert isinstance(value, list)
-        yield value
-    elif isinstance(value, list | dict):
-        for part in _fields(value):
-            yield from _trees(part)
+def _merged(relations: list[Mapping[str, _Value]]) -> dict[str, _Value]:
+    """The names of all relations; a name of several stands for any of their values."""
+    found: dict[str, _Value] = {}
+    for names in relations:
+        for name, value in names.items():
+            found[name] = _either([found[name], value]) if name in found else value
+    return found
 
 
-def _ends(tree: list[Node]) -> list[int]:
-    """For each node of a tree, the index after its last descendant. Nodes are listed before their children."""
-    ends = [0] * len(tree)
-    for place in range(len(tree) - 1, -1, -1):
-        end = place + 1
-        for _ in range(tree[place].get("num-children", 0)):
-            end = ends[end]
-        ends[place] = end
-    return ends
-
-
-def _output_name(node: Node) -> str | None:
-    kind = _kind(node)
-    if kind == "Alias":
-        return str(node.get("name")).lower()
-    if kind == "UnresolvedAttribute":
-        return str(node.get("nameParts")).strip("[]").lower().split(", ")[-1]
-    return None
-
-
-def _renamed(node: Node, made: _Relation) -> dict[str, _Value]:
-    names = str(node.get("outputColumnNames") or node.get("outputNames") or "").strip("[]").lower().split(", ")
+def _renamed(node: PlanNode, made: _Relation) -> dict[str, _Value]:
+    names = node.texts("outputColumnNames") or node.texts("outputNames")
     values = list(made.columns.values())
     if len(values) == len(names) == made.width:
         return dict(zip(names, values, strict=True))
@@ -925,9 +871,9 @@ def _united(children: list[_Relation]) -> dict[str, _Value]:
     return {name: _either(every) for name in children[0].columns}
 
 
-def _grouping_sets(node: Node) -> float:
-    kind, count = _kind(node), int(node.get("num-children", 0))
-    match kind:
+def _grouping_sets(node: PlanNode) -> float:
+    count = max(int(node.values.get("groupingSetIndexes", 0)), len(node.expressions()))
+    match node.kind:
         case "Cube":
             return 2.0 ** min(count, 1000)
         case "Rollup":
