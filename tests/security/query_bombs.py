@@ -38,6 +38,17 @@ def _cube(count: int, form: str) -> str:
     return f"select count(*) from (select {_columns(count)} from region) group by {form.replace('@', names)}"
 
 
+def _each(form: str, count: int) -> str:
+    return ", ".join(form.replace("@", str(n)) for n in range(count))
+
+
+def _type(depth: int) -> str:
+    return "array<" * depth + "int" + ">" * depth
+
+
+_JARO = "jaro_winkler_similarity(repeat('ab', 4500), repeat('ba', 4500 + @))"
+_COUNTS = "count_min_sketch(r_regionkey + @, 1e-4d, 1 - 1e-16d, 1)"
+_PERCENT, _ARRAYS, _OBJECTS = "'%a'", "'array<array<'", '{"a":'
 _BRANCHES = "when 1 then 2 when 2 then 3 when 4 then 5 end "
 _SETS = ", ".join(f"(c{n % 12}, c{n % 11})" for n in range(1500))
 
@@ -81,13 +92,32 @@ _REFUSED: dict[str, dict[str, str]] = {
         "from (select posexplode(array(repeat('x', 50000))) as (p, w))",
         "field of a struct": "select repeat(t.s.a, 50000) v from (select named_struct('a', repeat('x', 50000)) s) t",
         "values of UNPIVOT": "select repeat(v, 50000) from (select repeat('x', 50000) a) unpivot (v for n in (a))",
+        "approx_count_distinct": "select approx_count_distinct(r_name, 0.001) from region",
+        "many approx_count_distinct": f"select {_each('approx_count_distinct(r_regionkey + @, 0.01)', 60)} from region",
+        "count_min_sketch": "select count_min_sketch(r_regionkey, 0.1d, 0.99999999999999999999, 1) from region",
+        "many count_min_sketch": f"select {_each(_COUNTS, 20)} from region",
         "count in a condition": "select repeat('x', if(r_regionkey > 1, 2000000000, r_regionkey)) as v from region",
     },
     "max_constant_work": {
         "levenshtein": "select levenshtein(repeat('x', 400000), repeat('y', 400000)) as v",
+        "jaro_winkler_similarity": "select jaro_winkler_similarity(repeat('ab', 100000), repeat('ba', 100000)) as v",
+        "many jaro_winkler_similarity": f"select {_each(_JARO, 30)}",
+        "like": f"select repeat('a', 100) like '{'%a' * 30}%b' as v",
+        "like of rows": f"select count(*) as v from region where r_name like '{'%a' * 30}%b'",
+        "like of a joined pattern": f"select repeat('a', 100) like concat({_each(_PERCENT, 8)}, 'b') as v",
+        "like any": f"select repeat('a', 100) like any ('{'%a' * 8}%b', 'x') as v",
+        "not ilike all": f"select repeat('a', 100) not ilike all ('{'%a' * 8}%b', 'x') as v",
         "nested loops of lambdas": "select transform(sequence(1, 50000), i -> "
         "aggregate(sequence(1, 50000), 0L, (a, b) -> a + b)) v",
         "array_except": "select size(array_union(sequence(1, 300000), array_repeat(array(1), 300000))) v",
+    },
+    "max_query_nesting": {
+        "type of from_json": f"select from_json('1', '{_type(3000)}') as v",
+        "type of from_json in parts": f"select from_json('1', concat({_each(_ARRAYS, 20)}, 'int', '{'>' * 40}')) as v",
+        "type of from_json by repeat": "select from_json('1', repeat('array<', 900) || 'int' || repeat('>', 900)) as v",
+        "type of from_csv": f"select from_csv('1', 'a {_type(3000)}') as v",
+        "type of variant_get": f"select variant_get(parse_json('1'), '$', '{_type(3000)}') as v",
+        "type of an example": f"select from_json('1', schema_of_json('{_OBJECTS * 900}1{'}' * 900}')) as v",
     },
     "max_expression_nodes": {
         "26 doubling sums": _doubling(26, "select x + x as x from @", "select r_regionkey as x from region", "max(x)"),
@@ -131,5 +161,25 @@ _REFUSED: dict[str, dict[str, str]] = {
 """The setting of the limit, and the queries that it refuses before Spark evaluates anything."""
 
 BOMBS = tuple(Bomb(name, query, setting) for setting, queries in _REFUSED.items() for name, query in queries.items())
+FORGED_SKETCHES = {
+    "hll": f"select hll_sketch_estimate(X'{'ff' * 1000}') as v",
+    "made of text": "select hll_sketch_estimate(unhex(repeat('0a0107', 10000))) as v",
+    "in VALUES": "select hll_union_agg(v) from values (X'0203') as t(v)",
+    "in a condition": "select theta_sketch_estimate(if(r_regionkey > 1, unhex('0203'), X'00')) from region",
+    "bitmap": "select bitmap_count(unhex(repeat('ff', 4000000))) as v",
+    "kll": "select kll_sketch_to_string_bigint(encode('abc', 'utf-8')) as v",
+}
+"""Sketches that the query itself brings: their headers can claim any size."""
+HONEST = {
+    "like": "select r_name like '%a%b%c%', r_name like any ('a%', '%b') from region",
+    "like of a long text": f"select r_name like '{'x' * 300}%' from region",
+    "type": "select from_json('{}', 'a int, b struct<c: array<int>>'), from_json('{}', schema_of_json('{\"a\": [1]}'))",
+    "sketch": "select hll_sketch_estimate(hll_union_agg(s)) from "
+    "(select hll_sketch_agg(r_name, 12) s from region where r_name like 'r%' group by r_regionkey)",
+    "distinct": "select approx_count_distinct(r_name), approx_count_distinct(r_name, 0.01) from region",
+    "count_min_sketch": "select count_min_sketch(r_regionkey, 0.01d, 0.99d, 1) from region",
+    "WINDOW clause": "select sum(1) over w from region window w as (order by lpad(r_name, 10))",
+}
+"""Queries with the same functions that are answered."""
 NOT_INTERRUPTED = "select repeat('a', 200) rlike '(.*)(.*)(.*)(.*)(.*)(.*)(.*)b' as v"
 """A regular expression in a constant, which Spark's optimiser evaluates."""

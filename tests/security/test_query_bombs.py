@@ -25,7 +25,7 @@ from osrdyne.protocol.messages import Response
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
-from tests.security.query_bombs import BOMBS, NOT_INTERRUPTED, Bomb
+from tests.security.query_bombs import BOMBS, FORGED_SKETCHES, HONEST, NOT_INTERRUPTED, Bomb
 from tests.spark_fixtures import SHORT_LIVED
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900), pytest.mark.usefixtures("java")]
@@ -133,6 +133,19 @@ async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Ke
     assert bomb.setting in error["message"]
     assert f"{error['limit']:,}" in error["message"]
     assert key.worker.process.returncode is None
+
+
+@pytest.mark.parametrize("query", FORGED_SKETCHES.values(), ids=FORGED_SKETCHES)
+@pytest.mark.proves("spark/sketch-in-a-query")
+async def test_sketch_that_the_query_brings_is_refused(key: Key, query: str) -> None:
+    assert error_of(await key.ask(query))["code"] == "function_not_allowed"
+    assert key.worker.process.returncode is None
+
+
+@pytest.mark.parametrize("query", HONEST.values(), ids=HONEST)
+async def test_harmless_query_with_a_limited_function_is_answered(key: Key, query: str) -> None:
+    response = await key.ask(query)
+    assert response.status == Status.OK, response.body
 
 
 @pytest.mark.parametrize(

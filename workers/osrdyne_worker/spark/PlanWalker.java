@@ -33,10 +33,11 @@ import org.apache.spark.unsafe.types.UTF8String;
  * "nulls" has the fields that are null although their type holds expressions, plans or collections of them.
  * A node of a tree is listed once, where it occurs first. Where a parsed plan holds it again, there is an item of the
  * kind "again", without a class, and its value "of" is the index of the node.
- * The "value" of a literal has at most the first characters of a text; "bytes" is its whole length.
+ * The "value" of a literal has at most the first characters of a text; "bytes" is its whole length,
+ * and "nesting" the most brackets within brackets in all of it.
  */
 public final class PlanWalker {
-    private static final int LONGEST_LITERAL = 200;
+    private static final int LONGEST_LITERAL = 1000;
     private static final Map FIELDS = java.util.Collections.synchronizedMap(new HashMap());
 
     private final StringBuilder out = new StringBuilder("[");
@@ -213,6 +214,7 @@ public final class PlanWalker {
     private static void describe(Object value, String name, List scalars) {
         if (value instanceof UTF8String) {
             note(Integer.valueOf(((UTF8String) value).numBytes()), "bytes", scalars);
+            note(Integer.valueOf(nesting((UTF8String) value)), "nesting", scalars);
         } else if (value instanceof byte[]) {
             note(Integer.valueOf(((byte[]) value).length), "bytes", scalars);
         } else if (value instanceof ArrayData) {
@@ -220,6 +222,21 @@ public final class PlanWalker {
         } else if (value instanceof CalendarInterval) {
             note(value.toString(), name, scalars);
         }
+    }
+
+    /** The most brackets within brackets in a text, also in one that closes brackets of another one. */
+    private static int nesting(UTF8String text) {
+        int depth = 0;
+        int deepest = 0;
+        byte[] bytes = text.getBytes();
+        for (int i = 0; i < bytes.length; i++) {
+            if (bytes[i] == '<' || bytes[i] == '(' || bytes[i] == '[' || bytes[i] == '{') {
+                deepest = Math.max(deepest, ++depth);
+            } else if (bytes[i] == '>' || bytes[i] == ')' || bytes[i] == ']' || bytes[i] == '}') {
+                depth = Math.max(0, depth - 1);
+            }
+        }
+        return deepest;
     }
 
     private boolean isView(Object node) {

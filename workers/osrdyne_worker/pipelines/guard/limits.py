@@ -24,10 +24,14 @@ from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
 
 _COLUMN_BYTES = 8.0
 """The assumed size of a value that depends on the data."""
-_TEXT_FORMAT = 200
+_TEXT_FORMAT = 1_000
 """Characters up to which the content of a constant text is considered."""
 _ITERATIONS = 64
 """Steps of an `aggregate` that are estimated one by one. A size that still grows faster then counts as infinite."""
+_MATCHED_BYTES = 48.0
+"""The assumed length of a text of the data that is compared with a pattern."""
+_REGISTER_BYTES = 24
+"""What one register of `approx_count_distinct` takes: ten of them are a column of the plan."""
 _UNKNOWN_SPAN = 200 * 365.25 * 86_400e6
 """The assumed microseconds between two constant dates whose values are not known here."""
 
@@ -36,6 +40,7 @@ _UNKNOWN_SPAN = 200 * 365.25 * 86_400e6
 class PlanLimits:
     """The limits of one query; settings of the pipeline have the same names."""
 
+    max_query_nesting: int = 30
     max_plan_nodes: int = 2_000
     max_expression_nodes: int = 20_000
     max_columns: int = 2_000
@@ -136,6 +141,10 @@ class _Value:
     """`time` or `interval`, else empty."""
     nodes: float = 1.0
     """Nodes of the expression after Spark's optimiser has replaced names by the expressions that they refer to."""
+    nesting: float | None = None
+    """Brackets within brackets in a text; None if they are not known."""
+    written: bool = False
+    """Whether a text or a binary of the query is part of the value."""
 
     @property
     def size(self) -> float:
@@ -164,6 +173,8 @@ def _either(values: list[_Value]) -> _Value:
         kind=values[0].kind if len({value.kind for value in values}) == 1 else "",
         nodes=max(value.nodes for value in values),
         constant=constant,
+        nesting=values[0].nesting if len(values) == 1 else None,
+        written=any(value.written for value in values),
     )
 
 
@@ -174,6 +185,7 @@ def _made(arguments: list[_Value], *, bytes: float, items: float = 0.0, work: fl
         items=items,
         work=work + sum(argument.work for argument in arguments),
         constant=all(argument.constant for argument in arguments),
+        written=any(argument.written for argument in arguments),
     )
 
 
@@ -221,7 +233,9 @@ def _joined(a: list[_Value]) -> _Value:
     if a and all(value.text is not None for value in a):
         text = "".join(value.text or "" for value in a)[: _TEXT_FORMAT + 1]
     items = sum(value.items for value in a)
-    made = _made(a, bytes=_sum(a), items=items)
+    # A text that opens brackets may be joined to others of its kind.
+    nesting = None if any(value.nesting is None for value in a) else sum(value.nesting or 0.0 for value in a)
+    made = replace(_made(a, bytes=_sum(a), items=items), nesting=nesting)
     return replace(made, text=text if text is not None and len(text) <= _TEXT_FORMAT else None)
 
 
@@ -295,15 +309,42 @@ def _stack(a: list[_Value]) -> _Value:
     return _made(a, bytes=_sum(a) + 16 * _argument(a, 0).size)
 
 
-def _sketch(a: list[_Value]) -> _Value:
-    precision = a[1].number if len(a) > 1 else None
-    return _made(a, bytes=16 * 2 / precision if precision else (math.inf if len(a) > 1 else 1000))
+def _jaro_winkler(a: list[_Value]) -> _Value:
+    return _made(a, bytes=8, work=_argument(a, 0).bytes * _argument(a, 1).bytes)
+
+
+def _like(a: list[_Value]) -> _Value:
+    """LIKE is a regular expression, which tries every place for every `%` except the last one of a pattern."""
+    text, *patterns = a or [_COLUMN]
+    length = text.bytes if text.constant else max(text.bytes, _MATCHED_BYTES)
+    work = 0.0
+    for pattern in patterns:
+        if pattern.text is not None:
+            wildcards = float(pattern.text.rstrip("%").count("%"))
+        else:
+            wildcards = pattern.bytes if pattern.constant else 1.0
+        work += _combinations(length + wildcards, wildcards)
+    return replace(_made(a, bytes=8, work=work), written=False)
+
+
+def _combinations(of: float, count: float) -> float:
+    exponent = math.lgamma(of + 1) - math.lgamma(count + 1) - math.lgamma(of - count + 1)
+    return math.exp(exponent) if exponent < 500 else math.inf
+
+
+def _count_min_sketch(a: list[_Value]) -> _Value:
+    precision, confidence = (_same([_argument(a, place)]).number for place in (1, 2))
+    if not precision or confidence is None or not 0 <= confidence < 1:
+        return _made(a, bytes=math.inf)
+    return _made(a, bytes=8 * math.ceil(2 / abs(precision)) * max(1, math.ceil(-math.log2(1 - confidence))))
 
 
 def _distinct(a: list[_Value]) -> _Value:
     """HyperLogLog++: the number of registers depends on the relative standard deviation."""
-    precision = a[1].number if len(a) > 1 else 0.05
-    return _made(a, bytes=(1.106 / precision) ** 2 if precision else math.inf)
+    precision = _same([a[1]]).number if len(a) > 1 else 0.05
+    if not precision or precision < 0:
+        return _made(a, bytes=math.inf)
+    return _made(a, bytes=_REGISTER_BYTES * 2.0 ** max(4, math.ceil(2 * math.log2(1.106 / precision))))
 
 
 def _length(a: list[_Value]) -> _Value:
@@ -332,7 +373,8 @@ def _same(a: list[_Value]) -> _Value:
         number = _number(first.text)
         if number is None:
             number, kind = _time(first.text), "time"
-    return replace(_made(a, bytes=first.bytes, items=first.items), number=number, text=first.text, kind=kind)
+    made = _made(a, bytes=first.bytes, items=first.items)
+    return replace(made, number=number, text=first.text, kind=kind, nesting=first.nesting)
 
 
 def _text_of(a: list[_Value]) -> _Value:
@@ -406,7 +448,8 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
     "named_struct": _array,
     "map": _array,
     "stack": _stack,
-    "count_min_sketch": _sketch,
+    "jaro_winkler_similarity": _jaro_winkler,
+    "count_min_sketch": _count_min_sketch,
     "approx_count_distinct": _distinct,
     "string": _text_of,
     "add": _arithmetic(lambda x, y: x + y),
@@ -437,6 +480,8 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
     "bin": _times(8),
     "aes_encrypt": _times(2),
     "flatten": lambda a: _made(a, bytes=_sum(a), items=_sum(a) / 8),
+    "schema_of_json": lambda a: replace(_made(a, bytes=_sum(a) * 8), nesting=_argument(a, 0).nesting),
+    "schema_of_csv": lambda a: replace(_made(a, bytes=_sum(a) * 8), nesting=0.0),
     "split": _times(24, items=True),
     "sentences": _times(24, items=True),
     "regexp_extract_all": _times(24, items=True),
@@ -445,6 +490,7 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
     "size": _size,
     "cardinality": _size,
     "array_size": _size,
+    **dict.fromkeys(("like", "ilike", "likeall", "likeany", "notlikeall", "notlikeany"), _like),
     **dict.fromkeys(("power", "pow"), _arithmetic(lambda x, y: abs(x) ** y)),
     **dict.fromkeys(("round", "bround", "ceil", "ceiling", "floor"), _rounded),
     **dict.fromkeys(("array_union", "array_except", "array_intersect", "array_distinct", "arrays_overlap"),
@@ -469,6 +515,24 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
 }  # fmt: skip
 """The estimates of functions and operators (by their class, in lower case). The result of any other has at most the
 size of its arguments together."""
+
+_TYPES = {"from_json": 1, "from_csv": 1, "schema_of_json": 0, "variant_get": 2, "try_variant_get": 2}
+"""The place of the argument that Spark's parser reads as a type, or that a type is made of."""
+_BUFFERS = frozenset(("approx_count_distinct", "count_min_sketch"))
+"""Aggregates whose buffer may be large although their arguments are not."""
+_SKETCHES = ("hll_", "theta_", "kll_", "tuple_", "bitmap_", "approx_top_k_")
+_SKETCHED = re.compile(
+    r"hll_sketch_agg|theta_sketch_agg|kll_sketch_agg_\w+|tuple_sketch_agg_\w+|bitmap_construct_agg|approx_top_k_accumulate"
+    r"|bitmap_bit_position|bitmap_bucket_number"
+)
+"""Functions of sketches whose arguments are no sketches."""
+_SKETCH_MODES = frozenset(("sum", "min", "max", "alwaysone"))
+_PREDICATES = frozenset(
+    (
+        "equalto", "equalnullsafe", "lessthan", "lessthanorequal", "greaterthan", "greaterthanorequal", "in", "between",
+        "isnull", "isnotnull", "not", "rlike", "regexp_like", "contains", "startswith", "endswith",
+    )
+)  # fmt: skip
 
 _LAMBDAS = frozenset(
     (
@@ -514,7 +578,8 @@ def _literal(node: PlanNode) -> _Value:
     length = float(node.values.get("bytes", size))
     if kind in ("string", "binary") or kind.startswith(("char", "varchar", "string")):
         known = length == size and kind != "binary" and len(text) <= _TEXT_FORMAT  # otherwise the text is cut
-        return _Value(bytes=length, text=text if known else None, constant=True)
+        nesting = float(node.values.get("nesting", 0))
+        return _Value(bytes=length, text=text if known else None, constant=True, nesting=nesting, written=True)
     number = 0.0 if value is None else _number(text)
     if kind == "interval":
         number = interval_microseconds(text)
@@ -558,6 +623,8 @@ class _Estimate:
         self._limits = limits
         self._views = views
         self._nested = 0.0
+        self._work = 0.0
+        self._buffers = 0.0
 
     def plan(self, root: PlanNode, tables: _Tables, outer: _Names) -> _Relation:
         nested = self._nested
@@ -694,7 +761,8 @@ class _Estimate:
 
     def _checked(self, tree: PlanNode, names: _Names, tables: _Tables) -> _Value:
         value = self._expression(tree, names, tables)
-        _enforce(self._limits, "max_constant_work", value.work, "steps to evaluate an expression")
+        self._work += value.work
+        _enforce(self._limits, "max_constant_work", self._work, "steps to evaluate each expression once")
         _enforce(self._limits, "max_expression_nodes", value.nodes, "nodes of an expression with those that it names")
         return value
 
@@ -735,13 +803,43 @@ class _Estimate:
             return self._higher_order(function, values, lambdas[0], names, tables)
         if function == "window" and kind == "UnresolvedFunction":
             self._window(values)
+        if kind.endswith(("LikeAll", "LikeAny")):
+            texts = [text for name, text in node.values.items() if name.startswith("patterns.")]
+            values = [*values, *(_Value(bytes=float(len(text)), text=str(text), constant=True) for text in texts)]
+        if function in _TYPES:
+            self._type(function, _argument(values, _TYPES[function]))
+        if function.startswith(_SKETCHES):
+            return self._sketch(function, values)
         rule = _RULES.get(function)
         if rule is not None:
-            return rule(values)
+            made = rule(values)
+            if function in _BUFFERS:
+                self._buffers += made.bytes
+                _enforce(self._limits, "max_constant_bytes", self._buffers, f"bytes of the buffers of {function}")
+            return made
         if kind == "ScalarSubquery":
             return replace(_either(values), constant=False, number=_either(values).number) if values else _COLUMN
         made = _made(values, bytes=max(8.0, _sum(values)), items=max((value.items for value in values), default=0.0))
+        made = replace(made, written=made.written and function not in _PREDICATES)
         return made if values else replace(made, constant=False)
+
+    def _type(self, function: str, text: _Value) -> None:
+        """Spark's parser needs seconds for types that are nested hundreds of times, and nothing stops it."""
+        nesting = text.bytes if text.nesting is None else text.nesting
+        _enforce(self._limits, "max_query_nesting", nesting, f"brackets within brackets in the type of {function}")
+
+    def _sketch(self, function: str, values: list[_Value]) -> _Value:
+        """A sketch comes from an aggregate or from the data: a forged one can take any time and memory."""
+        made = _made(values, bytes=max(8.0, _sum(values)))
+        if _SKETCHED.fullmatch(function):
+            return replace(made, constant=False, written=False)
+        if any(value.written and value.text not in _SKETCH_MODES for value in values):
+            raise QueryRefusedError(
+                f"The query is refused: {function} reads a sketch, which may not be a constant; read it from a view or "
+                "make it with an aggregate.",
+                error_code="function_not_allowed",
+            )
+        return made
 
     def _window(self, values: list[_Value]) -> None:
         lengths = [

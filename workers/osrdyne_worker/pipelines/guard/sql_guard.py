@@ -39,6 +39,8 @@ _SPARK_ONLY_FIRST_TOKENS = frozenset({TokenType.FROM, TokenType.TABLE})
 _OPENING = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE})
 _CLOSING = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END})
 
+_NESTED_TYPES = frozenset({"array", "map", "struct"})
+
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING, TokenType.IDENTIFIER})
 
 # In Spark, a backslash continues a comment on the next line, and a carriage return ends it; in sqlglot neither does.
@@ -133,9 +135,15 @@ def _check_tokens(tokens: list[Token], limits: TextLimits) -> None:
             f"Only SELECT, WITH ... SELECT, VALUES and their unions are allowed, not {tokens[0].text[:30]!r}.",
             tokens[0],
         )
-    depth = 0
+    depth = types = 0
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.token_type in _OPENING:
+        if token.text.lower() in _NESTED_TYPES and following and following.token_type is TokenType.LT:
+            types += 1  # Spark's parser needs minutes for thousands of types within each other
+            if types > limits.nesting:
+                raise _too_complex(f"The query has types nested more than {limits.nesting} deep.", token)
+        elif types and token.token_type not in _TEXTS and not token.text.strip(">"):
+            types = max(0, types - len(token.text))
+        elif token.token_type in _OPENING:
             depth += 1
             if depth > limits.nesting:
                 raise _too_complex(f"The query is nested more than {limits.nesting} deep; split it with WITH.", token)

@@ -278,7 +278,7 @@ class SqlConfig(_Model):
         16 * 2**20, ge=1024, le=2**30, description="Size of a value that a function such as `repeat` produces."
     )
     max_constant_work: int = Field(
-        100_000_000, ge=1000, le=10**12, description="Steps to evaluate an expression such as `levenshtein` once."
+        100_000_000, ge=1000, le=10**12, description="Steps to evaluate each expression once (`levenshtein`)."
     )
     max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions of `range`.")
     max_grouping_sets: int = Field(
