@@ -116,7 +116,11 @@ async def test_failing_table_waits_longer_each_time_and_delays_no_other(world: W
         assert {(one["table"], one["code"]) for one in warnings} == {("warm", "storage_error")}
         assert all("Free space." in one["error"] for one in warnings)
         [shown] = [one for one in scheduler.status() if one.name == "warm"]
-        assert (shown.partitions[0].code, shown.partitions[0].failures) == ("storage_error", len(ats))
+        # The last attempt may still run.
+        assert (shown.partitions[0].code, len(ats) - shown.partitions[0].failures) in {
+            ("storage_error", 0),
+            ("storage_error", 1),
+        }
         world.fault = lambda key: None
         await clock.advance(LONGEST_PAUSE + 60 * world.duration)
         assert world.is_stored_once("warm")
