@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 file = Path(sys.argv[1])
-fault = json.loads(file.read_text()).get(os.environ["WORKER_KEY"], {}) if file.exists() else {}
+fault = json.loads(file.read_text()).get(os.environ.get("WORKER_KEY", ""), {}) if file.exists() else {}
 if "exit" in fault:
     print(fault["says"], file=sys.stderr, flush=True)
     sys.exit(fault["exit"])

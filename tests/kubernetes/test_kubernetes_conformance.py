@@ -20,6 +20,11 @@ from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 
 class TestKubernetesDriver(BackendConformance, WorkerConformance):
     @pytest.fixture
+    async def harness(self, cluster, kubelet, namespace, tmp_path):
+        async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
+            yield harness
+
+    @pytest.fixture
     async def driver(self, harness, admin):
         driver = harness.driver()
         yield driver
