@@ -83,8 +83,8 @@ class Worker:
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         """The queues that the worker consumes now; none until it is ready."""
         self._probes: asyncio.Queue[str] = asyncio.Queue()
-        self._must_reconnect = asyncio.Event()
         """The ids of the requested probes for which no request was taken yet."""
+        self._must_reconnect = asyncio.Event()
         self._last_probes: deque[str] = deque(maxlen=MAX_REMEMBERED_PROBES)
         self._loading_done = False
         self._ready = False

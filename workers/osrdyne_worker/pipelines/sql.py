@@ -30,7 +30,7 @@ from osrdyne.protocol.data_versions import DATA_VERSION_HEADER, required_data_ve
 from osrdyne.protocol.messages import wants_arrow
 from osrdyne_worker import Answer, App, Call, Context, DataChangedError, RequestError
 from osrdyne_worker.app.errors import answer_too_large
-from osrdyne_worker.app.tables import Rows
+from osrdyne_worker.app.tables import Rows, first_rows
 from osrdyne_worker.pipelines.guard.check import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.guard.limits import PlanLimits, check_limits, check_text
 from osrdyne_worker.pipelines.guard.refusals import QueryRefusedError
@@ -408,7 +408,7 @@ def sql(call: Call, request: SqlRequest) -> Answer:
     parameters = read_parameters(request.parameters)
     shown = table_of(query, views=data.views, explain=lambda text, mode: _explained(data, text, parameters, mode))
     if shown is not None:
-        return Answer(shown.slice(0, min(shown.num_rows, _row_limit(data.config, request.limit))))
+        return Answer(first_rows(shown, _row_limit(data.config, request.limit)))
     if request.page_size is not None:
         return _first_page(call, data, query, parameters, size=request.page_size, limit=request.limit)
     if call.stream_bytes is not None and is_streamable(data.session):
