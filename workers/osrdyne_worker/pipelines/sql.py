@@ -260,7 +260,7 @@ class SqlData:
                 self.load()
                 self.log_views()
             if self._problem:
-                raise RequestError(self._problem.message, self._problem.code, self._problem.error_code)
+                raise self._problem.refusal()
             self._renew()
             return self._views
 
@@ -270,7 +270,7 @@ class SqlData:
                 self._generation += 1
                 self._remembered.clear()
         except DataProblemError as problem:
-            raise RequestError(problem.message, problem.code, problem.error_code) from None
+            raise problem.refusal() from None
 
     def open_views(self, names: Collection[str]) -> None:
         """Open those of the views that are deferred (see `DeferredViews.open`), and last values that have changed."""
@@ -278,7 +278,7 @@ class SqlData:
         try:
             self._live.open_last_values(names)
         except DataProblemError as problem:
-            raise RequestError(problem.message, problem.code, problem.error_code) from None
+            raise problem.refusal() from None
 
     def prepared(self, query: str, parameters: Parameters | None = None) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
@@ -365,8 +365,7 @@ def reload_data(context: Context) -> SqlData:
     data.load(former)
     if data.problem is not None and former.problem is None:
         # The former views stay. Some of their data may be in memory.
-        problem = data.problem
-        raise RequestError(problem.message, problem.code, problem.error_code)
+        raise data.problem.refusal()
     data.log_views()
     data.caching.request_ended()
     return data

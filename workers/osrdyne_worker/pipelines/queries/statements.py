@@ -87,7 +87,7 @@ def _view(name: str, views: Sequence[View]) -> View:
             error_code="unknown_table",
         )
     if found.problem is not None:
-        raise RequestError(found.problem.message, found.problem.code, found.problem.error_code)
+        raise found.problem.refusal()
     return found
 
 

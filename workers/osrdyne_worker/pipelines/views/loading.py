@@ -93,6 +93,10 @@ class DataProblemError(OsrdyneError):
         self.error_code = error_code
         self.can_change = can_change
 
+    def refusal(self) -> RequestError:
+        """The error for the caller."""
+        return RequestError(self.message, self.code, self.error_code)
+
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
@@ -324,7 +328,7 @@ class DeferredViews:
             return
         problem = failure if isinstance(failure, OsrdyneError) else _translated(self._session, table, failure)
         if isinstance(problem, DataProblemError):
-            raise RequestError(problem.message, problem.code, problem.error_code) from failure
+            raise problem.refusal() from failure
         raise problem from failure
 
     def _has_changed(self, table: ResolvedTable) -> bool:
