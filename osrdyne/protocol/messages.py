@@ -128,13 +128,15 @@ class Request:
     @property
     def wants_progress(self) -> bool:
         """Whether the client requests progress replies; other clients may take the first reply for the last."""
-        value = self.headers.get(WANTS_PROGRESS_HEADER)
-        return value is True or decode_text(value) == "true"
+        return self._wants(WANTS_PROGRESS_HEADER)
 
     @property
     def wants_job_progress(self) -> bool:
         """Whether the client requests replies about the progress of jobs."""
-        value = self.headers.get(JOB_PROGRESS_HEADER)
+        return self._wants(JOB_PROGRESS_HEADER)
+
+    def _wants(self, header: str) -> bool:
+        value = self.headers.get(header)
         return value is True or decode_text(value) == "true"
 
     @property
