@@ -113,11 +113,10 @@ def inbox_policy(settings: Settings, *, longest_ttl: float | None = None) -> Pol
 def poison_policy(settings: Settings) -> PolicySpec:
     """The policy of the poison inventory: the oldest entries go when it is full, because their callers are answered."""
     names = PoolNames(settings.pool.id)
-    return PolicySpec(
-        name=names.poison_policy,
-        pattern=f"^{re.escape(names.poison_queue)}$",
-        apply_to="queues",
-        definition={
+    return _of_queue(
+        names.poison_policy,
+        names.poison_queue,
+        {
             "delivery-limit": NEVER,
             "max-length-bytes": settings.requests.poison_max_bytes,
             "overflow": "drop-head",
@@ -139,16 +138,20 @@ def log_policy(names: PoolNames) -> PolicySpec:
 def audit_policy(settings: Settings) -> PolicySpec:
     """The policy of the audit queue. RabbitMQ applies the lower one of its values and the queue's arguments."""
     names = PoolNames(settings.pool.id)
-    return PolicySpec(
-        name=names.audit_policy,
-        pattern=f"^{re.escape(names.audit_queue)}$",
-        apply_to="queues",
-        definition={
+    return _of_queue(
+        names.audit_policy,
+        names.audit_queue,
+        {
             # A change has two records: one before it, one with its outcome.
             "max-length": 2 * settings.audit.max_changes,
             "message-ttl": _milliseconds(settings.audit.max_age),
         },
     )
+
+
+def _of_queue(name: str, queue: str, definition: Mapping[str, object]) -> PolicySpec:
+    """A policy of one queue, by its whole name."""
+    return PolicySpec(name=name, pattern=f"^{re.escape(queue)}$", apply_to="queues", definition=definition)
 
 
 def allowed_returns(delivery_limit: int) -> int:
