@@ -23,6 +23,7 @@ from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
 from osrdyne.amqp.message import Message
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.errors import (
     AddressRefusedError,
     BrokerAccessError,
@@ -39,7 +40,6 @@ PUBLISH_ATTEMPTS = 4
 # About two seconds in all: a caller that reads its queue has made room by then.
 QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."  # The beginning of every address, with its dot.
-FIRST_THAT_TAKES_ANY = (4, 3)  # The first version known to accept a reply to any address (3.10.8 does not).
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE = 60.0  # Seconds for which a reply waits for a connection; most callers have given up after that.
 MAX_PROVEN = 10_000  # Addresses remembered as accepted; with one more, all are forgotten.
@@ -262,16 +262,11 @@ async def guarded_channel(
 ) -> GuardedChannel:
     """Open a channel with confirms that no reply address can close. `reopens`: a channel that RabbitMQ closes because
     the user may not publish is replaced."""
-    takes_any = version_of(connection.server_version) >= FIRST_THAT_TAKES_ANY
+    takes_any = BrokerVersion.parse(connection.server_version).takes_any_reply_address
     direct = DirectReplies(open_another, clock=clock)
     channel = await connection.channel(confirms=True)
     reopen = (lambda: connection.channel(confirms=True)) if reopens else None
     return GuardedChannel(channel, direct, takes_any=takes_any, reopen=reopen)
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version of RabbitMQ."""
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
 
 
 async def publish_reply(

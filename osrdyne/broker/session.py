@@ -17,6 +17,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.errors import describe_end
 from osrdyne.amqp.tls import ssl_context
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.leadership.channel_pool import ChannelPool, LeaderChannels
 from osrdyne.broker.leadership.token import Token, TokenChannel, TokenPublisher, TokenTimes
 from osrdyne.broker.management.apply import declare_topology
@@ -30,7 +31,6 @@ from osrdyne.broker.queues.retry_queues import RetryQueueCommands
 from osrdyne.broker.queues.snapshots import SnapshotQueue
 from osrdyne.broker.topology.declarations import Topology, pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.errors import (
     BrokerAccessError,

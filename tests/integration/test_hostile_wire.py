@@ -10,7 +10,7 @@ from test_term import SOON, daemon_of, publish, settings_of, take
 from worker_process import stage
 
 from osrdyne.amqp import Channel, Connection, Message
-from osrdyne.broker.topology.version import BrokerVersion
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames

@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.management.models import NodeStatus, Permissions, QueueTotals, Whoami
 from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.broker.topology.comparison import Deviation, Problem
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.telemetry import LogPlan
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames

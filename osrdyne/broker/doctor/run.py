@@ -12,6 +12,7 @@ from typing import Any
 
 from osrdyne import amqp
 from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.doctor import checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import REMEDY, administrator_of_workers, describe_administrator
@@ -20,7 +21,6 @@ from osrdyne.broker.topology.comparison import Problem, compare, expected_object
 from osrdyne.broker.topology.declarations import Exchange, Topology
 from osrdyne.broker.topology.policies import pool_policies
 from osrdyne.broker.topology.telemetry import LogPlan, plan_log, streams_of
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, BrokerConflictError, BrokerNotFoundError, OsrdyneError
 from osrdyne.findings import Finding

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.topology.policies import PolicySpec
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.protocol.names import QueueName
 
 # Seconds by which the totals of a listing may be older than the request; the oldest in measurements was 9.8 s (broker:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.topology.declarations import NEVER
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.protocol.names import Key, PoolNames
 

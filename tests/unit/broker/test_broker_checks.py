@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.doctor import checks
 from osrdyne.broker.management.models import NodeStatus, Permissions, Whoami, read_totals
 from osrdyne.broker.queues.retry_queues import retry_queue_arguments
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import RequestSettings, Settings, WorkerSettings
 from osrdyne.protocol.names import PoolNames
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.topology.declarations import QueueBinding, pool_topology, request_queue_arguments
 from osrdyne.broker.topology.policies import pool_policies, pool_policy
-from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.protocol.names import Key, PoolNames
 

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
-from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel, version_of
+from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel
+from osrdyne.amqp.version import BrokerVersion
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerError,
@@ -53,7 +54,7 @@ class BrokerConnection:
     @property
     def counts_returns(self) -> bool:
         """Whether RabbitMQ counts each return as a failed delivery (broker: count-failures-by-reject)."""
-        return version_of(self.connection.server_version) < (4, 3)
+        return BrokerVersion.parse(self.connection.server_version).counts_nack
 
     def fail(self) -> None:
         """Mark the connection as lost: a part of it did not answer."""

@@ -53,6 +53,11 @@ class BrokerVersion:
         return (self.major, self.minor) < (4, 3)
 
     @property
+    def takes_any_reply_address(self) -> bool:
+        """Whether a reply to any direct reply-to address is accepted; 3.10.8 closes the connection for some."""
+        return (self.major, self.minor) >= (4, 3)
+
+    @property
     def reattaches_consumers(self) -> bool:
         """Whether RabbitMQ may attach a consumer whose queue was deleted to the next queue of that name, without a
         notice to its client (broker: reattached-consumers)."""
