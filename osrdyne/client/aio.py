@@ -413,7 +413,7 @@ class AsyncClient:
     def _timed_out(self, request: OutgoingRequest) -> RequestTimeoutError:
         reason = f"it was not sent: {self._obstacle()}"
         if request.sent:
-            # RabbitMQ tells of an alarm only after a publish, which it does not read.
+            # During an alarm RabbitMQ sends `connection.blocked` after the first publish, which it does not read.
             state = self._state.value
             blocked = f": {_BLOCKED}" if isinstance(state, Session) and state.is_blocked else ""
             reason = f"there was no answer{blocked}"

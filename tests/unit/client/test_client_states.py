@@ -85,7 +85,7 @@ async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool)
 
 
 async def test_call_that_an_alarm_holds_back_says_so() -> None:
-    """RabbitMQ tells of the alarm only after the publish, so that the request counts as sent."""
+    """RabbitMQ sends `connection.blocked` only after a publish, so that the request counts as sent."""
     connection: Any = SimpleNamespace(is_blocked=False, is_closed=False)
     channel: Any = SimpleNamespace(is_closed=False)
     client = AsyncClient(URI, "pool", answer_slack=0)

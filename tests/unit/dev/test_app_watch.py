@@ -33,7 +33,7 @@ def test_files_of_the_application_are_those_of_its_package_or_beside_its_module(
 
 
 class Watch:
-    """Reads the given states of the files one after the other, the last one for ever."""
+    """Reads the given states of the files one after the other, and then always the last one."""
 
     def __init__(self, states: str, *, problem: str | None = None) -> None:
         self.states: Iterator[str] = iter(states)

@@ -223,7 +223,7 @@ class Processor:
         """
         # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
         skew_ms = self._allowed_skew_ms
-        if self._retries.of_managed_pool:  # nobody else can publish there
+        if self._retries.of_managed_pool:  # only the controller publishes to its queues
             skew_ms = self._controller_clock.skew_of(delivery)
         request = delivery.to_request(now_ms=now_ms(self._clock), skew_ms=skew_ms)
         if not self._retries.of_managed_pool and names_identity(request.headers):

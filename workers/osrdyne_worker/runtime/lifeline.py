@@ -17,7 +17,8 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.environment import LIFELINE_VARIABLE
 
 GRACE = 10.0
-"""Seconds from the end of the life line to SIGKILL. Shorter than `stop_grace`: nobody waits for answers any more."""
+"""Seconds from the end of the life line to SIGKILL. Shorter than `stop_grace`: RabbitMQ of
+`osrdyne dev` has ended as well."""
 
 
 def end_with_daemon(variables: MutableMapping[str, str], *, grace: float = GRACE) -> None:
@@ -38,7 +39,7 @@ def end_with_daemon(variables: MutableMapping[str, str], *, grace: float = GRACE
 
 def _follow(descriptor: int, grace: float) -> None:
     while os.read(descriptor, 1):
-        pass  # nobody writes
+        pass  # the daemon writes nothing
     get_logger("worker").warning("the daemon has ended, and this worker ends with it")
     # As a stop: requests return to their queue if RabbitMQ is still there. The JVM ends with its standard input.
     os.kill(os.getpid(), signal.SIGTERM)

@@ -71,7 +71,7 @@ def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
 
 
 def keep_active(record: GroupRecord, *, now: float, delays: Delays) -> GroupRecord:
-    """Keep a group ACTIVE that waits for a place: nobody can serve it, so the time without activity shows nothing."""
+    """Keep a group ACTIVE that waits for a place: it has no worker yet, and so no activity."""
     return replace(record, active_until=now + delays.unbind)
 
 
