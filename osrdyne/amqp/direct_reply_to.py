@@ -22,6 +22,7 @@ from aiormq.exceptions import ChannelAccessRefused
 from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
+from osrdyne.amqp.errors import translate_error
 from osrdyne.amqp.message import Message
 from osrdyne.amqp.version import BrokerVersion
 from osrdyne.errors import (
@@ -225,9 +226,22 @@ class GuardedChannel:
         try:
             await channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
         except BrokerAccessError:
-            # Before `wait_closed` resumes: the end of this channel is not the loss of the connection.
-            self._refused = True
+            self._note_refused(channel)
             raise
+        except BrokerUnavailableError as error:
+            # Of several publishes in flight, RabbitMQ's refusal is reported to one; the others find a closed channel.
+            if self._reopen is None or not channel.is_closed:
+                raise
+            if not isinstance(reason := await channel.wait_closed(), ChannelAccessRefused):
+                raise
+            self._note_refused(channel)
+            raise translate_error(reason, f"publish to {exchange or repr(routing_key)}") from error
+
+    def _note_refused(self, channel: Channel) -> None:
+        # Before `wait_closed` resumes: the end of this channel is not the loss of the connection. A publish on an
+        # earlier channel may end after another one was opened.
+        if channel is self._channel:
+            self._refused = True
 
     async def _open_channel(self) -> Channel:
         if self._refused and self._reopen is not None:
@@ -246,10 +260,11 @@ class GuardedChannel:
     async def wait_closed(self) -> BaseException | None:
         """Wait until the channel is closed for good; return the reason, or None if this side closed it."""
         while True:
-            reason = await self._channel.wait_closed()
+            channel = self._channel
+            reason = await channel.wait_closed()
             if self._reopen is None or not isinstance(reason, ChannelAccessRefused):
                 return reason
-            self._refused = True
+            self._note_refused(channel)
             await self._open_channel()
 
     async def close(self) -> None:
