@@ -127,55 +127,45 @@ def test_data_that_is_cached_after_the_unload_is_removed() -> None:
     assert session.cached == set()
 
 
-def two_keys(cached: str | None = None) -> tuple[FakeSession, FakeSession]:
+def two_keys(*, cached: bool = True) -> tuple[FakeSession, FakeSession]:
     """The sessions of two keys of a pooled process, which both have cached a view of the same files."""
     memory: set[int] = set()
     first, second = FakeSession(memory=memory), FakeSession(memory=memory)
-    for session in (first, second):
-        if cached is not None:
-            cache_now(session, cached, session.frame("files"), "signature")
+    for session in (first, second) if cached else ():
+        cache_now(session, "trains", session.frame("files"), "signature")
     return first, second
 
 
+@pytest.mark.parametrize("end", ["drops", "stops", "is gone"])
 @pytest.mark.proves("pooled/two-keys-process-cached")
-def test_data_that_another_key_reads_stays_until_both_have_dropped_it() -> None:
-    """A key that loads its data again drops the former data."""
-    first, second = two_keys("trains")
+def test_data_that_another_key_reads_stays_until_both_have_dropped_it(end: str) -> None:
+    """A key that loads its data again drops the former data, which Spark counts as that of the first key."""
+    first, second = two_keys()
     assert len(first.memory) == 1
     for _ in range(2):  # the thread of the first key drops its data too
         drop_cached(first, ["trains"])
     assert second.cached == {"osrdyne_cached_trains"}
-    drop_cached(second, ["trains"])
+    if end == "drops":
+        drop_cached(second, ["trains"])
+    elif end == "stops":
+        data = SqlData(second, config(), "k")
+        data._views = (View("trains", "parquet", (), cached=True),)
+        stop_caching(Context(Key("k"), session=second, state=data))
+    else:  # it was cut off, so `on_stop` has not run
+        first, second = two_keys()
+        del second
+        gc.collect()
+        drop_cached(first, ["trains"])
     assert first.memory == set()
 
 
 @pytest.mark.parametrize(("filter_", "mark"), [("tenant = b", "signature"), ("tenant = a", "other")])
 def test_data_of_another_plan_does_not_keep_that_of_a_key(filter_: str, mark: str) -> None:
-    first, second = two_keys()
+    first, second = two_keys(cached=False)
     cache_now(first, "trains", first.frame("files", "tenant = a"), "signature")
     cache_now(second, "trains", second.frame("files", filter_), mark)
     drop_cached(first, ["trains"])
     assert (first.cached, second.cached) == (set(), {"osrdyne_cached_trains"})
-
-
-def test_key_that_is_gone_keeps_no_data() -> None:
-    """It was cut off, so `on_stop` has not run."""
-    first, second = two_keys("trains")
-    del second
-    gc.collect()
-    drop_cached(first, ["trains"])
-    assert first.memory == set()
-
-
-@pytest.mark.proves("pooled/two-keys-process-cached")
-def test_key_that_stops_drops_data_that_another_key_has_cached_first() -> None:
-    """Spark counts it as that of the first key, which has loaded other data since."""
-    first, second = two_keys("trains")
-    drop_cached(first, ["trains"])
-    data = SqlData(second, config(), "k")
-    data._views = (View("trains", "parquet", (), cached=True),)
-    stop_caching(Context(Key("k"), session=second, state=data))
-    assert first.memory == set()
 
 
 @pytest.mark.proves("spark/start-key-pooled-process")

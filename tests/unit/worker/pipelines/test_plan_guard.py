@@ -102,14 +102,11 @@ def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recurs
         plan("first", "a").parsed()
     else:
         assert refusal(plan("first", "a").parsed) == "unknown_table"
-
-
-def test_name_given_by_with_in_a_subquery_is_not_visible_outside(plan: Plan) -> None:
-    root = plan.add(PROJECT)
-    with_ = plan.add(f"{LOGICAL}UnresolvedWith", root, allowRecursion=False)
-    plan.common(with_, 0, "a")
-    plan.relation(["a"], root)
-    assert refusal(plan.parsed) == "unknown_table"
+    outside = Plan()
+    root = outside.add(PROJECT)
+    outside.common(outside.add(f"{LOGICAL}UnresolvedWith", root, allowRecursion=recursive), 0, "a")
+    outside.relation(["a"], root)
+    assert refusal(outside.parsed) == "unknown_table"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +127,19 @@ def test_relation_that_is_not_a_view_is_refused(plan: Plan, name: list[str], cod
     assert refusal(plan.parsed) == code
 
 
-def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
+def test_relation_as_a_stream_with_options_under_a_hint_or_in_an_expression_is_refused(plan: Plan) -> None:
     relation = plan.relation(["nation"], streaming=True)
     assert refusal(plan.parsed) == "table_not_allowed"
     plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
     assert refusal(plan.parsed) == "syntax_not_allowed"
-
-
-@pytest.mark.parametrize("field", ["plan", "windowDefinitions.0.1", "anything"])
-def test_relation_inside_an_expression_is_refused(plan: Plan, field: str) -> None:
-    subquery = plan.add(f"{CATALYST}expressions.ScalarSubquery", plan.add(PROJECT), "projectList.0")
-    plan.relation(["csv", "/x"], subquery, field)
-    assert refusal(plan.parsed) == "table_not_allowed"
+    hint = Plan()
+    hint.relation(["nation"], hint.add(f"{LOGICAL}UnresolvedHint", name="REPARTITION"))
+    assert refusal(hint.parsed) == "syntax_not_allowed"
+    for field in ("plan", "windowDefinitions.0.1"):
+        hidden = Plan()
+        subquery = hidden.add(f"{CATALYST}expressions.ScalarSubquery", hidden.add(PROJECT), "projectList.0")
+        hidden.relation(["csv", "/x"], subquery, field)
+        assert refusal(hidden.parsed) == "table_not_allowed"
 
 
 @pytest.mark.parametrize("name", [["java_method"], ["system", "builtin", "upper"], ["my_udf"], ["REFLECT"], []])
@@ -158,18 +156,6 @@ def test_generator_with_a_schema_and_scalar_function_as_table_are_refused() -> N
     plan = Plan()
     plan.add(f"{CATALYST}analysis.UnresolvedTableValuedFunction", name=["upper"])
     assert refusal(plan.parsed) == "function_not_allowed"
-
-
-def test_null_where_nodes_belong_is_refused(plan: Plan) -> None:
-    plan.add(PROJECT, nulls=["projectList"])
-    assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
-
-
-@pytest.mark.parametrize("field", ["value", "exprBuilder"])
-def test_object_that_cannot_be_inspected_is_refused(plan: Plan, field: str) -> None:
-    index = plan.add("com.example.Function1", plan.add(PROJECT), field)
-    plan.nodes[index]["kind"] = "opaque"
-    assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
 @pytest.mark.parametrize(
@@ -197,21 +183,22 @@ def test_class_that_is_not_of_a_query_is_refused(plan: Plan, name: str) -> None:
     assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
-def test_hint_that_starts_tasks_is_refused(plan: Plan) -> None:
-    plan.relation(["nation"], plan.add(f"{LOGICAL}UnresolvedHint", name="REPARTITION"))
-    assert refusal(plan.parsed) == "syntax_not_allowed"
+def test_null_where_nodes_belong_and_object_that_cannot_be_inspected_are_refused(plan: Plan) -> None:
+    plan.add(PROJECT, nulls=["projectList"])
+    found = [plan]
+    for field in ("value", "exprBuilder"):
+        opaque = Plan()
+        opaque.nodes[opaque.add("com.example.Function1", opaque.add(PROJECT), field)]["kind"] = "opaque"
+        found.append(opaque)
+    for one in found:
+        assert refusal(one.parsed) == refusal(one.analyzed) == "statement_not_allowed"
 
 
-def test_stored_data_outside_of_a_view_is_refused(plan: Plan) -> None:
-    join = plan.add(f"{LOGICAL}Join")
-    plan.view(join, ours=True)
-    plan.add(LEAF, join, "right")
-    assert refusal(plan.analyzed) == "statement_not_allowed"
-
-
-def test_view_that_is_not_ours_and_view_made_by_the_parser_are_refused() -> None:
-    foreign, ours = Plan(), Plan()
+def test_stored_data_outside_of_our_views_and_view_made_by_the_parser_are_refused() -> None:
+    foreign, ours, beside = Plan(), Plan(), Plan()
     foreign.view(foreign.add(PROJECT), ours=False)
-    assert refusal(foreign.analyzed) == "statement_not_allowed"
     ours.view(ours.add(PROJECT), ours=True)
-    assert refusal(ours.parsed) == "statement_not_allowed"
+    join = beside.add(f"{LOGICAL}Join")
+    beside.view(join, ours=True)
+    beside.add(LEAF, join, "right")
+    assert refusal(foreign.analyzed) == refusal(ours.parsed) == refusal(beside.analyzed) == "statement_not_allowed"

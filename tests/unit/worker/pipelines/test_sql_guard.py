@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,6 @@ def test_query_that_sqlglot_cannot_read_is_left_to_the_plan(query: str) -> None:
         check_query(query, views=VIEWS)
 
 
-def test_text_without_tokens_is_still_limited_in_its_nesting() -> None:
-    with pytest.raises(QueryNotReadError):
-        check_query("select " + "(" * 30 + "'", views=VIEWS)
-    assert refusal("select " + "(" * 31 + "'").error_code == "query_too_complex"
-
-
 def test_denied_function_is_refused() -> None:
     for name in sorted(DENIED_FUNCTIONS):
         error = refusal(f"select {name}() from nation")
@@ -85,46 +79,37 @@ def test_refusal_names_its_place_and_the_views() -> None:
         wrong = refusal(query)
         assert (wrong.code, wrong.error_code) == (400, "syntax_error")
     assert refusal("select a b c from nation").details()["line"] == 1
+    assert len(refusal("select * from csv.`" + "x" * 50_000 + "`").message) < 300
 
 
-def test_query_at_the_length_limit_is_accepted() -> None:
-    query = "select 1"
-    check_query(query, views=VIEWS, limits=TextLimits(length=len(query)))
-    assert refusal(query, limits=TextLimits(length=len(query) - 1)).error_code == "query_too_complex"
+OPERATORS = "select cast(null as {}) where 1 < 2 and 2 > 1"
 
 
 @pytest.mark.parametrize(
-    ("opening", "closing"),
-    [("(", ")"), ("array(", ")"), ("case when true then ", " end"), ("upper(", ")")],
-    ids=["brackets", "arrays", "case", "calls"],
+    ("opening", "inner", "closing", "query"),
+    [
+        *((opening, "1", ")", "select {}") for opening in ("(", "array(", "upper(")),
+        ("case when true then ", "1", " end", "select {}"),
+        ("(", "'", "", "select {}"),  # a text without tokens
+        *((opening, "int", ">", OPERATORS) for opening in ("array<", "MAP <int, ", "struct<a: ")),
+        ("array<", "int", ">", "from nation select cast(null as {})"),
+    ],
 )
-def test_nesting_up_to_the_limit_is_accepted_and_more_is_refused(opening: str, closing: str) -> None:
+def test_nesting_is_limited_before_a_parser_reads_it(opening: str, inner: str, closing: str, query: str) -> None:
     def nested(depth: int) -> str:
-        return f"select {opening * depth}1{closing * depth}"
-
-    check_query(nested(30), views=VIEWS)
-    assert refusal(nested(31)).error_code == "query_too_complex"
-    assert refusal(nested(3000)).error_code == "query_too_complex"
-
-
-@pytest.mark.parametrize("form", ["select cast(null as {})", "from nation select cast(null as {})"])
-@pytest.mark.parametrize("opening", ["array<", "MAP <int, ", "struct<a: "])
-def test_types_within_types_are_limited_before_a_parser_reads_them(form: str, opening: str) -> None:
-    def nested(depth: int) -> str:
-        return form.format(f"{opening * depth}int{'>' * depth}")
+        return query.format(f"{opening * depth}{inner}{closing * depth}")
 
     with suppress(QueryNotReadError):
-        check_query(f"{nested(30)} where 1 < 2 and 2 > 1", views=VIEWS)
-    assert refusal(nested(31)).error_code == "query_too_complex"
+        check_query(nested(30), views=VIEWS)
+    for depth in (31, 3000):
+        assert refusal(nested(depth)).error_code == "query_too_complex"
 
 
-@pytest.mark.parametrize("operator", ["not ", "- ", "~ "])
-def test_long_row_of_prefix_operators_is_refused_and_not_a_crash(operator: str) -> None:
-    assert refusal(f"select {operator * 20_000}true").error_code == "query_too_complex"
-
-
-def test_message_of_a_refusal_stays_short() -> None:
-    assert len(refusal("select * from csv.`" + "x" * 50_000 + "`").message) < 300
+def test_length_is_limited_and_long_rows_of_prefix_operators_are_no_crash() -> None:
+    check_query("select 1", views=VIEWS, limits=TextLimits(length=8))
+    assert refusal("select 1", limits=TextLimits(length=7)).error_code == "query_too_complex"
+    for operator in ("not ", "- ", "~ "):
+        assert refusal(f"select {operator * 20_000}true").error_code == "query_too_complex"
 
 
 CATALYST = "org.apache.spark.sql.catalyst"
@@ -224,29 +209,25 @@ def test_node_in_several_places_counts_in_each() -> None:
         check_limits(select(call("array", *names), call("array"), again=(3, 2)), limits, views={})
 
 
+UNIONS = "select 1" + " union select 1" * 500
+
+
 @pytest.mark.parametrize(
-    ("text", "passes"),
+    ("text", "setting"),
     [
-        ("select 1 group by grouping sets (cube(a, b), c)", True),
-        ("select 1 group by grouping sets (CUBE (a,b,c,d,e,f,g,h,i,j,k))", False),
-        ("select 1 group by grouping sets (cube /* ( */ ((a, x),b,c,d,e,f,g,h,i,j,k))", False),
-        ("select 'cube(a,b,c,d,e,f,g,h,i,j,k)'", True),
-        ("select 1 group by rollup(a,b,c,d,e,f,g,h,i,j,k)", True),
+        ("select 1 group by grouping sets (cube(a, b), c)", None),
+        ("select 1 group by grouping sets (CUBE (a,b,c,d,e,f,g,h,i,j,k))", "max_grouping_sets"),
+        ("select 1 group by grouping sets (cube /* ( */ ((a, x),b,c,d,e,f,g,h,i,j,k))", "max_grouping_sets"),
+        ("select 'cube(a,b,c,d,e,f,g,h,i,j,k)'", None),
+        ("select 1 group by rollup(a,b,c,d,e,f,g,h,i,j,k)", None),
+        *((UNIONS + end, None) for end in ("", " '")),  # the second text cannot be read
+        *((f"{UNIONS} union {UNIONS}{end}", "max_plan_nodes") for end in ("", " '")),
     ],
+    ids=range(9),
 )
-def test_cube_is_counted_before_spark_parses_it(text: str, passes: bool) -> None:
-    if passes:
-        return check_text(text, PlanLimits())
-    with pytest.raises(LimitExceededError, match="max_grouping_sets"):
+def test_cubes_and_set_operations_are_counted_before_spark_parses_them(text: str, setting: str | None) -> None:
+    with nullcontext() if setting is None else pytest.raises(LimitExceededError, match=setting):
         check_text(text, PlanLimits())
-    return None
-
-
-@pytest.mark.parametrize("end", ["", " '"], ids=["text", "text that cannot be read"])
-def test_set_operations_are_counted_before_spark_parses_them(end: str) -> None:
-    check_text("select 1" + " union select 1" * 500 + end, PlanLimits())
-    with pytest.raises(LimitExceededError, match="max_plan_nodes"):
-        check_text("select 1" + " union select 1" * 1000 + end, PlanLimits())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +238,8 @@ def test_interval_is_read(text: str, microseconds: float | None) -> None:
     assert interval_microseconds(text) == microseconds
 
 
-def test_what_is_remembered_is_bounded_in_bytes_and_number() -> None:
+def test_what_is_remembered_is_bounded_and_what_was_begun_before_a_clear_is_not() -> None:
+    """It may be a plan that reads files, made in the moment in which the data came into memory."""
     kept: Remembered[int] = Remembered(count=3, max_bytes=100)
     for number in range(5):
         kept.get(number, lambda number=number: (number, 20))  # type: ignore[misc]
@@ -265,17 +247,12 @@ def test_what_is_remembered_is_bounded_in_bytes_and_number() -> None:
     kept.get("large", lambda: (0, 26))
     assert len(kept) == 3, "more than a quarter of the room is not kept"
 
-
-def test_value_that_was_begun_before_everything_was_forgotten_is_not_remembered() -> None:
-    """It may be a plan that reads files, made in the moment in which the data came into memory."""
-    kept: Remembered[str] = Remembered(count=2, max_bytes=1000)
-
-    def make() -> tuple[str, int]:
+    def make() -> tuple[int, int]:
         kept.clear()
-        return "plan over files", 10
+        return 1, 10
 
-    assert kept.get("query", make) == "plan over files"
-    assert kept.get("query", lambda: ("plan over memory", 10)) == "plan over memory"
+    assert kept.get("query", make) == 1
+    assert kept.get("query", lambda: (2, 10)) == 2
 
 
 def test_bytes_of_what_is_remembered_stay_right_with_many_threads() -> None:

@@ -26,10 +26,6 @@ def answer(text: str) -> list[tuple[Any, ...]] | None:
     return None if table is None else list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def names(text: str) -> list[str]:
-    return [row[1] for row in answer(text) or []]
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -42,7 +38,7 @@ def names(text: str) -> list[str]:
     ],
 )
 def test_views_are_shown_as_tables(text: str, shown: list[str]) -> None:
-    assert names(text) == shown
+    assert [row[1] for row in answer(text) or []] == shown
 
 
 @pytest.mark.parametrize("name", ["orders", "ORDERS", "`orders`", "default.orders", "spark_catalog.default.orders"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +19,30 @@ from osrdyne_worker.pipelines.queries.export import MANIFEST, ExportRequest, Exp
 from osrdyne_worker.pipelines.queries.paging import StoredResults
 from osrdyne_worker.pipelines.views.datasets import ExportConfig, PagingConfig
 
-LATER = 10_000.0
 SCHEMA = pa.schema({"n": pa.int64()})
+LATER = 10_000.0
 LIMITS: Any = {"limit": None, "max_bytes": 2**20, "too_large": AssertionError, "check": lambda: None}
 
 
-def results(directory: Path, *, at: float) -> StoredResults:
+def results(directory: Path, *, at: float = 0.0) -> StoredResults:
     """The results of a worker whose clock is `at` seconds ahead of the times of the files."""
     now = directory.stat().st_mtime + at
     return StoredResults(PagingConfig(directory=str(directory), expiry=600.0), pool="p", key="k", now=lambda: now)
 
 
-def query(batches: Generator[pa.RecordBatch, None, None]) -> Any:
-    return SimpleNamespace(frame=batches, types=(("n", "bigint"),))
+def query(*numbers: int, before_last: Callable[[], object] = lambda: None) -> Any:
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in numbers:
+            if number == numbers[-1]:
+                before_last()
+            yield pa.record_batch({"n": [number]}, schema=SCHEMA)
+
+    return SimpleNamespace(frame=batches(), types=(("n", "bigint"),))
+
+
+def store(directory: Path, *, at: float = 0.0) -> None:
+    """A worker that stores a result makes room."""
+    results(directory, at=at).first_page(query(1), size=1, limit=None)
 
 
 @pytest.fixture(autouse=True)
@@ -40,37 +51,30 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paging, "estimated_bytes", lambda frame: None)
 
 
-def one_row() -> Generator[pa.RecordBatch, None, None]:
-    yield pa.record_batch({"n": [1]}, schema=SCHEMA)
-
-
-def first_rows(stored: StoredResults, batches: Generator[pa.RecordBatch, None, None]) -> Any:
-    return stored.first_page(query(batches), size=1, limit=None)
-
-
 @pytest.mark.proves("spark/query-writes-row-longer")
 def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path: Path) -> None:
     """Another worker of the same directory makes room meanwhile, long after the last row was written."""
-
-    def slow() -> Generator[pa.RecordBatch, None, None]:
-        yield pa.record_batch({"n": [1]}, schema=SCHEMA)
-        first_rows(results(tmp_path, at=LATER), one_row())
-        yield pa.record_batch({"n": [2]}, schema=SCHEMA)
-
-    page = first_rows(results(tmp_path, at=0.0), slow())
+    slow = query(1, 2, before_last=lambda: store(tmp_path, at=LATER))
+    page = results(tmp_path).first_page(slow, size=1, limit=None)
     assert page.total_rows == 2
     assert json.loads(page.answer(accept=None).body)["rows"] == [[1]]
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+    left = tmp_path / "0-0.unfinished"
+    left.write_bytes(b"ARROW1")
+    store(tmp_path)
+    assert left.exists(), "another worker may be writing it"
+    store(tmp_path, at=LATER)
+    assert not left.exists(), "its worker has died"
 
 
 def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_path: Path) -> None:
-    stored = results(tmp_path, at=0.0)
-    with stored.spilled(query(one_row()), **LIMITS) as (path, rows):
-        first_rows(results(tmp_path, at=LATER), one_row())
+    stored = results(tmp_path)
+    with stored.spilled(query(1), **LIMITS) as (path, rows):
+        store(tmp_path, at=LATER)
         assert (path.exists(), rows) == (True, 1)
     assert list(tmp_path.iterdir()) == []
     # An error of the upload is not one of the directory.
-    with pytest.raises(OSError, match="refused by the store"), stored.spilled(query(one_row()), **LIMITS):
+    with pytest.raises(OSError, match="refused by the store"), stored.spilled(query(1), **LIMITS):
         raise OSError("refused by the store")
     assert list(tmp_path.iterdir()) == []
 
@@ -79,17 +83,8 @@ def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     stored = StoredResults(PagingConfig(directory=f"{tmp_path}/file"), pool="p", key="k")
     with pytest.raises(RequestError, match="/file") as caught:
-        first_rows(stored, one_row())
+        stored.first_page(query(1), size=1, limit=None)
     assert caught.value.error_code == "paging_unavailable"
-
-
-def test_file_of_a_worker_that_has_died_expires(tmp_path: Path) -> None:
-    left = tmp_path / "0-0.unfinished"
-    left.write_bytes(b"ARROW1")
-    first_rows(results(tmp_path, at=0.0), one_row())
-    assert left.exists(), "another worker may be writing it"
-    first_rows(results(tmp_path, at=LATER), one_row())
-    assert not left.exists()
 
 
 LOST = OSError("the answer of the file system was lost")
@@ -118,6 +113,9 @@ class Files:
     def listed(self, name: str) -> list[tuple[str, int]]:
         return [(f"file:/exports/{path}", len(text)) for path, text in self.texts.items() if path.startswith(name)]
 
+    def names(self) -> list[str]:
+        return sorted(path.rpartition("/")[2] for path in self.texts)
+
     def delete(self, name: str) -> None:
         self.texts = {path: text for path, text in self.texts.items() if not path.startswith(f"{name}/")}
 
@@ -139,10 +137,6 @@ def run(monkeypatch: pytest.MonkeyPatch, files: Files) -> dict[str, Any]:
     return exports.run(SimpleNamespace(_jsparkSession=None), query, call, ExportRequest(query="select 1"))
 
 
-def names(files: Files) -> list[str]:
-    return sorted(path.rpartition("/")[2] for path in files.texts)
-
-
 @pytest.mark.parametrize(("creates", "left"), [(True, [MANIFEST, "part-0"]), (False, [])])
 @pytest.mark.proves("spark/file-system-creates-manifest")
 def test_failed_export_removes_files_that_no_manifest_lists(
@@ -151,14 +145,10 @@ def test_failed_export_removes_files_that_no_manifest_lists(
     files = Files(creates=creates)
     with pytest.raises(OSError, match="was lost"):
         run(monkeypatch, files)
-    assert names(files) == left
-
-
-@pytest.mark.proves("spark/file-system-creates-manifest")
-def test_manifest_whose_creation_was_repeated_is_that_of_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = Files(creates=True, fails=False)
-    assert run(monkeypatch, files)["repeated"] is False
-    assert names(files) == [MANIFEST, "part-0"]
+    assert files.names() == left
+    repeated = Files(creates=True, fails=False)
+    assert run(monkeypatch, repeated)["repeated"] is False
+    assert repeated.names() == [MANIFEST, "part-0"]
 
 
 def name(export_id: str | None = "monthly", query: str = "select 1", **request: Any) -> str:
@@ -167,16 +157,13 @@ def name(export_id: str | None = "monthly", query: str = "select 1", **request: 
     return _export_name(call, ExportRequest(query=query, id=export_id))
 
 
-@pytest.mark.parametrize("export_id", ["monthly", None])
-def test_request_that_needs_later_data_is_another_export(export_id: str | None) -> None:
-    """Otherwise it would be answered from the earlier data."""
+def test_export_has_the_name_of_its_id_query_and_data() -> None:
+    """A request that needs later data would otherwise be answered from the earlier data."""
     versions: list[dict[str, object]] = [{}, {"x-data-version": 7}, {"x-data-version": 8}]
-    assert len({name(export_id, headers=headers) for headers in versions}) == 3
-    assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
-
-
-def test_id_names_the_export_for_all_callers() -> None:
-    assert name(correlation_id="1", reply_to="a") == name(correlation_id="2", reply_to="b")
+    for export_id in ("monthly", None):
+        assert len({name(export_id, headers=headers) for headers in versions}) == 3
+        assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
+    assert name(correlation_id="1", reply_to="a") == name(correlation_id="2", reply_to="b"), "for all callers"
     assert name(None, correlation_id="1") != name(None, correlation_id="2")
     assert name() != name(query="select 2")
     assert len({name(None, correlation_id=None, reply_to=None) for _ in range(3)}) == 3
