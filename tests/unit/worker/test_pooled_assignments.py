@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import structlog
@@ -53,11 +54,6 @@ def forget(worker_id: str) -> Forget:
 
 def listed(assignments: Assignments) -> dict[str, AssignmentState]:
     return {one.worker_id: one.state for one in assignments.report(lambda one: one)}
-
-
-@pytest.fixture
-def assignments() -> Assignments:
-    return Assignments()
 
 
 class Process:
@@ -151,28 +147,32 @@ def test_worker_that_was_released_never_starts_afterwards(order: Sequence[str]) 
     assert len(process.started) <= 1
 
 
-def test_slot_that_is_taken_and_a_process_that_ends_refuse_with_the_reason(assignments: Assignments) -> None:
-    assert assignments.assign(assign("a"), TERM, now=1.0)
-    assert not assignments.assign(assign("b"), TERM, now=1.0)
+def test_worker_that_is_refused_knows_the_reason_and_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assignments = Assignments()
+
+    def ask(worker_id: str, **options: Any) -> bool:
+        closed = options.pop("closed", None)
+        return assignments.assign(assign(worker_id, **options), TERM, now=1.0, closed=closed)
+
+    assert ask("a") and ask("c", slot=1) and ask("d", key="other")
+    assert not ask("b")
     assert [(one.worker_id, one.taken_by) for one in assignments.refused] == [(B, A)]
-    assert assignments.assign(assign("c", slot=1), TERM, now=1.0)
-    assert assignments.assign(assign("d", key="other"), TERM, now=1.0)
-    assert not assignments.assign(assign("e", slot=2), TERM, now=1.0, closed="the process ends")
+    assert not ask("e", slot=2, closed="the process ends")
     assert (assignments.refused[-1].taken_by, assignments.refused[-1].reason) == (None, "the process ends")
-
-
-def test_refused_worker_stays_refused_when_the_slot_is_free(assignments: Assignments) -> None:
-    assignments.assign(assign("a"), TERM, now=1.0)
-    assignments.assign(assign("b"), TERM, now=1.0)
     assignments.exited(A, AssignmentExit(0))
-    assert not assignments.assign(assign("b"), TERM, now=1.0)  # the leader has the refusal, and has gone on
-    assert assignments.assign(assign("c"), TERM, now=1.0)
+    assert not ask("b"), "the leader has the refusal, and has gone on"
+    assert ask("f")
     assignments.forget(forget("b"))
-    assert assignments.refused == ()
-    assert not assignments.assign(assign("b"), TERM, now=1.0)
+    assert [one.worker_id for one in assignments.refused] == ["e"]
+    assert not ask("b")
+    monkeypatch.setattr(module, "MAX_USED", 3)
+    for number in range(10):
+        assignments.refuse(WorkerId(f"w{number}"), "no")
+    assert [one.worker_id for one in assignments.refused] == ["w7", "w8", "w9"]
 
 
-def test_worker_that_has_not_exited_is_not_forgotten(assignments: Assignments) -> None:
+def test_worker_that_has_not_exited_is_not_forgotten() -> None:
+    assignments = Assignments()
     assignments.assign(assign("a"), TERM, now=1.0)
     assignments.forget(forget("a"))
     assert assignments.release(release("a"))
@@ -183,14 +183,6 @@ def test_worker_that_has_not_exited_is_not_forgotten(assignments: Assignments) -
     [exited] = assignments.report(lambda one: one)
     assert exited.exit == AssignmentExit(1, "no data")
     assert (len(exited.log_lines), exited.log_lines[-1]) == (MAX_LOG_LINES, "line 49")
-
-
-def test_used_worker_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_USED", 3)
-    assignments = Assignments()
-    for number in range(10):
-        assignments.refuse(WorkerId(f"w{number}"), "no")
-    assert [one.worker_id for one in assignments.refused] == ["w7", "w8", "w9"]
 
 
 HUNGRY = "import sys; data = bytearray(b'x') * (64 << 20); print('ready', flush=True); sys.stdin.read()"
@@ -245,26 +237,22 @@ def test_tightest_of_host_and_cgroups_is_the_memory_limit(tmp_path: Path, member
     assert machine.read() == (300, 500, "cgroup")
     machine.group("a/b", limit=200 << 10, used=180 << 10, v1=v1)
     assert machine.read() == (180, 200, "cgroup")
-
-
-def test_cgroup_is_found_where_only_its_root_is_visible_and_none_or_no_proc_is_no_error(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "root", "8:memory:/docker/0123\n")  # only its root is visible
+    machine.group("", limit=500 << 10, used=450 << 10, v1=True)
+    assert machine.read() == (450, 500, "cgroup")
     assert Machine(tmp_path / "without", "").read() == (400, 1000, "host")
     assert memory_limit(proc=tmp_path / "missing", cgroups=tmp_path) is None
     assert process_memory(1, proc=tmp_path / "missing") == (None, None)
-    machine = Machine(tmp_path, "8:memory:/docker/0123\n")
-    machine.group("", limit=500 << 10, used=450 << 10, v1=True)
-    assert machine.read() == (450, 500, "cgroup")
 
 
 async def test_last_lines_belong_to_the_worker_that_logs_them() -> None:
     configure_events("info", as_json=True)
-    lines = LogLines()
+    lines, log = LogLines(), get_logger("test")
     lines.install()
-    log = get_logger("test")
 
-    async def work(worker_id: WorkerId, text: str) -> None:
-        bind_worker(worker_id, f"key of {worker_id}")
-        with ThreadPoolExecutor(1, initializer=bind_worker, initargs=(worker_id, "k")) as threads:
+    async def work(worker_id: str, text: str) -> None:
+        bind_worker(WorkerId(worker_id), f"key of {worker_id}")
+        with ThreadPoolExecutor(1, initializer=bind_worker, initargs=(WorkerId(worker_id), "k")) as threads:
             await asyncio.create_task(asyncio.to_thread(log.info, f"{text} task"))
             await asyncio.get_running_loop().run_in_executor(threads, log.info, f"{text} thread")
         log.info("connected", uri="amqp://user:s3cret@host", text=text)
@@ -272,13 +260,12 @@ async def test_last_lines_belong_to_the_worker_that_logs_them() -> None:
     for name in ("a", "b", "last"):
         lines.begin(WorkerId(name))
     log.info("of the process")
-    await asyncio.gather(work(WorkerId("a"), "first"), work(WorkerId("b"), "second"), work(WorkerId("c"), "third"))
-    first, second = lines.end(WorkerId("a")), lines.end(WorkerId("b"))
-    assert len(first) == len(second) == 3
-    assert all("first" in line for line in first)
-    assert all("second" in line for line in second)
-    assert '"key": "key of a"' in first[0]
-    assert "s3cret" not in "".join(first)
+    await asyncio.gather(work("a", "first"), work("b", "second"), work("c", "third"))
+    for name, text in (("a", "first"), ("b", "second")):
+        found = lines.end(WorkerId(name))
+        assert [text in line for line in found] == [True] * 3
+        assert f'"key": "key of {name}"' in found[0]
+        assert "s3cret" not in "".join(found)
     assert lines.end(WorkerId("a")) == lines.end(WorkerId("c")) == ()
     with structlog.contextvars.bound_contextvars(worker_id="last"):
         for number in range(100):

@@ -30,11 +30,8 @@ from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
+NOW = 1_800_000_000.0
 Q, HIGH, LOW = QueueName("q"), QueueName("q_Pri0"), QueueName("q_Pri7")
-
-
-def test_settings_of_a_newer_controller_are_left_alone() -> None:
-    assert runtime_settings({"runtime": {"concurrency": 3, "shoe_size": 42}}) == RuntimeSettings(concurrency=3)
 
 
 @pytest.mark.parametrize(
@@ -50,19 +47,12 @@ def test_settings_of_a_newer_controller_are_left_alone() -> None:
 def test_wrong_setting_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.runtime\.{name}"):
         runtime_settings({"runtime": {name: value}})
+    of_a_newer_controller = {"runtime": {"concurrency": 3, "shoe_size": 42}}
+    assert runtime_settings(of_a_newer_controller) == RuntimeSettings(concurrency=3)
 
 
 def message(command: Command, counter: int, **details: object) -> ControlMessage:
     return ControlMessage(command, Generation(1, counter), details)
-
-
-def test_resume_of_the_same_generation_wins_and_an_older_leader_is_ignored() -> None:
-    state = DesiredState((Q,))
-    for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
-        state = apply_control(state, message(command, 4))
-    assert state == DesiredState((Q,), paused=False, generation=Generation(1, 4))
-    of_another_leader = apply_control(state, ControlMessage(Command.RESUME, Generation(2, 1)))
-    assert not apply_control(of_another_leader, message(Command.PAUSE, 99)).paused
 
 
 @pytest.mark.parametrize(
@@ -71,6 +61,18 @@ def test_resume_of_the_same_generation_wins_and_an_older_leader_is_ignored() -> 
 )
 def test_queues_replace_the_queues_unless_they_are_none(given: object, queues: tuple[QueueName, ...]) -> None:
     assert apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=given)).queues == queues
+
+
+def test_newest_command_of_the_newest_leader_wins_unless_the_clock_was_wrong() -> None:
+    state = DesiredState((Q,))
+    for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
+        state = apply_control(state, message(command, 4))
+    assert state == DesiredState((Q,), paused=False, generation=Generation(1, 4))
+    of_another_leader = apply_control(state, ControlMessage(Command.RESUME, Generation(2, 1)))
+    assert not apply_control(of_another_leader, message(Command.PAUSE, 99)).paused
+    believed = DesiredState((Q,), paused=True, generation=Generation(int(NOW), 1))
+    assert without_implausible_generation(believed, now=1000.0).generation == NO_GENERATION
+    assert without_implausible_generation(believed, now=NOW) == believed
 
 
 @pytest.mark.parametrize(
@@ -86,13 +88,9 @@ def test_queues_replace_the_queues_unless_they_are_none(given: object, queues: t
 )
 def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share: Share | None) -> None:
     assert share_of(queue, queues, 8) == share
-
-
-@pytest.mark.parametrize(
-    ("prefetch", "largest", "more"), [(8, 256, 504), (8, 2, 0), (None, 256, 512), (1, 1, 0), (None, 1, 0)]
-)
-def test_prefetch_has_room_for_a_running_batch_and_the_next(prefetch: int | None, largest: int, more: int) -> None:
-    assert more_for_batches(Share(prefetch), largest) == more
+    # There is room for a running batch and the next.
+    assert [more_for_batches(Share(8), 256), more_for_batches(Share(None), 256)] == [504, 512]
+    assert [more_for_batches(Share(8), 2), more_for_batches(Share(1), 1)] == [0, 0]
 
 
 async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: VirtualClock) -> None:
@@ -103,32 +101,20 @@ async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: Vi
     memory.remember("c", "r")
     await clock.advance(61)
     assert not memory.take("c", "r")
-
-
-async def test_cancel_of_a_completed_request_is_ignored_for_a_minute(clock: VirtualClock) -> None:
-    memory = Cancellations(clock)
     memory.completed("c", "r")
-    memory.remember("c", "r")
-    memory.remember("c", "r")
+    for _ in range(2):  # of a completed request
+        memory.remember("c", "r")
     assert not memory.take("c", "r")
     await clock.advance(61)
     memory.remember("c", "r")
     assert memory.take("c", "r")
-
-
-async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before(clock: VirtualClock) -> None:
-    memory = Cancellations(clock)
     memory.remember("c", "r", keep_for=600.0)
     await clock.advance(61)
-    assert not memory.take("c", "r")
-    assert not memory.take("c", "r", tried_before=True)  # the new one, at its second attempt
-
-
-def test_cancels_take_bounded_memory() -> None:
-    memory = Cancellations(VirtualClock())
+    assert not memory.take("c", "r"), "a new request of the name uses up the cancel of the one before"
+    assert not memory.take("c", "r", tried_before=True)
     for number in range(MAX_REMEMBERED + 1):
         memory.remember(str(number), "r")
-    assert not memory.take("0", "r")
+    assert not memory.take("0", "r"), "the memory is bounded"
     assert memory.take(str(MAX_REMEMBERED), "r")
 
 
@@ -177,28 +163,30 @@ def window() -> ReportWindow:
 OK = Completion("ok", "/sql", redelivered=False)
 
 
-def test_first_request_of_a_quiet_worker_is_reported_at_once(window: ReportWindow) -> None:
-    window.received()
-    assert window.due_in(100.0) == 0
-    assert events(window.take(100.0)) == [(Event.REQUEST_RECEIVED, 1)]
-    assert window.due_in(100.25) == 0.75
-
-
 def completed(window: ReportWindow, outcome: Completion, duration: int = 1, request: str | None = None) -> None:
     window.received()
     window.completed(outcome, duration_ms=duration, request=request)
 
 
 def test_requests_within_a_second_are_one_report_with_counts(window: ReportWindow) -> None:
+    window.received()
+    assert window.due_in(100.0) == 0, "the first request of a quiet worker is reported at once"
+    assert events(window.take(100.0)) == [(Event.REQUEST_RECEIVED, 1)]
+    assert window.due_in(100.25) == 0.75
+    window.dropped()
+    assert events(window.take(102.0)) == [(Event.IDLE, None)]
+    assert window.take(103.0) == [], "idle follows only on a busy worker"
+    window.busy_reported()
+    assert events(window.take(104.0)) == [(Event.IDLE, None)]
     for duration in (10, 20, 60):
         completed(window, OK, duration)
-    drafts = window.take(1.0)
+    drafts = window.take(105.0)
     assert events(drafts) == [(Event.REQUEST_RECEIVED, 3), (Event.REQUEST_COMPLETED, 3), (Event.IDLE, None)]
     assert (drafts[1].headers["x-duration-ms"], drafts[1].details["duration_ms_max"]) == (30, 60)
     assert drafts[1].headers["x-status"] == bytearray(b"ok")
     completed(window, OK, 700)
     assert window.first_ms == 10
-    reported = [draft.details.get("first_request_ms") for draft in [*drafts, *window.take(2.0)]]
+    reported = [draft.details.get("first_request_ms") for draft in [*drafts, *window.take(106.0)]]
     assert reported == [None, 10, None, None, None, None]
 
 
@@ -242,16 +230,6 @@ def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full
     assert not window.is_full
 
 
-def test_idle_follows_only_on_a_busy_worker(window: ReportWindow) -> None:
-    window.received()
-    window.take(1.0)
-    window.dropped()
-    assert events(window.take(2.0)) == [(Event.IDLE, None)]
-    assert window.take(3.0) == []
-    window.busy_reported()
-    assert events(window.take(4.0)) == [(Event.IDLE, None)]
-
-
 def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
     with pytest.raises(ValueError) as caught:
         raise ValueError("no table\nof that name\n\tat Foo.java")
@@ -259,9 +237,6 @@ def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
     assert text.startswith("ValueError: no table of that name (test_worker_values.py, line ")
     assert "secret" not in describe(ValueError("cannot reach jdbc://me:secret@db/x"))
     assert describe(KeyError()) == "KeyError"
-
-
-NOW = 1_800_000_000.0
 
 
 @pytest.mark.parametrize(
@@ -274,9 +249,3 @@ NOW = 1_800_000_000.0
 )
 def test_message_of_a_generation_that_no_leader_can_have_is_not_believed(term: int, believed: bool) -> None:
     assert is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW) is believed
-
-
-def test_generation_that_was_believed_while_the_clock_was_wrong_is_forgotten() -> None:
-    state = DesiredState((Q,), paused=True, generation=Generation(int(NOW), 1))
-    assert without_implausible_generation(state, now=1000.0).generation == NO_GENERATION
-    assert without_implausible_generation(state, now=NOW) == state

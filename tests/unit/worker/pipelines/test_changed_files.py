@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,43 +40,32 @@ def table(tmp_path: Path) -> Table:
     return Table(tmp_path / "t")
 
 
-def test_every_change_of_a_file_changes_the_signature(table: Table) -> None:
+def test_every_change_of_a_file_changes_the_signature_and_the_latest_is_the_version(table: Table) -> None:
     assert table.files() == table.files()
     seen = {table.files().signature}
-
-    def rewrite() -> None:
-        (table.path / "part-2").write_bytes(b"ROWS")
-        os.utime(table.path / "part-2", (1, 1))
-
-    def move() -> None:
-        (table.path / "part-2").unlink()
-        table.write("day=1/part-0")
-
     for change in (
         lambda: table.write("part-1"),
         lambda: (table.path / "part-1").rename(table.path / "part-2"),
-        rewrite,
-        move,
+        lambda: os.utime(table.path / "part-2", (1, 1)),
+        lambda: (table.path / "part-2").write_bytes(b"ROWS"),
+        lambda: table.write("day=1/part-0"),
         lambda: table.path.rename(table.path.with_name("former")),
         lambda: Table(table.path),
     ):
         change()
         assert table.files().signature not in seen
         seen.add(table.files().signature)
-
-
-def test_version_is_the_latest_change_also_of_a_file_that_keeps_its_time(table: Table) -> None:
     os.utime(table.path / "part-0", (2e9, 2e9))
     assert table.files().newest_ms == 2_000_000_000_000
-    os.utime(table.path / "part-0", (1, 1))
-    newest = table.files().newest_ms
-    assert newest is not None
-    assert newest >= int((table.path / "part-0").stat().st_ctime * 1000)
+    os.utime(table.path / "part-0", (1, 1))  # also of a file that keeps its time
+    assert (table.files().newest_ms or 0) >= int((table.path / "part-0").stat().st_ctime * 1000)
 
 
 @pytest.mark.parametrize("name", ["_temporary/0/part-1", ".spark-staging-17/part-1"])
-@pytest.mark.proves("files/directory-view-half-written")
-def test_write_that_has_not_ended_is_seen_and_does_not_count_as_data(table: Table, name: str) -> None:
+@pytest.mark.proves("files/directory-view-half-written", "files/write-failed-left-temporary")
+def test_write_that_has_not_ended_is_seen_for_a_while_and_does_not_count_as_data(
+    table: Table, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     before = table.files()
     table.write(name)
     now = time.time()
@@ -85,37 +74,31 @@ def test_write_that_has_not_ended_is_seen_and_does_not_count_as_data(table: Tabl
     reason = table.files().being_written(before)
     assert name.split("/")[0] in (reason or "")
     assert table.files().being_written() == reason, "also at the first load"
+    assert table.files(format="delta").being_written() is None, "transactional formats are never half written"
+    for later, is_written in ((-60, True), (60, False)):  # the write may have failed
+        with monkeypatch.context() as patch:
+            patch.setattr(data_versions.time, "time", lambda later=later: now + ABANDONED_AFTER + later)
+            assert (table.files().being_written() is not None) is is_written
     os.utime(table.path / "_SUCCESS", (now + 2, now + 2))  # a later write has ended
     assert table.files().being_written(before) is None
 
 
-@pytest.mark.proves("files/write-failed-left-temporary")
-def test_rest_of_a_failed_write_no_longer_counts_after_a_while(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    table.write("_temporary/0/part-1")
-    assert table.files(format="delta").being_written() is None, "transactional formats are never half written"
-    now = time.time()
-    for later, is_written in ((-60, True), (60, False)):
-        monkeypatch.setattr(data_versions.time, "time", lambda later=later: now + ABANDONED_AFTER + later)
-        assert (table.files().being_written() is not None) is is_written
-
-
+@pytest.mark.parametrize("state", ["without its success file", "empty", "gone"])
 @pytest.mark.proves("files/directory-view-half-written")
-def test_directory_without_its_success_file_is_being_written_until_it_has_settled(table: Table) -> None:
+def test_directory_is_being_written_until_it_has_settled(table: Table, state: str) -> None:
     before = table.files()
     (table.path / "_SUCCESS").unlink()
-    table.write("part-1")
-    assert "_SUCCESS" in (table.files().being_written(before) or "")
-    assert table.files().being_written() is None, "a directory that never had one is complete"
-    assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
-
-
-def test_directory_that_is_empty_or_gone_is_being_written_until_it_has_settled(table: Table) -> None:
-    (table.path / "_SUCCESS").unlink()
-    before = table.files()
-    (table.path / "part-0").unlink()
-    assert table.files().being_written(before) is not None
-    table.path.rmdir()
-    assert table.files().being_written(before) is not None
+    if state == "without its success file":
+        table.write("part-1")
+        assert table.files().being_written() is None, "a directory that never had one is complete"
+    else:
+        before = table.files()
+        (table.path / "part-0").unlink()
+    if state == "gone":
+        table.path.rmdir()
+    reason = table.files().being_written(before)
+    assert reason is not None
+    assert ("_SUCCESS" in reason) == (state == "without its success file")
     assert table.files().being_written(before, now=time.time() + SETTLED_AFTER + 60) is None
 
 
@@ -186,7 +169,8 @@ class Remote:
         return data_files(resolve(config, "k").tables, list_remote)
 
 
-def test_every_change_of_a_remote_file_changes_the_signature() -> None:
+@pytest.mark.proves("files/file-system-watched-dataset")
+def test_every_change_of_a_remote_file_changes_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote()
     seen = {remote.listed().signature}
     assert remote.listed().newest_ms == 7500
@@ -200,11 +184,6 @@ def test_every_change_of_a_remote_file_changes_the_signature() -> None:
     del remote.files["part-0"]
     seen.add(remote.listed().signature)
     assert len(seen) == 6
-
-
-@pytest.mark.proves("files/file-system-watched-dataset")
-def test_remote_files_that_cannot_be_listed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = Remote()
     assert remote.listed(ListingError("refused")).signature is None
     assert remote.listed(FileNotFoundError()).tables["t"].signature == "missing"
     monkeypatch.setattr(data_versions, "MAX_FILES", 1)
@@ -231,40 +210,42 @@ def schemas(tmp_path: Path, data: Path) -> RememberedSchemas:
 
 def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, tmp_path: Path, data: Path) -> None:
     assert schemas.get(str(data), "parquet", {}) == SCHEMA
-    assert schemas.get(str(data), "orc", {}) is None
-    assert schemas.get(str(data), "parquet", {"mergeSchema": True}) is None
-    assert schemas.get(str(data), "csv", {}) is None
-    of_another_spark = RememberedSchemas(tmp_path / "schemas", spark_version="4.4.0")
-    assert of_another_spark.get(str(data), "parquet", {}) is None
+    for format_, options in (("orc", {}), ("parquet", {"mergeSchema": True})):
+        assert schemas.get(str(data), format_, options) is None
     settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
-    with_other_settings = RememberedSchemas(tmp_path / "schemas", spark_version="4.3.0", settings=settings)
-    assert with_other_settings.get(str(data), "parquet", {}) is None
+    for version, other in (("4.4.0", {}), ("4.3.0", settings)):
+        found = RememberedSchemas(tmp_path / "schemas", spark_version=version, settings=other)
+        assert found.get(str(data), "parquet", {}) is None
 
 
-@pytest.mark.parametrize("change", ["added", "rewritten", "replaced", "touched", "removed"])
-def test_schema_of_changed_files_is_read_again(schemas: RememberedSchemas, data: Path, change: str) -> None:
-    file = data / "day=1" / "part-0.parquet"
-    match change:
-        case "added":
-            (data / "day=2").mkdir()
-            (data / "day=2" / "part-0.parquet").write_bytes(b"rows")
-        case "rewritten":
-            file.write_bytes(b"more rows")
-        case "replaced":
-            times = file.stat().st_atime_ns, file.stat().st_mtime_ns
-            other = data / "new"
-            other.write_bytes(b"rowS")
-            os.utime(other, ns=times)
-            other.replace(file)
-        case "touched":
-            os.utime(file, ns=(0, 0))
-        case "removed":
-            file.unlink()
+def replace_with_the_same_times(file: Path) -> None:
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    other = file.parents[1] / "new"
+    other.write_bytes(b"rowS")
+    os.utime(other, ns=times)
+    other.replace(file)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: (file.parent / "part-1.parquet").write_bytes(b"rows"),
+        lambda file: file.write_bytes(b"more rows"),
+        replace_with_the_same_times,
+        lambda file: os.utime(file, ns=(0, 0)),
+        Path.unlink,
+    ],
+    ids=["added", "rewritten", "replaced", "touched", "removed"],
+)
+def test_schema_of_changed_files_is_read_again(
+    schemas: RememberedSchemas, data: Path, change: Callable[[Path], object]
+) -> None:
+    change(data / "day=1" / "part-0.parquet")
     assert schemas.get(str(data), "parquet", {}) is None
 
 
-def test_damaged_file_and_one_that_others_may_write_are_ignored(
-    schemas: RememberedSchemas, tmp_path: Path, data: Path
+def test_remembered_schemas_that_cannot_be_trusted_are_ignored_and_their_number_is_limited(
+    schemas: RememberedSchemas, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (file,) = (tmp_path / "schemas").iterdir()
     file.chmod(0o666)
@@ -274,20 +255,13 @@ def test_damaged_file_and_one_that_others_may_write_are_ignored(
     for text in ("", "{", "[]", '{"files": 1}'):
         file.write_text(text)
         assert schemas.get(str(data), "parquet", {}) is None
-
-
-def test_schemas_are_limited(schemas: RememberedSchemas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below_a_file = RememberedSchemas(file / "schemas", spark_version="4.3.0")
+    below_a_file.put(str(data), "parquet", {}, SCHEMA, files="x")
+    assert below_a_file.get(str(data), "parquet", {}) is None
     monkeypatch.setattr("osrdyne_worker.pipelines.views.schemas.MAX_SCHEMAS", 20)
     for number in range(50):
         schemas.put(f"/data/{number}", "parquet", {}, SCHEMA, files="x")
     assert 18 <= len(list((tmp_path / "schemas").iterdir())) <= 20
-
-
-def test_directory_that_cannot_be_written_costs_nothing(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "file").touch()
-    schemas = RememberedSchemas(tmp_path / "file" / "schemas", spark_version="4.3.0")
-    schemas.put(str(data), "parquet", {}, SCHEMA, files="x")
-    assert schemas.get(str(data), "parquet", {}) is None
 
 
 @pytest.mark.parametrize("path", ["s3a://bucket/table", "/data/*.parquet", "/nowhere/at/all", "relative"])

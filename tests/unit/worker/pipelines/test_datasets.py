@@ -36,18 +36,14 @@ def only_table(values: dict[str, Any], key: str) -> ResolvedTable:
 @pytest.mark.parametrize(
     ("pattern", "key", "parts"),
     [
-        ("tpch", "tpch2", None),
         ("tpch/sf={scale}", "tpch/sf=0.01", {"scale": "0.01"}),
         ("tpch/sf={scale}", "tpch/sf=", None),
         ("tpch/sf={scale}", "tpch/sf=a/b", None),
         ("tpch/sf={scale}", "tpch/sf=..", None),
-        ("tpch/sf={scale}", "tpch/sf=1\n", {"scale": "1\n"}),
         ("infra={infra},timetable={timetable}", "infra=42,timetable=24", {"infra": "42", "timetable": "24"}),
         ("a={a},b={b}", "a=1,b=2,b=3", {"a": "1", "b": "2,b=3"}),
         (r"log/{day:\d{4}-\d\d}", "log/2024-01", {"day": "2024-01"}),
-        (r"log/{day:\d{4}-\d\d}", "log/24-01", None),
         (r"n={n:\d+}", "n=12\n", None),
-        ("path/{rest:.*}", "path/a/b", {"rest": "a/b"}),
         ("{{x}}.{a}", "{x}.1", {"a": "1"}),
         ("{any}", "漢 🚄 é % # * . : \" '", {"any": "漢 🚄 é % # * . : \" '"}),
     ],
@@ -69,20 +65,16 @@ def test_pattern_that_cannot_be_read_is_refused(pattern: str) -> None:
         KeyPattern(pattern)
 
 
-def test_first_dataset_that_matches_counts() -> None:
-    datasets = [*config("x={a}", path="/one")["datasets"], *config("x=1", path="/two")["datasets"]]
-    assert only_table({"datasets": datasets}, "x=1").path == "/one"
-    with pytest.raises(UnknownDatasetError, match=r"'other'.*'x=\{a\}'"):
+def test_first_dataset_that_matches_counts_and_parts_of_the_key_fill_path_and_filters() -> None:
+    first = config("x={scale}", filters={"tenant": "t-{scale}"})
+    datasets = [*first["datasets"], *config("x=1", path="/two")["datasets"]]
+    table = only_table({"datasets": datasets}, "x=1")
+    assert (table.path, table.directory) == ("/data/sf=1/t.parquet", "/data")
+    assert table.filters == (("tenant", "t-1"),)
+    with pytest.raises(UnknownDatasetError, match=r"'other'.*'x=\{scale\}'"):
         resolve(parse_config({"datasets": datasets}), "other")
     with pytest.raises(UnknownDatasetError):
         resolve(parse_config({}), "any")
-
-
-def test_parts_of_the_key_fill_path_and_filters() -> None:
-    table = only_table(config(filters={"tenant": "t-{scale}"}), "tpch/sf=0.01")
-    assert table.path == "/data/sf=0.01/t.parquet"
-    assert table.filters == (("tenant", "t-0.01"),)
-    assert table.directory == "/data"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,6 @@ def test_part_is_no_wildcard_in_keys_of_telemetry(part: str) -> None:
     [
         ("tpch/{scale}", "/data", "/data/tpch/1", "/data"),
         ("/data/x/{scale}", "/data", "/data/x/1", "/data"),
-        ("/data/x/{scale}", None, "/data/x/1", "/data/x"),
         ("s3a://bucket/{scale}/t", "/data", "s3a://bucket/1/t", None),
         ("file:///data/{scale}", None, "file:///data/1", "///data"),
     ],
@@ -138,28 +129,18 @@ def test_local_path_has_a_directory_not_to_leave(
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"dataset": []}, "worker.config.dataset"),
         ({"row_limits": 3}, "row_limit?"),
-        (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh: unknown setting (did you mean path?)"),
-        (config(format="text"), "worker.config.datasets.0.tables.0.format"),
+        (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh"),
         (config(view="a.b"), "view"),
         ({"base_directory": "data"}, "absolute"),
-        ({"export": {"folder": "/x"}}, "worker.config.export.folder"),
         (config(pool="plant"), "last-values"),
         (config("k={a}"), "{scale}"),
-        (config("{a"), "not closed"),
         (config(path="relative/{scale}"), "base_directory"),
-        (
-            config(options={"mergeSchemas": True}),
-            "options.mergeSchemas: no option of the format",
-        ),
-        (config(format="csv", options={"haeder": True}), "did you mean header?"),
-        (config(options={"header": True}), "options.header"),
+        (config(options={"mergeSchemas": True}), "options.mergeSchemas"),
+        (config(format="csv", options={"haeder": True}), "header?"),
         (config(unreadable_columns="drop", format="csv"), "unreadable_columns"),
-        (config(unreadable_columns="drop", columns="id int"), "unreadable_columns"),
         (config(unreadable_columns="drop", path="s3a://b/{scale}"), "unreadable_columns"),
         ({**config(path="/other/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
-        ({**config(path="../other/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
         ({**config(path="/data/{scale}/../../x"), "base_directory": "/data"}, "base_directory '/data'"),
         ({**config(path="file:///database/{scale}"), "base_directory": "/data"}, "base_directory '/data'"),
         (config(format="table", path="db.{scale}"), "fixed name"),
@@ -170,10 +151,8 @@ def test_local_path_has_a_directory_not_to_leave(
         (config(format="telemetry", path="s3a://data/warm", keys="%"), "local file system"),
         (config(keys="{scale}/%"), "telemetry and last-values"),
         (config(format="last-values", path="/data/v.db", keys="%"), "pool"),
-        (config(format="last-values", path="/data/v.db", pool="plant"), "keys"),
         ({"datasets": [{"key": "k", "watch": True, "tables": [{**TELEMETRY, "keys": "%"}]}]}, "watch"),
         ({"row_limit": 10, "max_row_limit": 5}, "max_row_limit"),
-        ({"datasets": [{"key": "k", "tables": []}]}, "worker.config.datasets.0.tables"),
         ({"datasets": [{"key": "k", "tables": [{"view": v, "path": "/x"} for v in "aA"]}]}, "twice"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -184,23 +163,13 @@ def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], n
     assert named in caught.value.message
 
 
-def test_path_may_lead_into_the_base_directory_by_its_text_or_by_a_link(tmp_path: Path) -> None:
+def test_path_below_the_base_directory_and_options_of_readers_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "base").symlink_to(tmp_path / "real")
     for path in ("{scale}", f"{tmp_path}/base/{{scale}}", f"{tmp_path}/real/{{scale}}", "s3a://other/{scale}"):
         parse_config({**config("k={scale}", path=path), "base_directory": f"{tmp_path}/base"})
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"format": "csv", "options": {"HEADER": True, "pathglobfilter": "*.csv"}},
-        {"options": {"parquet.bloom.filter.enabled": True, "basePath": "/data"}},
-        {"format": "delta", "options": {"versionAsOf": 3}},
-    ],
-)
-def test_option_of_the_reader_or_of_a_library_is_accepted(table: dict[str, Any]) -> None:
-    parse_config(config(**table))
+    parse_config(config(format="csv", options={"HEADER": True, "pathglobfilter": "*.csv"}))
+    parse_config(config(options={"parquet.bloom.filter.enabled": True, "basePath": "/data"}))
 
 
 @pytest.mark.parametrize(

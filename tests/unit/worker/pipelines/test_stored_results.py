@@ -157,13 +157,11 @@ def name(export_id: str | None = "monthly", query: str = "select 1", **request: 
     return _export_name(call, ExportRequest(query=query, id=export_id))
 
 
-def test_export_has_the_name_of_its_id_query_and_data() -> None:
-    """A request that needs later data would otherwise be answered from the earlier data."""
+@pytest.mark.parametrize("export_id", ["monthly", None])
+def test_request_that_needs_later_data_is_another_export(export_id: str | None) -> None:
+    """Otherwise it would be answered from the earlier data."""
     versions: list[dict[str, object]] = [{}, {"x-data-version": 7}, {"x-data-version": 8}]
-    for export_id in ("monthly", None):
-        assert len({name(export_id, headers=headers) for headers in versions}) == 3
-        assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
-    assert name(correlation_id="1", reply_to="a") == name(correlation_id="2", reply_to="b"), "for all callers"
-    assert name(None, correlation_id="1") != name(None, correlation_id="2")
-    assert name() != name(query="select 2")
-    assert len({name(None, correlation_id=None, reply_to=None) for _ in range(3)}) == 3
+    assert len({name(export_id, headers=headers) for headers in versions}) == 3
+    assert name(export_id, headers={"x-data-version": 8}) == name(export_id, headers={"x-data-version": b"8"})
+    anonymous = {name(export_id, correlation_id=None, reply_to=None) for _ in range(3)}
+    assert len(anonymous) == (3 if export_id is None else 1)

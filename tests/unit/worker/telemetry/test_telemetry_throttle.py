@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.protocol.rates import EventRate
-from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -52,6 +51,11 @@ class Table:
         self.costs[partition] += [blocks] * messages
         self.times[partition] += [at] * messages
 
+    def load(self, messages_a_minute: int, events: list[int]) -> None:
+        """An hour of messages at even distances, with the next number of events of one block each."""
+        for number in range(messages_a_minute * 60):
+            self.arrive(events[number % len(events)], at=BEGIN + number * 60 / messages_a_minute)
+
     def unread(self, partition: int = 0) -> int:
         """Blocks that have arrived and are not stored."""
         return sum(self.costs[partition][self.stored[partition] : bisect_right(self.times[partition], self.now)])
@@ -82,18 +86,12 @@ def table(tmp_path: Path) -> Table:
     return Table(tmp_path)
 
 
-def load(table: Table, messages_a_minute: int, events: list[int], *, minutes: int) -> None:
-    """Messages at even distances, with the next number of events of one block each."""
-    for number in range(messages_a_minute * minutes):
-        table.arrive(events[number % len(events)], at=BEGIN + number * 60 / messages_a_minute)
-
-
 @pytest.mark.parametrize(
     ("messages_a_minute", "events"), [(277, [2, 3]), (720, [1])], ids=["277 messages of 2.5 events", "720 of one"]
 )
 def test_table_that_gets_its_rate_never_lags(tmp_path: Path, messages_a_minute: int, events: list[int]) -> None:
     table = Table(tmp_path)
-    load(table, messages_a_minute, events, minutes=60)
+    table.load(messages_a_minute, events)
     while table.now < BEGIN + 3600:
         table.now += 45.0
         table.ingest()
@@ -101,7 +99,7 @@ def test_table_that_gets_its_rate_never_lags(tmp_path: Path, messages_a_minute: 
 
 
 def test_table_that_gets_more_falls_behind_by_the_difference(table: Table) -> None:
-    load(table, 200, [4], minutes=60)
+    table.load(200, [4])
     table.now += 30.0
     while table.now < BEGIN + 3600:
         pause = table.ingest()
@@ -254,21 +252,6 @@ def test_ingest_that_cannot_write_its_entry_fails(
         table.ingest()
 
 
-@pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
-def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) -> None:
-    table.arrive(1, at=BEGIN - 60, messages=2_000)
-    table.ingest()
-    table.now += 30.0
-    table.ingest()
-    newest = max((tmp_path / throttle.THROTTLE).iterdir())
-    for text in ("{", "[]", '{"format": 2}', newest.read_text().replace(": 720", ": NaN")):
-        newest.write_text(text)
-        with pytest.raises(TableDamagedError, match=r"00002\.json"):
-            table.ingest()
-    newest.unlink()
-    table.ingest()
-
-
 @pytest.mark.parametrize(
     ("body", "blocks"),
     [
@@ -285,10 +268,3 @@ def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) ->
 def test_message_costs_the_blocks_of_its_events(body: bytes, blocks: int) -> None:
     message = StreamMessage(7, "", "P-log-0", body, {"x-osrdyne-enqueued": 1_500})
     assert Cost.of(message, S1) == Cost(7, blocks, 1.5)
-
-
-def test_rate_of_a_table_is_that_of_its_preset_or_of_the_request() -> None:
-    table = TableConfig(directory="/data", preset="store-s2", units=3, catch_up=1.5)
-    assert table.rate(None) == EventRate(7200 * 3 * 1.5, 1024)
-    assert table.rate(EventRate(1440, 512).to_wire()) == EventRate(2160, 512)
-    assert TableConfig(directory="/data").rate(None) is None
