@@ -14,8 +14,7 @@ from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.requests.controller_clock import MAX_KNOWN, ControllerClock
 
-TTL_MS = 2_000
-SKEW_MS = 5_000
+TTL_MS, SKEW_MS = 2_000, 5_000
 
 
 class Worker:
@@ -43,10 +42,11 @@ def test_request_lives_as_long_as_the_clock_of_the_controller_says(behind: float
     worker = Worker(behind)
     assert worker.take() == TTL_MS
     assert [worker.take(waited=seconds) for seconds in (1.5, 1.9, 2.5)] == [500, 100, -500]
-
-
-def test_first_request_that_has_waited_lives_no_longer_than_its_lifetime() -> None:
-    assert Worker(0.0).take(waited=1.5) == TTL_MS
+    assert Worker(0.0).take(waited=1.5) == TTL_MS, "the first one lives no longer than its lifetime"
+    worker = Worker(0.0)  # the longest expiration says nothing about the clocks
+    far = round(worker.clock.time() * 1000) + 10 * MAX_EXPIRATION_MS
+    worker.take(expiration=MAX_EXPIRATION_MS, **{DEADLINE_HEADER: far})
+    assert worker.take() == TTL_MS
 
 
 @pytest.mark.parametrize(("behind", "left"), [(9.0, -2_000), (-9.0, TTL_MS)])
@@ -69,10 +69,3 @@ def test_jump_of_the_own_wall_clock_changes_no_deadline(monkeypatch: pytest.Monk
     monkeypatch.setattr(VirtualClock, "time", lambda clock: time(clock) + 4.0)
     worker.behind = 4.0
     assert worker.take(waited=1.5) == 500
-
-
-def test_longest_expiration_says_nothing_about_the_clocks() -> None:
-    worker = Worker(0.0)
-    far = round(worker.clock.time() * 1000) + 10 * MAX_EXPIRATION_MS
-    worker.take(expiration=MAX_EXPIRATION_MS, **{DEADLINE_HEADER: far})
-    assert worker.take() == TTL_MS

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.protocol.rates import EventRate
+from osrdyne_worker.pipelines.ingest import TableConfig
 from osrdyne_worker.pipelines.telemetry import throttle
 from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError
+from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, TableDamagedError
 from osrdyne_worker.pipelines.telemetry.throttle import CAPACITY, PAUSE, Allowed, Bucket, Cost, ThrottleLog, next_after
 
 S1 = EventRate(720, 1024)
@@ -126,7 +127,7 @@ def test_large_message_is_stored_as_a_whole_and_paid_for_afterwards(table: Table
 
 @pytest.mark.proves("telemetry-tables/worker-dies-taken-blocks")
 def test_killed_ingest_has_taken_its_blocks_once(table: Table) -> None:
-    load(table, 800, [1], minutes=10)
+    table.load(800, [1])
     table.now += 30.0
     first = table.take()
     assert first.blocks == pytest.approx(360, abs=1)
@@ -239,14 +240,12 @@ def test_entry_of_a_killed_ingest_is_removed_with_its_number(tmp_path: Path, mon
 def test_ingest_that_cannot_write_its_entry_fails(
     table: Table, monkeypatch: pytest.MonkeyPatch, is_removed: bool, error: type[Exception]
 ) -> None:
-    table.arrive(1, at=BEGIN)
-
     def link(unfinished: Path, path: Path) -> None:
         if is_removed:
             shutil.rmtree(unfinished.parent)
-            raise FileNotFoundError
-        raise FileExistsError
+        raise FileNotFoundError if is_removed else FileExistsError
 
+    table.arrive(1, at=BEGIN)
     monkeypatch.setattr(throttle.os, "link", link)
     with pytest.raises(error):
         table.ingest()
@@ -255,7 +254,6 @@ def test_ingest_that_cannot_write_its_entry_fails(
 @pytest.mark.parametrize(
     ("body", "blocks"),
     [
-        (b'{"series": "a"}', 1),
         (b'[{"series": "a"}, {"series": "b"}]', 2),
         (b'{"events": [{"series": "a"}, {"series": "b"}, {"series": "c"}]}', 3),
         (b"[" + b'{"series": "%b"}' % (b"x" * 1500) + b', {"series": "b"}]', 3),
@@ -263,8 +261,30 @@ def test_ingest_that_cannot_write_its_entry_fails(
         (b"x" * 100_000, 32),
         (b"[]", 1),
     ],
-    ids=["object", "array", "list of events", "2 blocks and 1", "2.6 KB", "larger than an event", "empty"],
+    ids=["array", "list of events", "2 blocks and 1", "2.6 KB", "larger than an event", "empty"],
 )
 def test_message_costs_the_blocks_of_its_events(body: bytes, blocks: int) -> None:
     message = StreamMessage(7, "", "P-log-0", body, {"x-osrdyne-enqueued": 1_500})
     assert Cost.of(message, S1) == Cost(7, blocks, 1.5)
+
+
+@pytest.mark.proves("telemetry-tables/entry-throttle-log-damaged")
+def test_damaged_entry_is_named_with_its_remedy(table: Table, tmp_path: Path) -> None:
+    table.load(2_000, [1])
+    for _ in range(2):
+        table.now += 30.0
+        table.ingest()
+    newest = max((tmp_path / throttle.THROTTLE).iterdir())
+    for text in ("{", "[]", '{"format": 2}', newest.read_text().replace(": 720", ": NaN")):
+        newest.write_text(text)
+        with pytest.raises(TableDamagedError, match=r"00002\.json"):
+            table.ingest()
+    newest.unlink()
+    table.ingest()
+
+
+def test_rate_of_a_table_is_that_of_its_preset_or_of_the_request() -> None:
+    table = TableConfig(directory="/data", preset="store-s2", units=3, catch_up=1.5)
+    assert table.rate(None) == EventRate(7200 * 3 * 1.5, 1024)
+    assert table.rate(EventRate(1440, 512).to_wire()) == EventRate(2160, 512)
+    assert TableConfig(directory="/data").rate(None) is None
