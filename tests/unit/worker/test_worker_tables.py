@@ -62,7 +62,6 @@ TABLE = pa.table({"n": [1, 2], "name": ["a", None]})
 FORMS = {
     "pyarrow table": TABLE,
     "record batch": TABLE.to_batches()[0],
-    "reader of record batches": TABLE.to_reader,
     "iterator of record batches": lambda: (batch for batch in TABLE.to_batches(max_chunksize=1)),
     "pandas frame": pd.DataFrame({"n": [1, 2], "name": ["a", None]}, index=[7, 8]),
 }
@@ -79,11 +78,7 @@ async def test_every_form_of_a_table_is_answered_alike(ask: Ask, form: str, is_a
         "row_count": 2,
         "truncated": False,
     }
-
-
-@pytest.mark.parametrize("form", FORMS)
-async def test_caller_that_accepts_arrow_receives_arrow(ask: Ask, form: str) -> None:
-    response = await ask(FORMS[form], accept=f"{JSON_TYPE};q=0.5, {ARROW_TYPE}")
+    response = await ask(FORMS[form], is_async=is_async, accept=f"{JSON_TYPE};q=0.5, {ARROW_TYPE}")
     assert response.content_type == ARROW_TYPE
     table = pa.ipc.open_stream(response.body).read_all()
     assert table.to_pydict() == {"n": [1, 2], "name": ["a", None]}
@@ -105,6 +100,8 @@ def test_limit_cuts_batches_of_any_size_as_it_cuts_a_table(count: int, size: int
     whole = rows_of(table, limit=limit)
     assert isinstance(whole, Rows)
     assert (whole.table.num_rows, whole.truncated) == (min(count, limit), count > limit)
+    without_columns = json.loads(rows_of(table.select([]), limit=20).to_json())
+    assert (without_columns["rows"], without_columns["truncated"]) == ([[]] * count, False)
     if count:
         cut = rows_of(numbers(count, size=size), limit=limit)
         assert isinstance(cut, Rows)
@@ -125,32 +122,25 @@ async def test_iterator_is_read_to_the_limit_and_closed(ask: Ask) -> None:
     response = await ask(endless, row_limit=3)
     assert (json.loads(response.body)["row_count"], response.headers["x-truncated"]) == (3, "true")
     assert (read, closed) == ([0, 1, 2, 3], [True])
-
-
-@pytest.mark.parametrize("values", [[], [1, "two", {"three": 3}]], ids=["empty", "three"])
-async def test_iterator_of_other_values_is_a_json_list(ask: Ask, values: list[Any]) -> None:
-    assert json.loads((await ask(lambda: iter(values))).body) == values
+    for values in ([], [1, "two", {"three": 3}]):  # no tables
+        assert json.loads((await ask(lambda values=values: iter(values))).body) == values
 
 
 VALUES: list[tuple[pa.Array, str, list[Any]]] = [
     (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
     (pa.array([1.5, float("nan"), None], pa.float32()), "float", [1.5, "NaN", None]),
-    (pa.array([1.5], pa.float16()), "halffloat", [1.5]),
     (pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "decimal(5,2)", ["1.50"]),
     (pa.array([dt.date(2024, 2, 29)]), "date", ["2024-02-29"]),
     (pa.array([1], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000000001"]),
     (pa.array([1000], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000001"]),
-    (pa.array([0], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00"]),
     (pa.array([1500], pa.timestamp("ms", "+02:00")), "timestamp", ["1970-01-01T00:00:01.500000Z"]),
     (pa.array([-1_500_000_001], pa.duration("ns")), "interval day to second", ["-PT1.500000001S"]),
     (pa.array(["a", "b", "a"]).dictionary_encode(), "string", ["a", "b", "a"]),
     (pa.array([b"\x00\xff"], pa.binary(2)), "binary", ["AP8="]),
-    (pa.array(["é"], pa.large_string()), "string", ["é"]),
     (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), "array<tinyint>", [[1, 2], None]),
     (pa.array([[("k", 1)]], pa.map_(pa.large_string(), pa.int64())), "map<string,bigint>", [{"k": 1}]),
     (pa.array([{"a": 1, "b": [True]}]), "struct<a:bigint,b:array<boolean>>", [{"a": 1, "b": [True]}]),
     (pa.nulls(1), "void", [None]),
-    (pa.array([b"0" * 16], pa.uuid()), "binary", ["MDAwMDAwMDAwMDAwMDAwMA=="]),
 ]
 
 
@@ -163,20 +153,21 @@ def test_value_of_an_arrow_type_is_exact_in_json(column: pa.Array, kind: str, va
     assert document["rows"] == [[value] for value in values]
 
 
-UNENCODABLE: dict[str, Any] = {
-    "mixed column": pd.DataFrame({"v": [1, "a"]}),
-    "two columns of one name": pd.DataFrame([[1, 2]], columns=["v", "v"]),
-    "type without a JSON form": pa.table({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
-    "array that is no table": pa.array([1]),
-    "batches of two schemas": lambda: iter([pa.record_batch({"a": [1]}), pa.record_batch({"b": [1]})]),
-    "batch, then something else": lambda: iter([pa.record_batch({"a": [1]}), 3]),
-    "another content type": Answer(TABLE, content_type="text/csv"),
-}
-
-
-@pytest.mark.parametrize("form", UNENCODABLE)
-async def test_table_that_cannot_be_encoded_is_an_invalid_answer(ask: Ask, form: str) -> None:
-    response = await ask(UNENCODABLE[form])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pd.DataFrame({"v": [1, "a"]}),
+        pd.DataFrame([[1, 2]], columns=["v", "v"]),
+        pa.table({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+        pa.array([1]),
+        lambda: iter([pa.record_batch({"a": [1]}), pa.record_batch({"b": [1]})]),
+        lambda: iter([pa.record_batch({"a": [1]}), 3]),
+        Answer(TABLE, content_type="text/csv"),
+    ],
+    ids=["mixed column", "a name twice", "no JSON form", "no table", "two schemas", "then no batch", "another type"],
+)
+async def test_table_that_cannot_be_encoded_is_an_invalid_answer(ask: Ask, value: Any) -> None:
+    response = await ask(value)
     error = json.loads(response.body)["error"]
     assert (response.code, error["code"]) == (500, "invalid_answer")
     assert "\n" not in error["message"]
@@ -225,14 +216,10 @@ def test_each_batch_of_a_generator_is_sent_at_once_and_batches_of_a_table_are_co
     batches = [batch(number, 1) for number in range(5)]
     assert len(parts_of(opened(iter(batches)))) == 5
     assert len(parts_of(opened(pa.Table.from_batches(batches)))) == 1
-
-
-def test_dictionaries_reach_the_client() -> None:
-    column = pa.array(["a", "b", "a", None]).dictionary_encode()
-    batches = [pa.record_batch({"c": column}), pa.record_batch({"c": pa.array(["z", "b"]).dictionary_encode()})]
-    stream, decoder = opened(iter(batches)), BatchDecoder()
+    columns = [pa.array(values).dictionary_encode() for values in (["a", "b", "a", None], ["z", "b"])]
+    stream, decoder = opened(iter([pa.record_batch({"c": column}) for column in columns])), BatchDecoder()
     found = [value for part in parts_of(stream) for one in decoder.decode(part) for value in one["c"].to_pylist()]
-    assert found == ["a", "b", "a", None, "z", "b"]
+    assert found == ["a", "b", "a", None, "z", "b"], "each batch has another dictionary"
 
 
 @pytest.mark.parametrize(
@@ -244,44 +231,33 @@ def test_limit_of_rows_is_exact_and_said(limit: int, rows: int, truncated: str) 
     assert (found.num_rows, end.headers["x-truncated"], end.headers[ROWS_HEADER]) == (rows, truncated, rows)
 
 
-def test_row_that_fits_into_no_message_is_an_error() -> None:
-    stream = opened(pa.table({"text": ["x" * 5000]}), max_bytes=4096)
-    with pytest.raises(RequestError, match="4096") as caught:
-        stream.next_part()
-    assert caught.value.error_code == "answer_too_large"
-
-
-def test_generator_is_closed_when_the_stream_is() -> None:
+def test_stream_closes_its_generator_and_refuses_what_does_not_fit() -> None:
     closed = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             yield batch(0, 1)
-            yield batch(1, 1)
+            yield pa.record_batch({"other": [1]})
         finally:
             closed.append(True)
 
-    stream = opened(batches())
-    assert stream.next_part() is not None
-    assert not closed
-    stream.close()
-    stream.close()
-    assert closed == [True]
-
-
-def test_other_answers_are_no_streams() -> None:
+    for reads_on in (False, True):
+        stream = opened(batches())
+        assert stream.next_part() is not None
+        assert not closed
+        if reads_on:
+            with pytest.raises(RequestError, match="schemas"):
+                stream.next_part()
+        for _ in range(2):
+            stream.close()
+        assert closed.pop()
+    with pytest.raises(RequestError, match="4096") as caught:
+        opened(pa.table({"text": ["x" * 5000]}), max_bytes=4096).next_part()
+    assert caught.value.error_code == "answer_too_large"
     for value in ({"a": 1}, Answer("text"), Answer(pa.table({"a": [1]}), content_type="application/json")):
         assert open_stream(value, limit=None, max_bytes=1) == (None, value)
-    stream, left = open_stream(iter([1, 2]), limit=None, max_bytes=1)
-    assert stream is None
-    assert list(left.body) == [1, 2]
-
-
-def test_batches_of_another_schema_are_a_defect_of_the_handler() -> None:
-    stream = opened(iter([batch(0, 1), pa.record_batch({"other": [1]})]))
-    assert stream.next_part() is not None
-    with pytest.raises(RequestError, match="schemas"):
-        stream.next_part()
+    no_stream, left = open_stream(iter([1, 2]), limit=None, max_bytes=1)
+    assert (no_stream, list(left.body)) == (None, [1, 2])
 
 
 COLUMNS = {
@@ -327,10 +303,3 @@ def test_dates_of_any_year_keep_their_day(count: int, unit: str) -> None:
     days = (dt.date(2000 + year_of_era, int(month), int(day)) - dt.date(1970, 1, 1)).days + eras * 146_097
     assert days == count // per_day
     assert year.startswith("+") == (int(year) > 9999)
-
-
-def test_table_without_columns_has_its_rows_and_not_the_limit() -> None:
-    without = pa.RecordBatch.from_pylist([{"id": 1}, {"id": 2}]).select([])
-    for table, count in ((pd.DataFrame(), 0), (pa.Table.from_batches([without]), without.num_rows)):
-        found = json.loads(rows_of(table, limit=10_000).to_json())
-        assert (found["rows"], found["row_count"], found["truncated"]) == ([[]] * count, count, False)
