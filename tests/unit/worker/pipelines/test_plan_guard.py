@@ -127,7 +127,7 @@ def test_relation_that_is_not_a_view_is_refused(plan: Plan, name: list[str], cod
     assert refusal(plan.parsed) == code
 
 
-def test_relation_as_a_stream_with_options_under_a_hint_or_in_an_expression_is_refused(plan: Plan) -> None:
+def test_relation_as_a_stream_or_with_options_is_refused(plan: Plan) -> None:
     relation = plan.relation(["nation"], streaming=True)
     assert refusal(plan.parsed) == "table_not_allowed"
     plan.nodes[relation]["values"] |= {"isStreaming": False, "options": 1}
