@@ -13,9 +13,7 @@ from broker_steps import hold, refuse
 from managed_pool import ALERTS, CONTROL, COPY, DATA, REST, change, listen, managed, managing, publish_to, send, waiting
 from replies import REPLIES, answers
 
-from osrdyne.amqp import Consumer
 from osrdyne.errors import BrokerSilentError, StartFailedError
-from osrdyne.ingress.checks import DeliveryCheck, Refusal
 from osrdyne.ingress.conditions import samples
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
@@ -27,18 +25,24 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import COALESCE_HEADER, DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, Stack, leading
 
 A = Key("a")
 
 
-async def consume_class(stack: Stack, key: str, priority: int) -> Consumer:
-    return await FakeChannel(stack.broker).consume(stack.names.request_queue(Key(key), priority), prefetch=1)
+@pytest.fixture
+async def stack(stack: Stack) -> Stack:
+    await change(stack, alerts=ALERTS, rest=REST)
+    return stack
+
+
+async def send_levels(stack: Stack, *levels: str, key: str = "a", **properties: object) -> None:
+    for level in levels:
+        await send(stack, key, headers={"level": level}, **properties)
 
 
 def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, object]:
@@ -49,20 +53,14 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
 # --- classes
 
 
-async def test_order_of_a_key_is_kept_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
+async def test_requests_and_copies_keep_their_order_within_a_priority_level(stack: Stack, clock: VirtualClock) -> None:
     bodies = [b"%d" % number for number in range(2 * PREFETCH)]
-    await change(stack, alerts=ALERTS, rest=REST)
+    await change(stack, alerts=ALERTS, rest=REST, copy=COPY)
     for number, body in enumerate(bodies):
         await stack.publish("a", body, headers={"level": "alert" if number % 2 else "none"})
     await clock.settle()
     assert (waiting(stack, None), waiting(stack, 0)) == (bodies[::2], bodies[1::2])
-
-
-async def test_worker_receives_every_queue_the_most_urgent_first(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
-    await send(stack, "a", b"1")
-    [worker] = stack.driver.workers_of(A)
-    assert worker.spec.environment.requests_queues == ("pool-req-a_Pri0", "pool-req-a")
+    assert waiting(stack, 4, "b") == bodies
 
 
 BY_BODY = {"route": "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream", "priority": 0}
@@ -124,13 +122,6 @@ async def test_body_that_no_condition_reads_is_not_parsed(
 # --- acceptance
 
 
-async def test_deadline_of_the_route_is_fixed_when_the_request_is_accepted(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS)
-    now = round(clock.time() * 1000)
-    await send(stack, "a", headers={"level": "alert"})
-    assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
-
-
 @pytest.mark.parametrize(
     ("behind", "expiration", "left"),
     [(None, None, 2_000), (0, "1000", 1_000), (4, "1000", 1_000), (-4, "1000", 1_000), (0, None, 2_000)],
@@ -171,25 +162,15 @@ async def test_refused_request_is_answered_and_starts_nothing(
     assert (answers(broker), stack.orphans(), stack.groups()) == ([("c", status)], [], [])
 
 
-@pytest.mark.parametrize("encoding", [None, "\udcff", "utf-8"])
+@pytest.mark.parametrize("encoding", [None, "\udcff", "utf\0-8", "no such thing", "utf-8"])
 @pytest.mark.proves("managed/body-not-declared-json")
-async def test_answer_of_no_route_says_why_the_body_was_not_read(
-    stack: Stack, broker: FakeBroker, encoding: str | None
-) -> None:
+async def test_answer_of_no_route_says_why_the_body_was_not_read(stack: Stack, encoding: str | None) -> None:
     await change(stack, hot="FROM /messages/* WHERE $body.temperature > 30 INTO $upstream")
     declared = {"content_type": "application/json", "content_encoding": encoding}
     await send(stack, "a", b'{"temperature": 3}', reply_to=REPLIES, correlation_id="c", **declared)
-    [reply] = broker.queues[REPLIES].ready
-    assert answers(broker) == [("c", "no-route")]
+    [reply] = stack.broker.queues[REPLIES].ready
+    assert (answers(stack.broker), stack.task.done()) == ([("c", "no-route")], False)
     assert (b"content encoding" in reply.message.body) is (encoding != "utf-8")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
-async def test_invalid_encoding_ends_no_term(stack: Stack, encoding: str) -> None:
-    ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"
-    await change(stack, ours=ours, rest=REST)
-    await send(stack, "a", b'{"level": "x"}', content_type="application/json", content_encoding=encoding)
-    assert (stack.orphans(), len(waiting(stack, None))) == ([], 1)
 
 
 async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBroker) -> None:
@@ -201,26 +182,22 @@ async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBro
     assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, b"/store")
 
 
-async def test_copy_that_cannot_be_had_is_dropped_and_the_request_goes_on(
-    clock: VirtualClock, broker: FakeBroker
+@pytest.mark.parametrize(
+    ("foreign", "served", "answered"),
+    [("b", [b"1"], []), ("a", [], [("c", "start-failed")])],
+    ids=["copy", "request"],
+)
+async def test_refused_copy_costs_no_request_and_a_refused_request_gives_up_its_copy(
+    clock: VirtualClock, broker: FakeBroker, foreign: str, served: list[bytes], answered: list[object]
 ) -> None:
-    broker.declare_queue("pool-req-b", {"x-queue-type": "classic"})
+    broker.declare_queue(f"pool-req-{foreign}", {"x-queue-type": "classic"})
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
         await clock.advance(1.0)
         held = [key for key in ("a", "b") if stack.is_held(Key(key))]
-        assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
-
-
-async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-    async with managing(clock, broker, rest=REST, copy=COPY) as stack:
-        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        assert (waiting(stack, None), answers(broker), stack.orphans(), held) == (served, answered, [], [])
         await clock.advance(7200.0)
-        places = stack.places()
-        assert (answers(broker), places) == ([("c", "start-failed")], [])
+        assert stack.places() == []
 
 
 async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
@@ -236,15 +213,6 @@ async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
     async with managing(clock, broker) as stack:
         await clock.advance(1.0)
         assert waiting(stack, 4, "b") == [b"1"]
-
-
-async def test_copies_keep_the_order_of_the_requests(stack: Stack, clock: VirtualClock) -> None:
-    bodies = [b"%d" % number for number in range(50)]
-    await change(stack, alerts=ALERTS, rest=REST, copy=COPY)
-    for number, body in enumerate(bodies):
-        await stack.publish("a", body, headers={"level": "alert" if number % 3 else "none"})
-    await clock.settle()
-    assert waiting(stack, 4, "b") == bodies
 
 
 # --- crash
@@ -283,7 +251,6 @@ async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
 
 
 async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(stack: Stack) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
     message = {DEADLINE_HEADER: round(stack.clock.time() * 1000) + 5_000, ROUTE_HEADER: "older", COALESCE_HEADER: True}
     await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
     found = headers_of(stack, 0, "b")
@@ -317,36 +284,34 @@ async def test_change_gives_a_group_new_levels_and_moves_no_request(stack: Stack
     assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1", b"3"])
 
 
-async def test_routes_that_an_earlier_leader_wrote_late_come_into_force(stack: Stack, clock: VirtualClock) -> None:
+async def test_routes_that_an_earlier_leader_wrote_late_come_into_force_once_they_can_be_read(stack: Stack) -> None:
     await change(stack, rest=REST)
     late = load_manifest(json.dumps({"routes": {"alerts": ALERTS}}))
     await RouteStore(stack.management, pool=POOL).save(late, author="earlier", at=0.0)
-    await clock.advance(FOLLOW_INTERVAL + 1)
-    await send(stack, "a", b"1", headers={"level": "alert"})
-    assert waiting(stack, 0) == [b"1"]
+    for available in (False, True):
+        stack.management.available = available
+        await stack.clock.advance(FOLLOW_INTERVAL + 1)
+        await send_levels(stack, "alert")
+    assert (len(waiting(stack, None)), len(waiting(stack, 0))) == (1, 1)
 
 
-async def test_routes_that_cannot_be_compared_stay_active(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS)
-    stack.management.available = False
-    await clock.advance(FOLLOW_INTERVAL + 1)
-    await send(stack, "a", b"1", headers={"level": "alert"})
-    assert waiting(stack, 0) == [b"1"]
-
-
-async def test_workers_receive_a_new_priority_level(stack: Stack, clock: VirtualClock) -> None:
+async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(
+    stack: Stack, clock: VirtualClock
+) -> None:
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
     listen(stack, "group.a")
     await stack.report("a", Event.READY)
     await change(stack, alerts=ALERTS, rest=REST)
+    await send(stack, "b")
     await clock.advance(1.0)
     queues_sent = [json.loads(body)["queues"] for body in stack.broker.bodies(CONTROL)]
     assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+    [started] = stack.driver.workers_of(Key("b"))
+    assert started.spec.environment.requests_queues == ("pool-req-b_Pri0", "pool-req-b")
 
 
 async def test_worker_that_never_reports_for_priorities_is_warned_about(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
     await stack.publish("old", b"1")
     await send(stack, "new", b"1")
     await stack.report("old", Event.REQUEST_RECEIVED)
@@ -362,7 +327,6 @@ async def test_worker_that_never_reports_for_priorities_is_warned_about(stack: S
 
 async def test_worker_is_notified_once_and_again_after_a_while(stack: Stack, broker: FakeBroker) -> None:
     """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
-    await change(stack, rest=REST)
     await send(stack, "a", b"1")
     before = broker.count("publish", "pool-ctl-xchg")
     for event in (Event.STARTED, *[Event.BUSY, Event.IDLE] * 20):
@@ -417,7 +381,6 @@ async def test_only_queues_of_the_failed_group_itself_are_answered(clock: Virtua
 
 
 async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, rest=REST)
     await send(stack, "a", b"1")
     refuse(broker, BrokerSilentError("No confirm in time."), ("publish", "pool-ctl-xchg", False))
     await stack.report("a", Event.READY, in_flight=0)
@@ -425,26 +388,14 @@ async def test_control_message_that_is_not_taken_ends_no_term(stack: Stack, brok
     assert not stack.task.done()
 
 
-async def test_idle_group_goes_with_all_its_queues(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
-    await send(stack, "a", b"1", headers={"level": "alert"})
+async def test_idle_group_goes_with_all_its_queues(stack: Stack, broker: FakeBroker) -> None:
+    await send_levels(stack, "alert")
     await stack.report("a", Event.READY)
-    consumer = await consume_class(stack, "a", 0)
-    await clock.settle()
-    delivery = await consumer.get()
+    delivery = await FakeChannel(broker).get("pool-req-a_Pri0")
+    assert delivery is not None
     await delivery.ack()
-    await delivery.channel.close()
-    await clock.advance(3600.0)
+    await stack.clock.advance(3600.0)
     assert [name for name in broker.queues if name.startswith("pool-req-")] == []
-
-
-async def test_refused_copy_is_dropped_and_the_request_goes_on(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, rest=REST, copy=COPY)
-    refusal = Refusal(Status.CAPACITY, "open")
-    check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
-    stack.term.processors.checks.deliveries += (check,)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    assert (waiting(stack, None), answers(broker), stack.has_queue("b")) == ([b"1"], [], False)
 
 
 # --- what is counted
@@ -455,54 +406,29 @@ def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> 
     return stack.metrics.registry.get_sample_value("osrdyne_ingress_total", labels)
 
 
-async def publish_levels(stack: Stack, *levels: str, key: str = "a") -> None:
-    for level in levels:
-        await send(stack, key, headers={"level": level})
-
-
-async def test_time_to_forward_includes_the_wait_for_the_queue(stack: Stack, broker: FakeBroker) -> None:
-    async def bind_slowly(command: Command) -> None:
-        if command == ("bind", "pool-req-a", False):
-            await stack.clock.sleep(5.0)
-
-    await change(stack, rest=REST)
-    broker.hook = bind_slowly
-    await publish_levels(stack, "none")
-    await stack.clock.advance(10.0)
-    assert stack.metrics.registry.get_sample_value("osrdyne_forward_seconds_sum") == 5.0
-
-
-async def test_refused_request_is_counted_by_its_route_once_that_is_known(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_requests_are_counted_by_known_routes_only(clock: VirtualClock, broker: FakeBroker) -> None:
     broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
     async with managing(clock, broker, alerts=ALERTS) as stack:
-        await publish_levels(stack, "alert", "none")
+        await send_levels(stack, "alert", "none")
         await clock.advance(1.0)
         assert (counted(stack, "start-failed", "alerts", "0"), counted(stack, "no-route")) == (1.0, 1.0)
+        await publish_to(stack, "pool-work-xchg", "b", headers={ROUTE_HEADER: "made up"})
+        assert counted(stack, "accepted", "other", "default") == 1.0
 
 
 async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(stack: Stack) -> None:
     costly = " OR ".join(f"contains(word, 'y{number}')" for number in range(400))
-    routes = {"costly": f"FROM /messages/* WHERE {costly} INTO $upstream", "rest": REST}
-    await change(stack, **routes)
+    await change(stack, costly=f"FROM /messages/* WHERE {costly} INTO $upstream", rest=REST)
     await send(stack, "a", headers={"word": "x" * 2**20})
     assert stack.metrics.registry.get_sample_value("osrdyne_conditions_limited_total") == 1.0
     assert counted(stack, "accepted", "rest", "default") == 1.0
 
 
-async def test_name_of_an_unknown_route_is_not_a_label(stack: Stack) -> None:
-    await change(stack, rest=REST)
-    await publish_to(stack, "pool-work-xchg", "a", headers={ROUTE_HEADER: "made up"})
-    assert counted(stack, "accepted", "other", "default") == 1.0
-
-
 async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, alerts=ALERTS, rest=REST)
-    await publish_levels(stack, "alert")
+    await send_levels(stack, "alert")
     first = clock.monotonic()
     await clock.advance(10.0)
-    await publish_levels(stack, "alert", "none", "none", key="b")
+    await send_levels(stack, "alert", "none", "none", key="b")
     second = clock.monotonic()
     await clock.advance(60.0)
     assert stack.backlog() == {0: Waiting(2, first), None: Waiting(2, second)}
@@ -510,7 +436,7 @@ async def test_backlog_of_priority_levels_is_known_after_each_listing(stack: Sta
 
 async def test_change_tells_how_many_requests_of_unused_priorities_wait(stack: Stack) -> None:
     await change(stack, alerts=ALERTS, data=DATA, rest=REST)
-    await publish_levels(stack, "alert", "alert", "data", "none")
-    await publish_levels(stack, "alert", key="b")
+    await send_levels(stack, "alert", "alert", "data", "none")
+    await send_levels(stack, "alert", key="b")
     done = await change(stack, data=DATA, rest=REST)
     assert (done.removed, done.pending) == ((0,), {0: 3})
