@@ -22,17 +22,6 @@ def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(f"osrdyne.processors.{what}", lambda *_, **__: 1 / 0)
 
 
-async def die(stack: Stack, **headers: object) -> None:
-    """A request arrives at the dead letter exchange."""
-    exchange = stack.names.dead_letter_exchange
-    await publish_to(stack, exchange, "a", b"1", headers=headers, reply_to=REPLIES, correlation_id="c")
-    await stack.clock.advance(1.0)
-
-
-def invalid(stack: Stack, queue: str) -> float | None:
-    return stack.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", {"queue": queue})
-
-
 @pytest.mark.proves("controller/defect-controller-fails-one")
 @pytest.mark.parametrize("step", ["refuse_orphan", "direct_message", "parse_key"])
 async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(
@@ -58,14 +47,22 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
     assert entry.finding == finding(0, ())
 
 
+@pytest.mark.parametrize(
+    ("step", "death", "status", "kept"),
+    [("priority_of", died("expired"), "expired", []), ("last_death", {}, "rejected", [b"1"])],
+    ids=["after the answer", "before the answer"],
+)
 @pytest.mark.proves("controller/defect-controller-fails-one")
-async def test_error_after_the_answer_to_a_dead_letter_does_not_answer_it_again(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch
+async def test_dead_letter_that_cannot_be_processed_is_answered_once_and_kept_unless_it_was_answered(
+    direct: Stack, monkeypatch: pytest.MonkeyPatch, step: str, death: dict[str, object], status: str, kept: list[bytes]
 ) -> None:
-    break_(monkeypatch, "failures.dead_letters.priority_of")
-    await die(direct, **died("expired"))
-    assert (answers(direct.broker), direct.task.done()) == ([("c", "expired")], False)
-    assert (direct.broker.bodies("pool-dl"), direct.broker.bodies("pool-poison")) == ([], [])
+    break_(monkeypatch, f"failures.dead_letters.{step}")
+    exchange = direct.names.dead_letter_exchange
+    await publish_to(direct, exchange, "a", b"1", headers=death, reply_to=REPLIES, correlation_id="c")
+    await direct.clock.advance(1.0)
+    assert (answers(direct.broker), direct.task.done()) == ([("c", status)], False)
+    assert (direct.broker.bodies("pool-dl"), direct.broker.bodies("pool-poison")) == ([], kept)
+    assert all(key_of(poison.message.headers) == "a" for poison in direct.broker.queues["pool-poison"].ready)
 
 
 @pytest.mark.proves("controller/defect-controller-fails-one")
@@ -83,18 +80,6 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
     assert (stack.broker.bodies("pool-poison"), stack.is_held(Key("a"))) == ([b"one way"], False)
 
 
-@pytest.mark.proves("controller/defect-controller-fails-one")
-async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_(monkeypatch, "failures.dead_letters.last_death")
-    await die(direct)
-    [kept] = direct.broker.queues[direct.names.poison_queue].ready
-    assert (kept.message.body, key_of(kept.message.headers)) == (b"1", "a")
-    assert (answers(direct.broker), direct.task.done()) == ([("c", "rejected")], False)
-    assert direct.broker.bodies("pool-dl") == []
-
-
 @pytest.mark.parametrize(
     ("step", "queue"),
     [("activity.report_from_wire", "activity"), ("activity.parse_key", "activity"),
@@ -106,7 +91,8 @@ async def test_report_or_cancel_that_cannot_be_processed_is_counted(
     break_(monkeypatch, step)
     await direct.report("a", Event.READY, "w")
     await cancel(direct, reply_to=REPLIES, correlation_id="c")
-    assert (invalid(direct, queue), direct.broker.bodies(f"pool-{queue}"), direct.task.done()) == (1.0, [], False)
+    invalid = direct.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", {"queue": queue})
+    assert (invalid, direct.broker.bodies(f"pool-{queue}"), direct.task.done()) == (1.0, [], False)
 
 
 async def test_request_of_a_failed_group_that_cannot_be_answered_as_such_is_answered_rejected(

@@ -16,9 +16,9 @@ NOT_ROUTED = PublishRefusedError("there is no queue for it")
 LONG = 600.0
 
 
-def fail_publishes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
-    """Make the next publishes to the default level fail, before or after they arrive (`arrives`)."""
-    fail_in_turn(broker, ("publish", "pool-work-xchg", arrives), *faults)
+def fail_publishes(broker: FakeBroker, *faults: OsrdyneError | None) -> None:
+    """Make the next publishes to the default level fail."""
+    fail_in_turn(broker, ("publish", "pool-work-xchg", False), *faults)
 
 
 async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "none") -> None:
@@ -27,8 +27,10 @@ async def publish(stack: Stack, *bodies: bytes, key: str = "a", level: str = "no
 
 
 @pytest.mark.proves("managed/rabbitmq-take-confirm-request")
-@pytest.mark.parametrize("fault", [NOT_CONFIRMED, NOT_ROUTED], ids=["confirmed", "routed"])
-async def test_request_that_is_tried_again_is_not_overtaken(stack: Stack, fault: OsrdyneError) -> None:
+@pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NOT_ROUTED, None)], ids=["confirmed", "routed"])
+async def test_request_that_is_tried_again_is_not_overtaken_and_marked_if_it_may_have_arrived(
+    stack: Stack, fault: OsrdyneError, marked: bool | None
+) -> None:
     await change(stack, rest=REST)
     fail_publishes(stack.broker, fault, fault)
     await publish(stack, b"1")
@@ -36,6 +38,8 @@ async def test_request_that_is_tried_again_is_not_overtaken(stack: Stack, fault:
     await publish(stack, b"2", b"3")
     await stack.clock.advance(LONG)
     assert (waiting(stack, None), stack.orphans()) == ([b"1", b"2", b"3"], [])
+    marks = [stored.message.headers.get(DUPLICATE_HEADER) for stored in stack.broker.queues["pool-req-a"].ready]
+    assert marks == [marked, None, None]
 
 
 async def test_requests_that_fail_together_go_again_in_their_order(stack: Stack, broker: FakeBroker) -> None:
@@ -57,16 +61,3 @@ async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_k
     await publish(stack, b"3", key="b")
     await stack.clock.advance(1.0)
     assert (waiting(stack, None), waiting(stack, 0), waiting(stack, None, "b")) == ([], [b"2"], [b"3"])
-
-
-@pytest.mark.proves("managed/rabbitmq-take-confirm-request")
-@pytest.mark.parametrize(("fault", "marked"), [(NOT_CONFIRMED, True), (NOT_ROUTED, None)], ids=["confirmed", "routed"])
-async def test_request_that_may_be_in_its_queue_already_is_marked(
-    stack: Stack, fault: OsrdyneError, marked: bool | None
-) -> None:
-    await change(stack, rest=REST)
-    fail_publishes(stack.broker, fault, arrives=fault is NOT_CONFIRMED)
-    await publish(stack, b"1")
-    await stack.clock.advance(LONG)
-    last = stack.broker.queues["pool-req-a"].ready[-1].message
-    assert last.headers.get(DUPLICATE_HEADER) is marked

@@ -17,7 +17,6 @@ from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.pool.routing.manifest_store import ManifestChange
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -31,21 +30,15 @@ async def ask(stack: Stack, key: str, body: bytes = b"", **properties: object) -
     await send(stack, key, body, reply_to=REPLIES, correlation_id=key, **properties)
 
 
-@pytest.mark.proves("managed/client-sends-requests-too")
+@pytest.mark.proves("managed/client-sends-requests-too", "managed/policy-values-beyond-bounds")
 async def test_request_beyond_the_size_is_answered_too_large(stack: Stack, broker: FakeBroker) -> None:
-    await limit(stack, {"match": "a", "MaxMessageSize": 10_000})
+    change = await limit(stack, {"match": "a", "MaxMessageSize": 10_000}, {"match": "c", "MaxMessageSize": 1})
+    assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.1.MaxMessageSize"]
     await ask(stack, "a", b"x" * 10_000)
     await ask(stack, "b", b"x" * 10_001)
     assert (answers(broker), len(waiting(stack, None, "b")), len(waiting(stack, None))) == ([], 1, 1)
     await ask(stack, "a", b"x" * 9_990, headers={"name": "1234567"})
     assert (answers(broker), stack.orphans(), len(waiting(stack, None))) == ([("a", "too-large")], [], 1)
-
-
-@pytest.mark.proves("managed/client-sends-requests-too")
-async def test_age_of_zero_drops_every_request_and_answers_it(stack: Stack, broker: FakeBroker) -> None:
-    await limit(stack, {"match": "a", "MaxMessageAge": 0})
-    await ask(stack, "a")
-    assert (answers(broker), stack.has_queue("a")) == ([("a", "expired")], False)
 
 
 async def test_age_is_the_upper_limit_of_the_time_to_live(stack: Stack, broker: FakeBroker) -> None:
@@ -62,12 +55,6 @@ async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: Fa
     await limit(stack, {"match": "b", "MaxMessageAge": 0})
     await ask(stack, "a")
     assert (answers(broker), stack.has_queue("b")) == ([("a", "expired")], False)
-
-
-@pytest.mark.proves("managed/policy-values-beyond-bounds")
-async def test_change_warns_of_values_that_are_moved_to_the_bounds(stack: Stack) -> None:
-    change = await limit(stack, {"match": "a", "MaxMessageSize": 1})
-    assert [str(warning).partition(":")[0] for warning in change.warnings] == ["policies.0.MaxMessageSize"]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +82,12 @@ async def test_explanation_shows_what_the_policy_decides(stack: Stack) -> None:
     assert steps["c"].keys().isdisjoint({"size", "policy"})
 
 
-@pytest.mark.proves("managed/leader-dies-change-queue")
-async def test_policies_survive_a_change_of_the_leader(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+@pytest.mark.proves("managed/client-sends-requests-too", "managed/leader-dies-change-queue")
+async def test_age_of_zero_answers_every_request_also_by_the_next_leader(stack: Stack, broker: FakeBroker) -> None:
     await limit(stack, default={"MaxMessageAge": 0})
+    await ask(stack, "a")
+    assert (answers(broker), stack.has_queue("a")) == ([("a", "expired")], False)
     await stack.kill()
-    async with managing(clock, broker) as following:
-        await ask(following, "a")
-        assert answers(broker) == [("a", "expired")]
+    async with managing(stack.clock, broker) as following:
+        await ask(following, "b")
+        assert answers(broker) == [("a", "expired"), ("b", "expired")]

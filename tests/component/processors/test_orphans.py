@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from broker_steps import hold, note, refuse
+from broker_steps import hold, refuse
 from managed_pool import REST, managing, send
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
@@ -34,28 +34,7 @@ def stack(direct: Stack) -> Stack:
     return direct
 
 
-def orphan(properties: Message) -> Delivery:
-    return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", properties.properties())
-
-
-def forwarded(delivery: Delivery, *, now_ms: int) -> Message:
-    arrival = Arrival(delivery.to_request(now_ms=now_ms), accepted_ms=now_ms)
-    return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms)
-
-
 # --- forward
-
-
-@pytest.mark.proves("reference-defects/3-one-busy-key")
-async def test_slow_bind_of_one_key_holds_back_only_its_own(stack: Stack, clock: VirtualClock) -> None:
-    """defects: orphan-wait: one busy key blocked every other key."""
-    hold(stack.broker, ("declare", "pool-req-slow", False))
-    for number in range(10):
-        await stack.publish("slow", b"%d" % number)
-        await stack.publish(f"k{number}", b"x")
-    await clock.settle()
-    assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
-    assert len(stack.orphans()) == 10
 
 
 def taking_at_most(monkeypatch: pytest.MonkeyPatch, held: int, each: int) -> Settings:
@@ -134,7 +113,8 @@ async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(
 # --- crashes
 
 
-@pytest.mark.proves("controller/leader-dies-forwarded-request", "reference-defects/5-exclusive-queues-vanished")
+@pytest.mark.proves("reference-defects/5-exclusive-queues-vanished", "reference-defects/15-confirms-prefetch-back")
+@pytest.mark.proves("controller/leader-dies-forwarded-request")
 @pytest.mark.parametrize(("done", "forwarded"), [(False, []), (True, [b"1"])], ids=["before", "after"])
 async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(
     clock: VirtualClock, broker: FakeBroker, done: bool, forwarded: list[bytes]
@@ -155,13 +135,6 @@ async def test_crash_around_the_forward_leaves_the_orphan_to_the_next_leader(
     async with leading(clock, broker=broker) as stack:
         await clock.settle()
         assert (stack.waiting("a"), stack.orphans()) == ([*forwarded, b"1"], [])
-
-
-@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-async def test_orphan_is_acknowledged_only_after_the_confirm(stack: Stack) -> None:
-    order = note(stack.broker, ("publish", "pool-req-xchg", True), ("ack", "pool-orphan", True))
-    await send(stack, "a", b"1")
-    assert [name for name, _, _ in order] == ["publish", "publish", "ack"]
 
 
 # --- refusals
@@ -186,15 +159,10 @@ async def test_orphan_that_is_refused_is_answered_and_starts_no_worker(
     assert (stack.groups(), stack.driver.calls) == ([], [])
 
 
-async def test_deadline_passed_within_the_allowed_skew_is_forwarded(stack: Stack) -> None:
+async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_is_on_its_way(stack: Stack) -> None:
     await send(stack, "a", b"1", headers={"x-deadline": NOW_MS - 4_000})
-    assert stack.waiting("a") == [b"1"]
-
-
-async def test_no_activate_is_forwarded_while_the_group_is_on_its_way(stack: Stack) -> None:
-    stack.require(A)
-    await send(stack, "a", b"1", headers={NO_ACTIVATE_HEADER: True})
-    assert stack.waiting("a") == [b"1"]
+    await send(stack, "a", b"2", headers={NO_ACTIVATE_HEADER: True})
+    assert stack.waiting("a") == [b"1", b"2"]
 
 
 async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -260,51 +228,29 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(stack: Stack, br
 # --- forwarding
 
 
+def forwarded(sent: Message, *, now_ms: int) -> Message:
+    """What is sent on of an orphan, of whichever user."""
+    delivery = Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", sent.properties())
+    delivery.properties.user_id = "stranger"
+    arrival = Arrival(delivery.to_request(now_ms=now_ms), accepted_ms=now_ms)
+    return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms)
+
+
 @pytest.mark.proves("reference-defects/16-user-id-closed")
-def test_deadline_is_carried_over_with_what_is_left_of_the_expiration() -> None:
-    """defects: user-id: per-message expiration started anew at every hop."""
-    sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
-    delivery = orphan(Message(expiration="60000", timestamp=sent))
-    message = forwarded(delivery, now_ms=NOW_MS)
-    assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "40000")
-
-
 def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() -> None:
-    delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
+    """defects: user-id: per-message expiration started anew at every hop, and a foreign user id closed the channel."""
+    secrets = ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
+    headers = {**dict.fromkeys(secrets, "v"), "traceparent": "t", HOPS_HEADER: 3}
+    sent = Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, UTC), headers=headers)
     for late in (10_000, 20_000, 40_000):
-        delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late))
-    assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
+        sent = forwarded(sent, now_ms=NOW_MS + late)
+    assert dict(sent.headers) == {"x-deadline": NOW_MS + 60_000, "traceparent": "t", HOPS_HEADER: 6}
+    assert (sent.expiration, sent.properties().user_id) == ("20000", None)
 
 
 def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -> None:
-    delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
-    message = forwarded(delivery, now_ms=NOW_MS)
+    message = forwarded(Message(headers={"x-deadline": NOW_MS * 100}), now_ms=NOW_MS)
     assert message.expiration == str(MAX_EXPIRATION_MS)
-
-
-@pytest.mark.parametrize(
-    "name", ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
-)
-def test_header_that_must_not_travel_is_left_out_and_a_hop_is_counted(name: str) -> None:
-    delivery = orphan(Message(headers={name: "v", "traceparent": "t", HOPS_HEADER: 3}))
-    message = forwarded(delivery, now_ms=NOW_MS)
-    assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 4}
-
-
-@pytest.mark.proves("reference-defects/16-user-id-closed")
-def test_user_id_is_not_sent_on() -> None:
-    """defects: user-id."""
-    delivery = orphan(Message())
-    delivery.properties.user_id = "stranger"
-    assert forwarded(delivery, now_ms=NOW_MS).properties().user_id is None
-
-
-async def test_hold_is_released_when_the_leader_is_killed(stack: Stack) -> None:
-    hold(stack.broker, ("bind", "pool-req-a", False))
-    await send(stack, "a", b"1")
-    assert stack.is_held(A)
-    await stack.kill()
-    assert (stack.is_held(A), stack.orphans()) == (False, [b"1"])
 
 
 async def test_group_stays_bound_while_its_request_is_published(clock: VirtualClock) -> None:
