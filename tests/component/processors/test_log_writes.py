@@ -60,11 +60,10 @@ async def test_message_is_in_the_partition_of_its_key_with_what_readers_need(
 ) -> None:
     async with logging_to(clock, broker, partitions=4) as stack:
         at = round(clock.time() * 1000)
-        forged = {KEY_HEADER: "other", PRINCIPAL_HEADER: "admin", "authorization": "Bearer x", "site": "b"}
+        headers = {KEY_HEADER: "other", PRINCIPAL_HEADER: "admin", "x-stream-offset": 7, "authorization": "Bearer x"}
         for number in range(8):
-            await stack.publish(
-                f"plant/{number}", b"%d" % number, message_id=f"m{number}", headers={**forged, "site": "b"}
-            )
+            properties = {"message_id": f"m{number}", "headers": {**headers, "site": "b"}}
+            await stack.publish(f"plant/{number}", b"%d" % number, **properties)
         await clock.settle()
         for number in range(8):
             partition = partition_of(Key(f"plant/{number}"), 4)

@@ -15,6 +15,7 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import ConnectionOptions, Delivery
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.safe_delete import DeleteOutcome
+from osrdyne.config.models import Settings
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.pool.routing.retries import POLL_INTERVAL, RetryQueueStep, Unused, plan_retry_queue
@@ -40,10 +41,22 @@ WAIT = NAMES.retry_queue(1000)
 A = Key("a")
 
 
+@pytest.fixture
+async def stack(stack: Stack) -> Stack:
+    await change(stack, plain=PLAIN)
+    return stack
+
+
 async def take(stack: Stack, key: str = "a", priority: int | None = None) -> Delivery:
     queue = stack.names.request_queue(Key(key), priority)
     consumer = await FakeChannel(stack.broker).consume(queue, prefetch=1)
     return await consumer.get()
+
+
+async def send_and_fail(stack: Stack, **properties: object) -> None:
+    """A request waits for its second attempt."""
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c", **properties)
+    await fail(stack)
 
 
 async def fail(stack: Stack, key: str = "a", priority: int | None = None, *, attempts: int = 1) -> None:
@@ -76,20 +89,15 @@ def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
 # --- acceptance
 
 
-async def test_terms_and_priority_level_of_the_route_go_with_the_request(stack: Stack) -> None:
-    await change(stack, urgent=URGENT)
-    await send(stack, "a")
-    headers = headers_of(stack, 3)
-    assert headers[TERMS_HEADER] == '{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}'
-    assert headers[CLASS_HEADER] == "3"
-
-
-@pytest.mark.parametrize("is_routed", [True, False], ids=["route without retries", "no routes"])
-async def test_retry_headers_of_callers_are_removed(stack: Stack, is_routed: bool) -> None:
-    if is_routed:
-        await change(stack, rest=REST)
-    await send(stack, "a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
-    assert headers_of(stack).keys() & OWN_HEADERS == set()
+@pytest.mark.parametrize("routes", [{"urgent": URGENT}, {"rest": REST}, {}], ids=["retries", "no retries", "no routes"])
+async def test_terms_are_those_of_the_route_and_callers_cannot_set_them(
+    clock: VirtualClock, broker: FakeBroker, routes: dict[str, object]
+) -> None:
+    async with managing(clock, broker, **routes) as stack:
+        await send(stack, "a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
+        headers = headers_of(stack, 3 if "urgent" in routes else None)
+        terms = {TERMS_HEADER: '{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}', CLASS_HEADER: "3"}
+        assert {name: headers[name] for name in headers.keys() & OWN_HEADERS} == (terms if "urgent" in routes else {})
 
 
 # --- way back
@@ -147,7 +155,6 @@ async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(
 
 async def test_unknown_priority_level_does_not_end_the_term(stack: Stack) -> None:
     """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
-    await change(stack, plain=PLAIN)
     await publish_to(stack, NAMES.retried_exchange, "a", b"1", headers={CLASS_HEADER: "7"})
     await stack.clock.advance(60.0)
     assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
@@ -155,9 +162,7 @@ async def test_unknown_priority_level_does_not_end_the_term(stack: Stack) -> Non
 
 async def test_request_whose_time_was_up_while_it_waited_is_answered(stack: Stack, broker: FakeBroker) -> None:
     """No worker takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
-    await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    await fail(stack)
+    await send_and_fail(stack)
     await time_out(stack)
     broker.expire(stack.names.request_queue(A))
     await stack.clock.settle()
@@ -166,9 +171,7 @@ async def test_request_whose_time_was_up_while_it_waited_is_answered(stack: Stac
 
 @pytest.mark.proves("managed/request-kills-worker-later")
 async def test_request_that_kills_workers_at_a_later_attempt_is_poison(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    await fail(stack)
+    await send_and_fail(stack)
     await time_out(stack)
     for _ in range(managed().requests.delivery_limit):
         await (await take(stack)).channel.close()
@@ -191,12 +194,17 @@ async def test_pool_that_becomes_a_direct_one_serves_what_waits(clock: VirtualCl
 # --- queues
 
 
-async def test_new_delays_have_a_queue_when_the_change_is_reported(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, plain=PLAIN)
+async def test_new_delays_have_a_persisted_queue_when_the_change_is_reported(stack: Stack, broker: FakeBroker) -> None:
+    """Decision 0020: it is persisted before it is bound."""
+    new = NAMES.retry_queue(300_000)
+    broker.commands.clear()
     await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": ["1s", "PT5M"]}})
     found = [delay for delay in (1000, 30_000, 300_000) if NAMES.retry_queue(delay) in broker.queues]
-    bound = bound_to(broker, 300_000)
-    assert (found, bound) == ([1000, 30_000, 300_000], [NAMES.retry_queue(300_000)])
+    assert (found, bound_to(broker, 300_000)) == ([1000, 30_000, 300_000], [new])
+    commands = [(command.name, command.target) for command in broker.commands]
+    names = NAMES.register_queues(1)
+    written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
+    assert commands.index(("declare", new)) < min(written) < commands.index(("bind", new))
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
@@ -248,17 +256,6 @@ async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock: Virtual
         assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
 
 
-async def test_new_queue_is_persisted_before_it_is_bound(stack: Stack, broker: FakeBroker) -> None:
-    """Decision 0020."""
-    await change(stack, rest=REST)
-    broker.commands.clear()
-    await change(stack, plain=PLAIN)
-    commands = [(command.name, command.target) for command in broker.commands]
-    names = NAMES.register_queues(1)
-    written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
-    assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
-
-
 async def test_unusable_durability_queue_does_not_prevent_retries(clock: VirtualClock, broker: FakeBroker) -> None:
     for name in NAMES.register_queues(1):
         broker.declare_queue(name, {"x-queue-type": "classic"})
@@ -268,7 +265,6 @@ async def test_unusable_durability_queue_does_not_prevent_retries(clock: Virtual
 
 @pytest.mark.proves("managed/route-retries-changed-removed")
 async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack: Stack, broker: FakeBroker) -> None:
-    await change(stack, plain=PLAIN)
     await change(stack, rest=REST)
     await stack.clock.advance(TTL - 1)
     assert bound_to(broker) == [WAIT]
@@ -279,12 +275,10 @@ async def test_unused_queue_goes_when_no_accepted_request_can_need_it(stack: Sta
 @pytest.mark.proves("managed/route-retries-changed-removed")
 async def test_unused_queue_stays_while_a_request_waits_in_it(stack: Stack, broker: FakeBroker) -> None:
     """For longer than it should; in the end its time is up, and that is the answer to its caller."""
-    await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    await fail(stack)
+    await send_and_fail(stack)
     await change(stack, rest=REST)
     await stack.clock.advance(TTL + 5 * POLL_INTERVAL)
-    assert broker.bodies(WAIT) == [b"1"]
+    assert (broker.bodies(WAIT), stack.term.routing.routes.retrying[1000]) == ([b"1"], 1)
     await time_out(stack)
     assert answers(broker) == [("c", "expired")]
     await stack.clock.advance(3 * POLL_INTERVAL)
@@ -292,20 +286,11 @@ async def test_unused_queue_stays_while_a_request_waits_in_it(stack: Stack, brok
 
 
 async def test_queue_that_is_used_again_stays(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    await change(stack, plain=PLAIN)
     await change(stack, rest=REST)
     await clock.advance(TTL + POLL_INTERVAL / 2)  # it may be unbound by now
     await change(stack, plain=PLAIN)
     await clock.advance(TTL + 5 * POLL_INTERVAL)
     assert bound_to(broker) == [WAIT]
-
-
-async def test_requests_that_wait_are_counted_by_their_delay(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    await fail(stack)
-    await clock.advance(POLL_INTERVAL)
-    assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
 
 
 @pytest.mark.proves("managed/queue-delay-retry-exchange")
@@ -316,20 +301,19 @@ async def test_deleted_wait_queue_is_declared_again(clock: VirtualClock, broker:
         assert bound_to(broker) == [WAIT]
 
 
-@pytest.mark.parametrize("kind", ["managed", "direct"])
-async def test_next_leader_deletes_what_it_finds_unused(clock: VirtualClock, broker: FakeBroker, kind: str) -> None:
+@pytest.mark.parametrize("settings", [managed(), None], ids=["managed", "direct"])
+async def test_next_leader_deletes_what_it_finds_unused(
+    clock: VirtualClock, broker: FakeBroker, settings: Settings | None
+) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:
         await change(stack, rest=REST)
-    settings = managed() if kind == "managed" else None
     async with leading(clock, broker=broker, settings=settings):
         await clock.advance(TTL + 5 * POLL_INTERVAL)
         assert WAIT not in broker.queues
 
 
 async def test_probe_gives_back_what_it_gets(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
-    await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1")
-    await fail(stack)
+    await send_and_fail(stack)
     commands = stack.term._session.retry_queues(stack.management)
     broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
     original = broker.queues[WAIT].changed
@@ -374,8 +358,7 @@ async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> 
     stack.task = asyncio.create_task(stack.lead())
     await clock.advance(5.0)
     await change(stack, plain=PLAIN)
-    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
-    await fail(stack)
+    await send_and_fail(stack)
     steps = 0
 
     async def hook(command: Command) -> None:

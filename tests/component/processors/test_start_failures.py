@@ -53,12 +53,23 @@ async def ask(stack: Stack, key: str = "a") -> None:
     await send(stack, key, reply_to=REPLIES, correlation_id="c")
 
 
-async def test_request_that_waited_is_answered_with_the_last_words(stack: Stack, broker: FakeBroker) -> None:
+@pytest.mark.proves("reference-defects/12-failed-start-blocked")
+async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_over(
+    stack: Stack, broker: FakeBroker
+) -> None:
     await ask(stack)
-    (answer,) = answers(broker)
-    error = json.loads(answer.message.body)["error"]
-    assert (statuses(broker), answer.message.correlation_id) == (["start-failed"], "c")
-    assert (error["code"], error["log_lines"], stack.waiting("a")) == ("start-failed", ["pull denied"], [])
+    await stack.clock.advance(5.0)
+    await ask(stack)
+    assert (statuses(broker), stack.waiting("a"), stack.driver.count("start")) == (["start-failed"] * 2, [], 1)
+    first, second = (answer.message for answer in answers(broker))
+    error = json.loads(first.body)["error"]
+    assert (first.correlation_id, error["code"], error["log_lines"]) == ("c", "start-failed", ["pull denied"])
+    retry_after = second.headers["x-retry-after"]
+    assert isinstance(retry_after, float)
+    assert 3.0 <= retry_after <= 7.0
+    await stack.clock.advance(15.0)
+    await ask(stack)
+    assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (2, 1, 1)
 
 
 async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,24 +78,6 @@ async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypat
     for _ in range(2):
         await ask(stack)
     assert (statuses(stack.broker), stack.waiting("a"), stack.task.done()) == (["start-failed"] * 2, [], False)
-
-
-async def test_request_during_the_back_off_is_answered_at_once(stack: Stack, broker: FakeBroker) -> None:
-    await ask(stack)
-    await stack.clock.advance(5.0)
-    await ask(stack)
-    assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 1)
-    retry_after = answers(broker)[1].message.headers["x-retry-after"]
-    assert isinstance(retry_after, float)
-    assert 3.0 <= retry_after <= 7.0
-
-
-@pytest.mark.proves("reference-defects/12-failed-start-blocked")
-async def test_request_after_the_back_off_is_put_back_and_served(stack: Stack, broker: FakeBroker) -> None:
-    await ask(stack)
-    await stack.clock.advance(20.0)
-    await ask(stack)
-    assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (1, 1, 1)
 
 
 async def test_group_that_fails_again_answers_the_request_it_put_back(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -128,9 +121,8 @@ async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroke
     async with leading(clock, broker=broker, driver=broken_driver(clock, log_lines=("\ud800" * 1_000_000,))) as stack:
         await ask(stack)
         (answer,) = answers(broker)
-        assert len(str(answer.message.headers["x-status-detail"]).encode()) < 10_000
-        assert len(answer.message.body) < 10_000
-        assert stack.waiting("a") == []
+        words = str(answer.message.headers["x-status-detail"]).encode()
+        assert max(len(words), len(answer.message.body)) < 10_000
 
 
 async def test_failed_groups_take_turns_when_there_are_too_many(
@@ -192,38 +184,30 @@ async def test_key_that_its_application_refuses_is_answered_as_by_a_handler(
         await clock.advance(1.0)
         (answer,) = answers(broker)
         assert (statuses(broker), answer.message.headers["x-code"]) == (["error"], 404)
-        assert json.loads(answer.message.body)["error"] == {
-            "code": "no_text",
-            "message": "There is no text for a.",
-            "path": "",
-            "folder": "/a",
-        }
+        error = {"code": "no_text", "message": "There is no text for a.", "path": "", "folder": "/a"}
+        assert json.loads(answer.message.body)["error"] == error
         assert stack.waiting("a") == []
 
 
-@pytest.mark.parametrize(
-    ("code", "starts_after_30_s", "starts_after_70_s"), [(404, 1, 2), (410, 1, 2), (503, 2, 2)], ids=str
-)
+@pytest.mark.parametrize(("code", "starts"), [(404, [1, 2]), (410, [1, 2]), (503, [2, 2])], ids=str)
 async def test_refused_key_starts_no_worker_for_a_while(
-    clock: VirtualClock, broker: FakeBroker, code: int, starts_after_30_s: int, starts_after_70_s: int
+    clock: VirtualClock, broker: FakeBroker, code: int, starts: list[int]
 ) -> None:
+    found = []
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
         await refuse(stack, code=code)
-        await clock.advance(30.0)
-        await ask(stack)
-        assert stack.driver.count("start") == starts_after_30_s
-        await clock.advance(40.0)
-        await ask(stack)
-        assert stack.driver.count("start") == starts_after_70_s
+        for seconds in (30.0, 40.0):
+            await clock.advance(seconds)
+            await ask(stack)
+            found.append(stack.driver.count("start"))
+    assert found == starts
 
 
 async def test_end_of_the_group_does_not_forget_the_refusal(clock: VirtualClock, broker: FakeBroker) -> None:
     """Otherwise each request for such a key would start a worker once its group has ended."""
-    settings = settings_for(
-        LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, refused_key_time=3600.0)
-    )
-    async with leading(clock, broker=broker, settings=settings) as stack:
+    lifecycle = LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, refused_key_time=3600.0)
+    async with leading(clock, broker=broker, settings=settings_for(lifecycle)) as stack:
         await ask(stack)
         await refuse(stack)
         await clock.advance(60.0)
