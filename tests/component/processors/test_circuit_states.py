@@ -47,7 +47,9 @@ async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: Cir
 
 async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool: CircuitPool) -> None:
     await pool.begin(**REJECT)
+    assert "circuit" not in str(explained(pool.stack, "a").steps)
     await pool.open(*GROUPS)
+    assert explained(pool.stack, "a").refused == "circuit-open"
     await pool.publish("a", "new")
     await pool.run(1.0)
     rejected = [one.message for one in pool.broker.queues["replies"].ready if one.message.correlation_id in {"5", "6"}]
@@ -57,11 +59,13 @@ async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool:
 
 
 async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool: CircuitPool) -> None:
+    """`_published`: the leader does not keep every key that has had a request while its circuit was open."""
+    circuits = pool.stack.term.routing.circuits
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS, *GROUPS)
     pool.fails = False
     await pool.run(7.0)
-    assert (pool.state, len(pool.served)) == ("open", 4)
+    assert (pool.state, len(pool.served), circuits._published) == ("open", 4, set(GROUPS))
     await pool.run(2.0)
     assert (pool.state, pool.served[4], pool.probes) == ("closed", ("a", "5", True), ["a"])
     # One group after the other, at the interval, in the order in which they were paused.
@@ -71,7 +75,7 @@ async def test_exactly_one_request_passes_a_half_open_circuit_and_closes_it(pool
         paused.append(tuple(pool.paused))
     assert paused == [("c", "d"), ("d",), (), (), (), ()]
     assert list(dict.fromkeys(key for key, _, _ in pool.served[5:])) == list(GROUPS)
-    assert (set(pool.answered.values()), len(pool.answered)) == ({1}, 12)
+    assert (set(pool.answered.values()), len(pool.answered), circuits._published) == ({1}, 12, set())
 
 
 async def test_backend_is_spared_and_every_request_is_answered_although_reports_are_lost(pool: CircuitPool) -> None:
@@ -88,18 +92,6 @@ async def test_backend_is_spared_and_every_request_is_answered_although_reports_
     assert (set(pool.answered.values()), len(pool.answered)) == ({1}, pool.published)
     # After the circuit had opened, the backend got only probes until it worked again.
     assert list(pool.statuses().values()).count("error") - len(pool.probes) < 12
-
-
-async def test_nothing_is_noted_of_groups_that_are_resumed(pool: CircuitPool) -> None:
-    """Otherwise the leader would keep every key that has ever had a request while its circuit was open."""
-    circuits = pool.stack.term.routing.circuits
-    await pool.open(*GROUPS)
-    await pool.publish(*GROUPS)
-    await pool.run(1.0)
-    assert circuits._published == set(GROUPS)
-    pool.fails = False
-    await pool.run(20.0)
-    assert (pool.state, pool.paused, circuits._published) == ("closed", [], set())
 
 
 @pytest.mark.proves("circuits/probe-hangs-worker-dies")
@@ -177,18 +169,6 @@ async def test_worker_that_goes_on_in_a_paused_group_is_ended_and_not_replaced(p
     assert [pool.stack.running(key) for key in ("a", "b")] == [0, 1]
 
 
-async def test_explanation_shows_the_circuit_only_while_it_is_open(pool: CircuitPool) -> None:
-    def shown() -> tuple[bool, str | None]:
-        found = explained(pool.stack, "a")
-        return "circuit" in str(found.steps), found.refused
-
-    assert shown() == (False, None)
-    await pool.open(*GROUPS)
-    assert shown() == (True, None)
-    await pool.begin(**REJECT)
-    assert shown() == (True, "circuit-open")
-
-
 async def test_operator_closes_a_circuit(pool: CircuitPool) -> None:
     await pool.open(*GROUPS)
     await pool.publish(*GROUPS)
@@ -221,37 +201,25 @@ async def test_closing_a_closed_circuit_clears_its_statistics_for_every_leader(c
         assert (pool.circuit.successes, pool.circuit.failures) == (0, 0)
 
 
-class Store:
-    """The store of the states of circuits; while it `refuses`, it confirms nothing."""
-
-    def __init__(self, pool: CircuitPool) -> None:
-        self.refuses = True
-        pool.broker.hook = self.pass_command
-
-    async def pass_command(self, command: Command) -> None:
-        if self.refuses and "-snapshot-circuits-" in command.target and not command.done:
-            raise BrokerSilentError("no confirm")
-
-
 @pytest.mark.proves("circuits/rabbitmq-store-state-circuits")
 async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool) -> None:
-    store = Store(pool)
+    async def confirm_nothing(command: Command) -> None:
+        if "-snapshot-circuits-" in command.target and not command.done:
+            raise BrokerSilentError("no confirm")
+
+    circuits = pool.stack.term.routing.circuits
+    pool.broker.hook = confirm_nothing
     await pool.open(*GROUPS)
     assert pool.paused == []
-    store.refuses = False
+    pool.broker.hook = None
     await pool.run(3.0)
     assert pool.paused == list(GROUPS)
-
-
-async def test_close_that_is_not_stored_is_an_error_and_is_stored_later(pool: CircuitPool) -> None:
-    circuits = pool.stack.term.routing.circuits
-    await pool.open(*GROUPS)
-    store = Store(pool)
+    pool.broker.hook = confirm_nothing
     for _ in range(2):
         with pytest.raises(BrokerUnavailableError):
             await circuits.close(pool.circuit.hash, author="me")
     assert pool.paused == list(GROUPS)
-    store.refuses = False
+    pool.broker.hook = None
     assert await circuits.close(pool.circuit.hash, author="me") == []
     await pool.run(6.0)
     assert (pool.state, pool.paused) == ("closed", [])

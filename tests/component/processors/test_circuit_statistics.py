@@ -31,6 +31,13 @@ async def count(stack: Stack, configuration: CircuitConfiguration = COUNTING) ->
     await stack.clock.settle()
 
 
+@pytest.fixture
+async def counting(stack: Stack) -> Stack:
+    await change(stack, r=REST)
+    await count(stack)
+    return stack
+
+
 async def report(stack: Stack, status: str, *ids: object, route: str | None = "r", key: str = "a", **code: int) -> None:
     """A worker has completed these requests."""
     headers: dict[str, object] = {"x-status": status}
@@ -51,15 +58,13 @@ def counted(stack: Stack) -> list[tuple[str | None, str | None, int, int]]:
     return [shown(one) for one in stack.term.routing.circuits.circuits()]
 
 
-async def test_each_request_counts_once_with_its_latest_outcome(stack: Stack) -> None:
-    await change(stack, r=REST)
-    await count(stack)
-    await report(stack, "retried", "1", "2")
-    await report(stack, "error", "1", "3", code=500)
-    await report(stack, "ok", "2")
-    await report(stack, "error", "4", code=409)  # the backend works, and has refused this request
-    await report(stack, "cancelled", "5")  # it says nothing about the backend
-    assert counted(stack) == [("r", None, 2, 2)]
+async def test_each_request_counts_once_with_its_latest_outcome(counting: Stack) -> None:
+    await report(counting, "retried", "1", "2")
+    await report(counting, "error", "1", "3", code=500)
+    await report(counting, "ok", "2")
+    await report(counting, "error", "4", code=409)  # the backend works, and has refused this request
+    await report(counting, "cancelled", "5")  # it says nothing about the backend
+    assert counted(counting) == [("r", None, 2, 2)]
 
 
 @pytest.mark.proves("circuits/worker-reports-outcomes-routes")
@@ -74,14 +79,13 @@ async def test_circuits_are_those_of_active_routes_and_one_of_no_route(stack: St
     assert counted(stack) == [(None, None, 0, 1), ("r", None, 0, 1)]
 
 
-async def test_each_group_of_a_route_may_have_a_circuit(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, r=REST)
-    await count(stack, BY_GROUP)
-    await report(stack, "ok", "1")
-    await report(stack, "error", "2", "3", key="b")
+async def test_each_group_of_a_route_may_have_a_circuit(counting: Stack, clock: VirtualClock) -> None:
+    await count(counting, BY_GROUP)
+    await report(counting, "ok", "1")
+    await report(counting, "error", "2", "3", key="b")
     await clock.advance(2.0)
-    assert counted(stack) == [("r", "a", 0, 1), ("r", "b", 2, 0)]
-    value = stack.metrics.registry.get_sample_value
+    assert counted(counting) == [("r", "a", 0, 1), ("r", "b", 2, 0)]
+    value = counting.metrics.registry.get_sample_value
     assert value("osrdyne_circuit_fail_ratio", {"route": "r"}) == 100
     assert value("osrdyne_circuit_samples", {"route": "r", "outcome": "failure"}) == 2
 
@@ -96,36 +100,27 @@ async def test_nothing_is_counted_unless_it_is_turned_on(stack: Stack, clock: Vi
 
 
 @pytest.mark.proves("circuits/report-worker-lost-worker")
-async def test_report_of_a_worker_that_names_no_requests_counts_nothing(stack: Stack) -> None:
-    await change(stack, r=REST)
-    await count(stack)
+async def test_report_of_a_worker_that_names_no_requests_counts_nothing(counting: Stack) -> None:
     for invalid in ({}, {"outcomes": "1"}, {"outcomes": [1, None, "x" * 65]}):
         headers = {"x-status": "ok", "x-route": "r"}
-        await publish(stack, ActivityReport("a", Event.REQUEST_COMPLETED, "w", invalid, headers))
-    assert counted(stack) == []
+        await publish(counting, ActivityReport("a", Event.REQUEST_COMPLETED, "w", invalid, headers))
+    assert counted(counting) == []
 
 
-async def test_dead_letters_of_workers_are_failures(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, r=REST)
-    await count(stack)
-    for reason, queue in (
-        ("delivery_limit", "pool-req-a"),
-        ("expired", "pool-req-a"),
-        ("rejected", stack.names.orphan_queue),
-    ):
+async def test_dead_letters_of_workers_are_failures(counting: Stack, clock: VirtualClock) -> None:
+    queues = {"delivery_limit": "pool-req-a", "expired": "pool-req-a", "rejected": counting.names.orphan_queue}
+    for reason, queue in queues.items():
         death = {**died(reason, queue=queue), ROUTE_HEADER: "r"}
-        await publish_to(stack, stack.names.dead_letter_exchange, "a", reason.encode(), headers=death)
+        await publish_to(counting, counting.names.dead_letter_exchange, "a", reason.encode(), headers=death)
     await clock.advance(10.0)
-    assert counted(stack) == [("r", None, 1, 0)]
+    assert counted(counting) == [("r", None, 1, 0)]
 
 
-async def test_failed_starts_are_failures(stack: Stack, clock: VirtualClock) -> None:
-    await change(stack, r=REST)
-    stack.driver.fail_next_start(StartFailedError("no such image"))
-    await stack.term.routing.circuits.change(COUNTING, author="me")
-    await stack.publish("c", b"1", correlation_id="c")
+async def test_failed_starts_are_failures(counting: Stack, clock: VirtualClock) -> None:
+    counting.driver.fail_next_start(StartFailedError("no such image"))
+    await counting.publish("c", b"1", correlation_id="c")
     await clock.advance(30.0)
-    assert counted(stack) == [("r", None, 1, 0)]
+    assert counted(counting) == [("r", None, 1, 0)]
 
 
 @pytest.mark.proves("circuits/leader-dies-counts-outcomes")

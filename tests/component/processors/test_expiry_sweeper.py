@@ -56,10 +56,8 @@ async def stack(clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]
 async def publish(stack: Stack, *requests: str, key: str = "k", **headers: object) -> None:
     """Publish requests by name; those that begin with `x` expire soon."""
     for name in requests:
-        expiration = SHORT if name.startswith("x") else LONG
-        await send(
-            stack, key, name.encode(), expiration=expiration, correlation_id=name, reply_to=REPLIES, headers=headers
-        )
+        asked = {"expiration": SHORT if name.startswith("x") else LONG, "correlation_id": name, "reply_to": REPLIES}
+        await send(stack, key, name.encode(), headers=headers, **asked)
 
 
 def waiting(stack: Stack, key: str = "k") -> list[str]:
@@ -105,12 +103,6 @@ async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(stack
     assert waiting(stack) == ["1"]
 
 
-async def test_queue_where_nothing_has_expired_is_not_touched(stack: Stack, broker: FakeBroker) -> None:
-    await publish(stack, "1", "2", "3")
-    await stack.clock.advance(CLEANED)
-    assert broker.count("consume", QUEUE) == 0
-
-
 async def test_request_that_a_worker_holds_stays_with_it(stack: Stack, clock: VirtualClock) -> None:
     await publish(stack, "1", "2", "x1", "3")
     consumer = await stack.consume("k")
@@ -138,14 +130,18 @@ async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack,
     assert len(late) == 4
 
 
-async def test_copy_is_marked_and_carries_its_failed_deliveries(stack: Stack, broker: FakeBroker) -> None:
-    await publish(stack, "1", "x1", "2")
+@pytest.mark.proves("requests/channel-closes-soon-many")
+async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in_one_step(
+    stack: Stack, broker: FakeBroker
+) -> None:
+    """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
+    await publish(stack, "1", "x1", *"234567")
     await reject_first(stack)
     await stack.clock.advance(CLEANED)
-    first, second = broker.queues[QUEUE].ready
-    assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
-    assert FAILED_DELIVERIES_HEADER not in second.message.headers
-    assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
+    assert (waiting(stack), broker.count("ack", QUEUE)) == ([*"1234567"], 1)
+    headers = [stored.message.headers for stored in broker.queues[QUEUE].ready]
+    assert [one.get(FAILED_DELIVERIES_HEADER) for one in headers] == [1] + [None] * 6
+    assert all(one[DUPLICATE_HEADER] is True for one in headers)
 
 
 def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
@@ -182,14 +178,6 @@ async def test_each_priority_level_is_swept_by_itself(stack: Stack, clock: Virtu
     await publish(stack, "h1", "xh", "h2", level="high")
     await clock.advance(CLEANED)
     assert (waiting(stack), broker.bodies(f"{QUEUE}_Pri2")) == (["1", "2"], [b"h1", b"h2"])
-
-
-@pytest.mark.proves("requests/channel-closes-soon-many")
-async def test_everything_that_was_taken_is_acknowledged_in_one_step(stack: Stack, broker: FakeBroker) -> None:
-    """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
-    await publish(stack, *"123456", "x1", "7")
-    await stack.clock.advance(CLEANED)
-    assert (waiting(stack), broker.count("ack", QUEUE)) == ([*"1234567"], 1)
 
 
 @pytest.mark.parametrize("error", [BrokerSilentError("no confirm"), MessageTooLargeError("too large")], ids=repr)
@@ -339,18 +327,13 @@ async def test_queue_is_not_read_where_nothing_was_tried_again(stack: Stack, bro
     assert broker.count("consume", QUEUE) == 0
 
 
-async def test_request_that_expires_after_it_came_back_is_answered_in_time(stack: Stack, broker: FakeBroker) -> None:
+async def test_queue_is_read_in_time_while_something_can_come_back(stack: Stack, broker: FakeBroker) -> None:
     await allow_retries(stack)
     await come_back(stack)
     assert waiting(stack) == ["1", "2", "x1"]
     await stack.clock.advance(CLEANED)
     assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
-
-
-async def test_queue_is_read_no_more_once_nothing_can_come_back(stack: Stack, broker: FakeBroker) -> None:
-    await allow_retries(stack)
-    await come_back(stack, "3")
-    await stack.clock.advance(2 * CLEANED)
+    await stack.clock.advance(CLEANED)
     count = broker.count("consume", QUEUE)
     await stack.clock.advance(2 * CLEANED)
     assert broker.count("consume", QUEUE) == count > 0
