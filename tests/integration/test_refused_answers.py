@@ -10,13 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from worker_process import PATIENCE, Stage, stage
 
-from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import ConnectionOptions, Message, connect
-from osrdyne.amqp.direct_reply_to import guarded_channel
+from osrdyne.amqp import Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.errors import BrokerAccessError
 from osrdyne.protocol.names import QueueName
 
 pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
@@ -40,31 +37,6 @@ def uri_of(broker: EmbeddedBroker, user: str) -> str:
 async def ask(scene: Stage, replies: QueueName, path: str = "/echo", **properties: str) -> None:
     message = Message(b"1", headers={"x-rpc-path": path}, reply_to=replies, **properties)  # type: ignore[arg-type]
     await scene.channel.publish(message, exchange=scene.names.requests_exchange, routing_key=scene.key)
-
-
-async def test_refusal_of_one_publish_is_the_reason_of_all_that_were_in_flight(
-    broker: EmbeddedBroker, pool_id: str, management: ManagementClient, user: str
-) -> None:
-    """RabbitMQ names its reason once, when it closes the channel. The connection stays open."""
-    await management.put_permissions(user, Permissions(".*", NOT_THE_DEFAULT_EXCHANGE, ".*"))
-    options = ConnectionOptions(uri_of(broker, user))
-    connection = await connect(options)
-    try:
-        guarded = await guarded_channel(connection, lambda: connect(options), clock=SystemClock(), reopens=True)
-        closed = asyncio.create_task(guarded.wait_closed())
-
-        async def publish() -> None:
-            await guarded.publish(Message(b"1"), exchange="", routing_key=pool_id)
-
-        for _ in range(20):
-            refused = await asyncio.gather(*(publish() for _ in range(10)), return_exceptions=True)
-            assert {type(error) for error in refused} == {BrokerAccessError}
-        assert not closed.done()
-        await management.put_permissions(user, Permissions(".*", ".*", ".*"))
-        await publish()
-        closed.cancel()
-    finally:
-        await connection.close()
 
 
 @pytest.mark.proves("requests/reply-queue-full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiormq.exceptions import ChannelAccessRefused
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
 from osrdyne.amqp.direct_reply_to import CONNECT_RETRY, PATIENCE, DirectReplies, GuardedChannel, guarded_channel
@@ -249,3 +250,26 @@ async def test_question_is_never_asked_on_the_connection_of_requests(bench: Benc
     guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
     assert await guarded.has_consumer(FORGED) is False
     assert not requests.is_closed
+
+
+async def test_refusal_of_another_publish_costs_the_channel_and_not_the_connection(bench: Bench) -> None:
+    """RabbitMQ reports it to one of the publishes in flight. The others find a closed channel."""
+    connection = await bench.open()
+    guarded = await guarded_channel(connection, bench.open, clock=bench.clock, reopens=True)
+    closed = asyncio.create_task(guarded.wait_closed())
+    bench.broker.declare_queue("replies", {})
+
+    async def refuse(command: Command) -> None:
+        if command.name != "publish":
+            return
+        bench.opened[-1].channels[-1].end(ChannelAccessRefused(None, None))
+        raise BrokerUnavailableError("closed")
+
+    bench.broker.hook, end = refuse, bench.broker.hook
+    for _ in range(2):
+        with pytest.raises(BrokerAccessError):
+            await guarded.publish(Message(b"1"), exchange="", routing_key="replies")
+    bench.broker.hook = end
+    await guarded.publish(Message(b"1"), exchange="", routing_key="replies")
+    assert (bench.broker.bodies("replies"), closed.done(), connection.is_closed) == ([b"1"], False, False)
+    closed.cancel()
