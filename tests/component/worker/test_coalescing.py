@@ -4,7 +4,6 @@ acknowledgement."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -48,19 +47,14 @@ class SharingBench(Bench):
                 raise self.fail
             return f"{call.body.decode()} {call.accept} {call.context.state}"
 
-        @app.handler("/open")
-        async def as_the_route_says(call: Call) -> str:
-            self.runs.append(call)
-            await self.go.wait()
-            return call.body.decode()
-
         def decide(call: Call) -> bool | None:
             if call.body == b"broken":
                 raise ValueError("a fault of the application")
             return {b"shared": True, b"alone": False}.get(call.body)
 
         @app.handler("/decided", coalesce=decide)
-        async def decided(call: Call) -> str:
+        @app.handler("/open")
+        async def note(call: Call) -> str:
             self.runs.append(call)
             await self.go.wait()
             return call.body.decode()
@@ -115,90 +109,64 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[SharingBench]:
         yield bench
 
 
-async def test_identical_requests_run_once_and_all_are_answered(bench: SharingBench) -> None:
-    names = [f"request {number}" for number in range(50)]
-    await bench.ask_all(names[:25], body=b"x")
-    await until(lambda: len(bench.runs) == 1)
-    await bench.ask_all(names[25:], body=b"x")  # while it runs
-    await bench.finish()
-    assert bench.answers() == dict.fromkeys(names, ("ok", "x None None"))
-    assert len(bench.runs) == 1
-    assert bench.unfinished() == 0
-    await bench.ask("later", b"x")
-    await bench.processor.until_idle()
-    assert len(bench.runs) == 2, "only requests in flight are shared"
-
-
 async def test_requests_that_differ_do_not_share(bench: SharingBench) -> None:
     bench.go.set()
     await bench.ask("a", b"x")
     await bench.ask("b", b"y")
-    await bench.ask("c", b"x", accept="application/vnd.apache.arrow.stream")
+    await bench.ask("c", b"x", accept="text/csv")
     await bench.ask("d", b"x", path="/steps")
+    for name, principal in (("e", "alice"), ("f", "bob"), ("g", "alice")):
+        await bench.ask(name, b"x", **{PRINCIPAL_HEADER: principal})
     await bench.processor.until_idle()
-    assert len(bench.runs) == 3
-    assert [bench.answers()[name][1] for name in "abcd"] == [
-        "x None None",
-        "y None None",
-        "x application/vnd.apache.arrow.stream None",
-        "whole",
-    ]
+    assert [bench.bodies()[name].split()[:2] for name in "abc"] == [["x", "None"], ["y", "None"], ["x", "text/csv"]]
+    assert bench.bodies()["d"] == "whole"
+    assert [call.principal for call in bench.runs] == [None, None, None, "alice", "bob"]
 
 
 @pytest.mark.proves("workers/first-caller-shared-run")
-async def test_cancel_of_one_leaves_the_run_also_of_the_one_that_came_first(bench: SharingBench) -> None:
+async def test_cancel_of_one_leaves_the_run_and_that_of_the_last_one_ends_it(bench: SharingBench) -> None:
     await bench.ask_all(("first", "second", "third"))
     await until(lambda: len(bench.runs) == 1)
     bench.processor.cancel("first", REPLIES)
-    await until(lambda: bench.answers().keys() == {"first"})
-    assert (bench.answers()["first"][0], bench.ended, bench.runs[0].cancelled) == ("cancelled", [], False)
-    await bench.finish()
-    assert [bench.answers()[name][0] for name in ("second", "third")] == ["ok", "ok"]
-    assert len(bench.runs) == 1
-
-
-@pytest.mark.proves("workers/first-caller-shared-run")
-async def test_run_ends_when_all_its_callers_are_gone(bench: SharingBench) -> None:
-    await bench.ask_all(("a", "b"))
-    await until(lambda: len(bench.runs) == 1)
-    for name in ("a", "b"):
+    await until(lambda: bench.by_name() == {"first": "cancelled"})
+    assert (bench.ended, bench.runs[0].cancelled) == ([], False)
+    for name in ("second", "third"):
         bench.processor.cancel(name, REPLIES)
     await bench.processor.until_idle()
     assert (bench.ended, bench.runs[0].cancelled) == (["cancelled"], True)
-    assert {status for status, _ in bench.answers().values()} == {"cancelled"}
+    assert bench.by_name() == dict.fromkeys(("first", "second", "third"), "cancelled")
     bench.go.set()
     await bench.ask("new")
     await bench.processor.until_idle()
-    assert bench.answers()["new"][0] == "ok"
+    assert bench.by_name()["new"] == "ok"
 
 
 async def test_requests_that_leave_while_they_wait_give_no_run(bench: SharingBench) -> None:
     await bench.fill_slots()
     await bench.ask_all("ab")
-    for name in ("a", "b"):
+    for name in "ab":
         bench.processor.cancel(name, REPLIES)
-    await until(lambda: {"a", "b"} <= bench.answers().keys())
+    await until(lambda: {"a", "b"} <= bench.by_name().keys())
     await bench.finish()
-    assert bench.runs == []
+    assert (bench.runs, bench.by_name()["a"]) == ([], "cancelled")
 
 
 async def test_deadline_of_one_is_its_own_and_the_handler_has_the_last_one(bench: SharingBench) -> None:
     await bench.ask("soon", **{"x-deadline": now_ms(bench.clock) + 300})
     await bench.ask("later", **{"x-deadline": now_ms(bench.clock) + 60_000})
-    await until(lambda: bench.answers().get("soon") is not None)
-    assert bench.answers()["soon"][0] == "expired"
+    await until(lambda: bench.by_name() == {"soon": "expired"})
     assert bench.runs[0].deadline > 50
     await bench.finish()
-    assert bench.answers()["later"][0] == "ok"
+    assert bench.by_name()["later"] == "ok"
 
 
 async def test_error_is_the_answer_of_all(bench: SharingBench) -> None:
     bench.fail = RequestError("no", code=403, error_code="refused")
     bench.go.set()
-    await bench.ask_all(("a", "b"))
+    await bench.ask_all("ab")
     await bench.processor.until_idle()
-    assert {status for status, _ in bench.answers().values()} == {"error"}
-    assert all("refused" in body for _, body in bench.answers().values())
+    assert bench.by_name() == {"a": "error", "b": "error"}
+    assert all("refused" in body for body in bench.bodies().values())
 
 
 @pytest.mark.parametrize("bench", [LostSession], indirect=True)
@@ -212,13 +180,12 @@ async def test_lost_session_returns_all_requests(bench: LostSession) -> None:
 @pytest.mark.proves("workers/worker-dies-shared-run")
 async def test_lost_channel_between_the_replies_loses_no_request(bench: SharingBench) -> None:
     """Each request is acknowledged after its own reply: those that are not acknowledged are delivered again."""
-    await bench.ask_all(("a", "b", "c"))
+    await bench.ask_all("abc")
     await until(lambda: len(bench.runs) == 1)
     await bench.channel.close()
     bench.processor.lose(bench.channel)
     await bench.finish()
-    assert bench.answers() == {}
-    assert bench.unfinished() == 3
+    assert (bench.answers(), bench.unfinished()) == ({}, 3)
 
 
 async def test_progress_reaches_those_that_want_it(bench: SharingBench) -> None:
@@ -226,21 +193,18 @@ async def test_progress_reaches_those_that_want_it(bench: SharingBench) -> None:
     await bench.ask("does not", path="/steps")
     await bench.ask("wants too", path="/steps", **{"x-progress": True})
     await bench.finish()
-    stored = Counter((one.correlation_id, one.body.decode()) for one in bench.replies())
-    whole = {(name, "whole"): 1 for name in ("wants", "wants too", "does not")}
-    assert stored == Counter({("wants", "half"): 1, ("wants too", "half"): 1, **whole})
+    stored = sorted((str(one.correlation_id), one.body) for one in bench.replies())
+    of_each = (("wants", b"half"), ("wants", b"whole"), ("wants too", b"half"), ("wants too", b"whole"))
+    assert stored == [("does not", b"whole"), *of_each]
 
 
 async def test_urgent_request_does_not_wait_behind_an_identical_one_of_a_lower_priority(bench: SharingBench) -> None:
     await bench.fill_slots()
-    await bench.ask("low", b"q", priority=5)
-    await bench.ask("other", b"z", priority=3)
-    await bench.ask("high", b"q", priority=0)
-    await bench.ask("lowest", b"q", priority=9)
+    for name, body, priority in (("low", b"q", 5), ("other", b"z", 3), ("high", b"q", 0), ("lowest", b"q", 9)):
+        await bench.ask(name, body, priority=priority)
     await bench.finish()
-    assert [call.body for call in bench.runs] == [b"q", b"z", b"q"]
     assert [call.correlation_id for call in bench.runs] == ["high", "other", "low"]
-    assert {status for status, _ in bench.answers().values()} == {"ok"}
+    assert set(bench.by_name().values()) == {"ok"}
 
 
 async def test_changed_data_is_reloaded_once_for_all(bench: SharingBench) -> None:
@@ -254,28 +218,31 @@ async def test_changed_data_is_reloaded_once_for_all(bench: SharingBench) -> Non
     bench.use_data("old", reload)
     bench.fail = DataChangedError("The file is gone.")
     bench.go.set()
-    await bench.ask_all(("a", "b", "c"))
+    await bench.ask_all("abc")
     await bench.processor.until_idle()
-    assert bench.answers() == dict.fromkeys(("a", "b", "c"), ("ok", " None new"))
+    assert bench.answers() == dict.fromkeys("abc", ("ok", " None new"))
     assert (loads, len(bench.runs)) == ([None], 2)
 
 
-async def test_identical_requests_come_from_the_queue_while_one_runs(bench: SharingBench) -> None:
+async def test_identical_requests_come_from_the_queue_while_one_runs_and_share_it(bench: SharingBench) -> None:
     """And different ones wait in the queue, where other workers find them."""
     async with bench.consuming("shared"):
         for _ in range(20):
-            await bench.publish("/same", queue="shared")
+            await bench.publish("/same", queue="shared", body=b"x")
         await until(lambda: bench.processor.in_flight == 20)
         for _ in range(20):
-            await bench.publish("/wait", queue="shared")
+            await bench.publish("/wait", queue="shared", correlation_id="other")
         await until(lambda: len(bench.calls) == 1)
         await asyncio.sleep(0.01)
         assert len(bench.broker.look_up("shared").ready) >= 17
         bench.go.set()
         await until(lambda: bench.unfinished("shared") == 0)
         await bench.processor.until_idle()
-    assert len(bench.runs) == 1
-    assert bench.statuses() == ["ok"] * 40
+    assert bench.answers() == {"c": ("ok", "x None None"), "other": ("ok", "done")}
+    assert (len(bench.runs), bench.statuses()) == (1, ["ok"] * 40)
+    await bench.ask("later", b"x")
+    await bench.processor.until_idle()
+    assert len(bench.runs) == 2, "only requests in flight are shared"
 
 
 @pytest.mark.parametrize(
@@ -298,16 +265,8 @@ async def test_handler_decides_and_otherwise_the_route(
     bench.go.set()
     await bench.ask_all("abc", body=body, path=path, **said)
     await bench.processor.until_idle()
-    assert bench.answers() == dict.fromkeys(("a", "b", "c"), ("ok", body.decode()))
+    assert bench.answers() == dict.fromkeys("abc", ("ok", body.decode()))
     assert len(bench.runs) == runs
-
-
-async def test_requests_of_different_principals_do_not_share(bench: SharingBench) -> None:
-    bench.go.set()
-    for name, principal in (("a", "alice"), ("b", "bob"), ("c", "alice")):
-        await bench.ask(name, **{PRINCIPAL_HEADER: principal})
-    await bench.processor.until_idle()
-    assert sorted(str(call.principal) for call in bench.runs) == ["alice", "bob"]
 
 
 @pytest.mark.parametrize("bench", [DirectBench], indirect=True)

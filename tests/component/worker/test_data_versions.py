@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call, Context, DataChangedError, RequestError
 from osrdyne_worker.requests import data_versions
 from osrdyne_worker.requests.data_versions import CHECK_INTERVAL, FAILURE_PAUSE, DataVersions
-from osrdyne_worker.runtime.exit import ExitReason, Unrecoverable
+from osrdyne_worker.runtime.exit import Unrecoverable
 from osrdyne_worker.runtime.loading import Loader
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
@@ -46,6 +47,11 @@ class Source:
             raise self.error
         return found
 
+    def current(self, *calls: Call) -> int:
+        if any(call.context.state != self.published for call in calls):
+            raise DataChangedError("The file is gone.")
+        return self.published
+
 
 class DataBench(Bench):
     """The handler `/data` answers with the data; `/changed` raises `DataChangedError` until it has been reloaded."""
@@ -64,14 +70,8 @@ class DataBench(Bench):
 
     def make_app(self) -> App:
         app, source = super().make_app(), self.source
-
-        @app.on_start
-        def start(context: Context) -> int:
-            return source.load(context)
-
-        @app.on_unload
-        def unload(context: Context) -> None:
-            source.unloaded.append(context.state)
+        app.on_start(source.load)
+        app.on_unload(lambda context: source.unloaded.append(context.state))
 
         if self.names_versions:
 
@@ -82,33 +82,27 @@ class DataBench(Bench):
                 return self.newest
 
         @app.handler("/data")
-        async def data(call: Call) -> int:
-            found: int = call.context.state
-            return found
+        async def data(call: Call) -> object:
+            return call.context.state
 
         @app.handler("/held")
-        async def held(call: Call) -> int:
+        async def held(call: Call) -> object:
             self.running.set()
             await self.go.wait()
-            found: int = call.context.state
-            return found
+            return call.context.state
 
         @app.handler("/changed")
         async def changed(call: Call) -> int:
             self.tries += 1
-            if call.context.state != source.published:
-                raise DataChangedError("The file is gone.")
-            return source.published
+            return source.current(call)
 
         @app.batch_handler("/batch_changed", max_wait=0)
         async def batch_changed(calls: list[Call]) -> list[int]:
             self.tries += 1
-            if any(call.context.state != source.published for call in calls):
-                raise DataChangedError("The file is gone.")
-            return [source.published for _ in calls]
+            return [source.current(*calls)] * len(calls)
 
         @app.batch_handler("/batch", max_wait=0)
-        async def batch(calls: list[Call]) -> list[int]:
+        async def batch(calls: list[Call]) -> list[object]:
             return [call.context.state for call in calls]
 
         self.app = app
@@ -168,25 +162,25 @@ named = pytest.mark.parametrize("bench", [NamingBench], indirect=True)
 async def test_request_waits_for_the_version_that_it_needs(bench: DataBench, path: str, version: int | str) -> None:
     bench.source.published = 7
     assert await bench.ask(path, **{"x-data-version": version}) == ("ok", "7", int(version))
+    for satisfied in (version, b"1", "0"):
+        assert (await bench.ask(**{"x-data-version": satisfied}))[2] == int(version)
     assert bench.source.loads == [None, int(version)]
-
-
-async def test_version_that_is_there_needs_no_reload(bench: DataBench) -> None:
-    for version in (3, 3, 2, b"1", "0", 3):
-        assert (await bench.ask(**{"x-data-version": version}))[2] == 3
-    assert bench.source.loads == [None, 3]
 
 
 async def test_requests_without_a_later_version_come_from_the_queue_during_the_reload(bench: DataBench) -> None:
     """With a prefetch of one, a request that waits for a reload would otherwise block its queue."""
+
+    async def send(name: str, **headers: object) -> None:
+        await bench.publish("/data", queue="shared", correlation_id=name, **headers)
+
     await bench.ask(name="first", **{"x-data-version": 1})
     bench.source.released.clear()
     bench.source.published = 2
     async with bench.consuming("shared"):
         for number in range(3):
-            await bench.publish("/data", queue="shared", correlation_id=f"new {number}", **{"x-data-version": 2})
-        await bench.publish("/data", queue="shared", correlation_id="old", **{"x-data-version": 1})
-        await bench.publish("/data", queue="shared", correlation_id="any")
+            await send(f"new {number}", **{"x-data-version": 2})
+        await send("old", **{"x-data-version": 1})
+        await send("any")
         await until(lambda: sorted(map(str, bench.answers())) == ["any", "first", "old"])
         assert bench.answers()["any"] == bench.answers()["old"] == ("ok", "0", 1)
         bench.source.released.set()
@@ -194,7 +188,7 @@ async def test_requests_without_a_later_version_come_from_the_queue_during_the_r
         assert bench.answers()["new 0"] == ("ok", "2", 2)
         assert bench.source.loads == [None, 1, 2], "one reload for all"
         for number in range(20):  # the prefetch is that of before: one request after the other
-            await bench.publish("/data", queue="shared", correlation_id=f"last {number}")
+            await send(f"last {number}")
         await until(lambda: len(bench.answers()) == 26)
         await bench.processor.until_idle()
     assert bench.unfinished("shared") == 0
@@ -210,16 +204,14 @@ async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench: Da
         await bench.take("/data", correlation_id=f"second {version}", **{"x-data-version": version})
     await bench.finish()
     assert bench.source.loads == [None, 5, 9]
-    assert {name: body for name, (_, body, _) in bench.answers().items()} == {
-        "first 5": "0", "first 3": "0", "second 4": "0", "second 9": "9", "second 7": "9",
-    }  # fmt: skip
+    first, second = {"first 5": "0", "first 3": "0"}, {"second 4": "0", "second 9": "9", "second 7": "9"}
+    assert bench.bodies() == first | second
 
 
 @pytest.mark.proves("workers/worker-cannot-load-version")
 async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stays(bench: DataBench) -> None:
     assert await bench.ask(**{"x-data-version": 1}) == ("ok", "0", 1)
-    bench.source.error = ValueError("no such table")
-    bench.source.published = 2
+    bench.source.error, bench.source.published = ValueError("no such table"), 2
     status, body, _ = await bench.ask(name="new", **{"x-data-version": 2})
     assert (status, "reload_failed" in body, "ValueError" in body) == ("error", True, True)
     assert await bench.ask(name="old", **{"x-data-version": 1}) == ("ok", "0", 1)
@@ -235,7 +227,9 @@ async def test_malformed_version_is_an_error_that_names_the_header(bench: DataBe
     assert bench.source.loads == [None]
 
 
-async def test_cancel_and_deadline_hold_for_a_request_that_waits_for_a_reload(bench: DataBench) -> None:
+@pytest.mark.proves("workers/worker-dies-reloads-data")
+async def test_request_that_waits_for_a_reload_is_reported_and_can_be_cancelled_and_expire(bench: DataBench) -> None:
+    """If the reload ends the worker, the controller knows which requests have caused it."""
     bench.source.released.clear()
     await bench.take("/data", correlation_id="cancelled", **{"x-data-version": 1})
     await bench.take("/data", correlation_id="soon", **{"x-data-version": 1, "x-deadline": now_ms(bench.clock) + 300})
@@ -243,7 +237,11 @@ async def test_cancel_and_deadline_hold_for_a_request_that_waits_for_a_reload(be
     await until(lambda: len(bench.source.loads) == 2)
     bench.processor.cancel("cancelled", REPLIES)
     await until(lambda: {"cancelled", "soon"} <= bench.answers().keys())
-    assert (bench.answers()["cancelled"][0], bench.answers()["soon"][0]) == ("cancelled", "expired")
+    assert bench.by_name() == {"cancelled": "cancelled", "soon": "expired"}
+    async with bench.reporting() as reports:
+        bench.reporter.flush()
+        await bench.clock.settle()
+        assert [reports()[-1].details[REQUESTS_FIELD]] == [bench.processor.running_requests()] != [[]]
     await bench.finish()
     assert bench.answers()["stays"] == ("ok", "0", 1)
     assert bench.source.loads == [None, 1]
@@ -274,6 +272,9 @@ async def test_data_that_changed_below_a_handler_is_reloaded_once_and_the_handle
     assert (bench.tries, bench.source.loads) == (2, [None, None])
     await bench.ask(path, name="later")
     assert ["x-data-reloaded" in one.headers for one in bench.replies()] == [True] * len(names) + [False]
+    bench.source.current = Mock(side_effect=DataChangedError("The file is gone."))  # type: ignore[method-assign]
+    status, body, _ = await bench.ask(path, name="changes again")
+    assert (status, "data_changed" in body, bench.source.current.call_count) == ("error", True, 2)
 
 
 @pytest.mark.parametrize(
@@ -288,25 +289,6 @@ async def test_refusal_of_the_application_to_load_is_the_answer(
     bench.source.error = RequestError("It is being written.", code=503, error_code="dataset_incomplete")
     status, body, _ = await bench.ask(path, **headers)
     assert (status, "dataset_incomplete" in body, bench.tries) == ("error", True, tries)
-
-
-async def test_data_that_changes_again_is_an_error(bench: DataBench) -> None:
-    bench.source.published = -1
-    bench.source.load = lambda context: 0  # type: ignore[method-assign]
-    status, body, _ = await bench.ask("/changed")
-    assert (status, "data_changed" in body, bench.tries) == ("error", True, 2)
-
-
-@pytest.mark.proves("workers/worker-dies-reloads-data")
-async def test_requests_that_wait_for_a_reload_are_reported_as_running(bench: DataBench) -> None:
-    """If the reload ends the worker, the controller knows which requests have caused it."""
-    bench.source.released.clear()
-    await bench.take("/data", **{"x-data-version": 1})
-    await until(lambda: bench.processor.running_requests() != [])
-    async with bench.reporting() as reports:
-        bench.reporter.flush()
-        await bench.clock.settle()
-        assert reports()[-1].details[REQUESTS_FIELD] == bench.processor.running_requests()
 
 
 async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench: DataBench) -> None:
@@ -324,33 +306,28 @@ async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench: DataB
 
 
 @named
-async def test_named_version_is_checked_for_each_request_that_needs_one(bench: DataBench) -> None:
+async def test_named_version_is_checked_for_each_request_that_needs_one_and_otherwise_once_in_the_interval(
+    bench: DataBench,
+) -> None:
     assert await bench.ask(name="a", **{"x-data-version": 0}) == ("ok", "0", 0)
     bench.newest, bench.source.published = 5, 50
     assert await bench.ask(name="b", **{"x-data-version": 2}) == ("ok", "50", 5)
-
-
-@named
-async def test_later_data_is_noticed_once_in_the_interval_without_a_version(bench: DataBench) -> None:
-    await bench.ask(name="first")
-    bench.newest, bench.source.published = 1, 10
-    assert await bench.ask(name="soon") == ("ok", "0", 0)
+    bench.newest, bench.source.published = 6, 60
+    assert await bench.ask(name="soon") == ("ok", "50", 5)
     await bench.clock.advance(CHECK_INTERVAL)
-    assert await bench.ask(name="later") == ("ok", "10", 1)
+    assert await bench.ask(name="later") == ("ok", "60", 6)
 
 
 @named
 async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loaded(bench: DataBench) -> None:
     await bench.ask(name="first")
     bench.newest, bench.source.error = 1, ValueError("no such table")
-    await bench.clock.advance(CHECK_INTERVAL)
-    assert await bench.ask(name="a") == ("ok", "0", 0)
-    await bench.clock.advance(CHECK_INTERVAL)
-    assert await bench.ask(name="b") == ("ok", "0", 0)
+    for name in "ab":
+        await bench.clock.advance(CHECK_INTERVAL)
+        assert await bench.ask(name=name) == ("ok", "0", 0)
     assert bench.source.loads == [0, 1], "a reload that fails is not repeated for each request"
     assert (await bench.ask(name="c", **{"x-data-version": 1}))[0] == "error"
-    bench.source.error = None
-    bench.source.published = 1
+    bench.source.error, bench.source.published = None, 1
     await bench.clock.advance(FAILURE_PAUSE + CHECK_INTERVAL)
     assert await bench.ask(name="d") == ("ok", "1", 1)
 
@@ -379,36 +356,21 @@ async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: 
 
 @pytest.mark.proves("workers/reload-data-end")
 async def test_reload_that_does_not_end_ends_the_worker() -> None:
-    exits: list[ExitReason] = []
-    begun, never = asyncio.Event(), asyncio.Event()
-
-    async def endless(version: int | None) -> Context:
-        begun.set()
-        await never.wait()
-        return Context(Key("k"))
-
-    async with asyncio.TaskGroup() as group:
-        runtime = RuntimeContext(
-            RuntimeSettings(processing_timeout=0.05), VirtualClock(), group.create_task, exits.append
-        )
-        data = DataVersions(Context(Key("k")), Reloads(endless), runtime)
-        waiting = group.create_task(data.prepare(1))
-        await begun.wait()
-        await until(lambda: exits)
-        assert isinstance(exits[0], Unrecoverable)
-        assert data.has(None), "others are served until then"
-        never.set()
-        await waiting
+    async with serving(DataBench, processing_timeout=0.05) as bench:
+        bench.source.released.clear()
+        await bench.take("/data", **{"x-data-version": 1})
+        await until(lambda: bench.exits)
+        assert isinstance(bench.exits[0], Unrecoverable)
+        assert bench.processor.data.has(None), "others are served until then"
 
 
 @settings(deadline=None, max_examples=50)
 @given(
-    steps=st.lists(
+    st.lists(
         st.one_of(
-            st.tuples(st.just("publish"), st.just(0)),
+            st.sampled_from([("publish", 0), ("fail", 0)]),
             st.tuples(st.just("ask"), st.integers(0, 3)),
             st.tuples(st.just("turn"), st.integers(1, 3)),
-            st.tuples(st.just("fail"), st.just(0)),
         ),
         max_size=30,
     )
@@ -416,13 +378,16 @@ async def test_reload_that_does_not_end_ends_the_worker() -> None:
 def test_no_answer_is_older_than_its_version(steps: list[tuple[str, int]]) -> None:
     """A publisher publishes version n and then asks for it, in any order with reloads that succeed or fail."""
 
+    async def turn(times: int) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0)
+
     async def run() -> None:
         published, fails = 0, False
 
         async def reload(version: int | None) -> Context:
             found = published  # read at the beginning: what is published meanwhile may be missing
-            for _ in range(4):
-                await asyncio.sleep(0)
+            await turn(4)
             if fails:
                 raise ValueError("no data")
             return Context(Key("k"), state=found, data_version=version)
@@ -445,8 +410,7 @@ def test_no_answer_is_older_than_its_version(steps: list[tuple[str, int]]) -> No
                     case "ask":
                         group.create_task(ask(max(0, published - number)))
                     case "turn":
-                        for _ in range(number):
-                            await asyncio.sleep(0)
+                        await turn(number)
                     case _:
                         fails = not fails
 
@@ -461,25 +425,10 @@ def test_second_hook_of_a_kind_is_refused() -> None:
             register(lambda context: None)
 
 
-async def test_on_reload_gets_the_state_in_use_and_replaces_on_start() -> None:
-    app, seen = App(), list[object]()
-    app.on_start(lambda context: "first")
-
-    @app.on_reload
-    async def reload(context: Context) -> str:
-        seen.append((context.state, context.data_version))
-        return "second"
-
-    with ThreadPoolExecutor(1) as threads:
-        loader = Loader(app, Context(Key("k")), threads)
-        await loader.start()
-        context = await loader.reload(3)
-    assert seen == [("first", 3)]
-    assert (context.state, context.data_version, loader.context) == ("second", 3, context)
-
-
 class RecordedGroups:
     """A session factory that records the groups of loads. `shares_heap`: as that of a key of a pooled process."""
+
+    run_in_group = None  # a load is no request
 
     def __init__(self, *, shares_heap: bool) -> None:
         self.shares_heap = shares_heap
@@ -491,9 +440,6 @@ class RecordedGroups:
     def request_session(self, session: str) -> str:
         return session
 
-    def run_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
-        raise AssertionError("a load is no request")
-
     def load_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
         self.loads.append(group_id)
         return function()
@@ -503,16 +449,18 @@ class RecordedGroups:
     ("shares_heap", "groups"), [(True, ["w-start", "w-reload-1"]), (False, ["w-reload-1"])], ids=["pooled", "dedicated"]
 )
 @pytest.mark.proves("spark/start-key-pooled-process")
-async def test_loads_that_could_fill_the_heap_of_others_are_groups_of_their_own(
+async def test_reload_gets_the_state_in_use_in_a_group_of_its_own_as_any_load_that_could_fill_the_heap_of_others(
     shares_heap: bool, groups: list[str]
 ) -> None:
     sessions = RecordedGroups(shares_heap=shares_heap)
     app = App(sessions=cast(Any, sessions))
-    app.on_start(lambda context: "data")
+    app.on_start(lambda context: "first")
+    app.on_reload(lambda context: f"{context.state}, then {context.data_version}")
     with ThreadPoolExecutor(1) as threads:
         loader = Loader(app, Context(Key("k"), worker_id="w"), threads)
-        assert (await loader.start()).state == "data"
-        await loader.reload(None)
+        assert (await loader.start()).state == "first"
+        context = await loader.reload(3)
+    assert (context.state, context.data_version, loader.context) == ("first, then 3", 3, context)
     assert sessions.loads == groups
 
 
