@@ -134,8 +134,7 @@ class DataBench(Bench):
 
     async def ask(self, path: str = "/data", name: str = "c", **headers: object) -> tuple[str, str, object]:
         """The answer to one request, once no request is in the worker."""
-        await self.take(path, correlation_id=name, **headers)
-        await self.processor.until_idle()
+        await self.run(path, correlation_id=name, **headers)
         return self.answers()[name]
 
 
@@ -248,8 +247,7 @@ async def test_request_that_waits_for_a_reload_is_reported_and_can_be_cancelled_
 
 
 async def test_former_data_is_unloaded_after_its_last_request(bench: DataBench) -> None:
-    await bench.take("/held", correlation_id="held")
-    await bench.running.wait()
+    await bench.begin("/held", correlation_id="held")
     bench.source.published = 1
     await bench.take("/data", correlation_id="new", **{"x-data-version": 1})
     await until(lambda: bench.processor.data.version == 1)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_worker_dispatch import THREADS, FakeSessions, Noted, text_of
-from test_worker_retries import TERMS, WAIT
-from worker_bench import QUEUE, REPLIES, RETRIES, Bench, serving, until, until_in_time
+from test_worker_retries import TERMS
+from worker_bench import QUEUE, REPLIES, WAIT, Bench, serving, until, until_in_time
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
@@ -125,63 +125,40 @@ async def test_only_requests_of_batches_are_taken_in_advance(bench: BatchBench) 
     assert bench.statuses() == ["ok"] * (5 + 2 * 56)
 
 
-async def test_batch_has_at_most_its_size_and_begins_when_it_is_full(bench: BatchBench) -> None:
-    """The clock is not advanced: a batch that is not full would wait without end."""
+async def test_batch_begins_when_it_is_full_or_after_its_time(bench: BatchBench) -> None:
     bench.go.set()
-    await bench.take_all("/patient", "a", "b", "c", "d")
-    await bench.processor.until_idle()
-    assert bench.sizes == [2, 2]
-
-
-async def test_batch_that_is_not_full_begins_after_its_time(bench: BatchBench) -> None:
-    bench.go.set()
-    await bench.take("/patient")
+    await bench.take_all("/patient", "a", "b", "c", "d", "e")
+    await until(lambda: bench.processor.in_flight == 1)
     await until(lambda: bool(bench.clock.pending))
-    assert bench.sizes == []
+    assert bench.sizes == [2, 2], "the fifth waits"
     await bench.clock.advance(10.0)
     await bench.processor.until_idle()
-    assert (bench.sizes, bench.statuses()) == ([1], ["ok"])
+    assert (bench.sizes, bench.statuses()) == ([2, 2, 1], ["ok"] * 5)
 
 
-async def test_cancel_of_a_request_that_waits_in_a_batch_leaves_the_others(bench: BatchBench) -> None:
-    await bench.hold_slot()
-    await bench.take_all("/batch", "a", "b", "c")
-    bench.processor.cancel("b", REPLIES)
-    await bench.finish()
-    assert bench.by_name() == {"holds the slot": "ok", "a": "ok", "b": "cancelled", "c": "ok"}
-    assert bench.sizes == [2]
-
-
-async def test_cancel_of_a_request_that_runs_in_a_batch_is_answered_at_once_and_leaves_the_others(
-    bench: BatchBench,
-) -> None:
+async def test_cancel_in_a_running_batch_is_answered_at_once_and_the_last_one_ends_the_batch(bench: BatchBench) -> None:
     await bench.take_all("/patient", "a", "b")
     await bench.running.wait()
     bench.processor.cancel("a", REPLIES)
     await until(lambda: bench.by_name() == {"a": "cancelled"})
     await until(lambda: bench.processor.in_flight == 1)
-    await bench.finish()
-    assert (bench.by_name(), bench.ended) == ({"a": "cancelled", "b": "ok"}, [])
-
-
-async def test_batch_whose_requests_are_all_cancelled_ends(bench: BatchBench) -> None:
-    await bench.take_all("/patient", "a", "b")
-    await bench.running.wait()
-    for name in ("a", "b"):
-        bench.processor.cancel(name, REPLIES)
+    assert bench.ended == []
+    bench.processor.cancel("b", REPLIES)
     await bench.processor.until_idle()
     assert (bench.by_name(), bench.ended) == ({"a": "cancelled", "b": "cancelled"}, ["cancelled"])
 
 
-async def test_batch_whose_requests_all_left_while_it_waited_gives_its_slot_back(bench: BatchBench) -> None:
+async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(bench: BatchBench) -> None:
+    """Those of the same batch run, and a batch without requests gives its slot back."""
     await bench.hold_slot()
-    await bench.take("/batch", correlation_id="a")
-    bench.processor.cancel("a", REPLIES)
-    await until(lambda: "a" in bench.by_name())
-    bench.go.set()
-    await bench.take("/batch", correlation_id="b")
-    await bench.processor.until_idle()
-    assert (bench.by_name()["b"], bench.sizes) == ("ok", [1])
+    await bench.take_all("/patient", "alone")
+    await bench.take_all("/batch", "a", "b", "c")
+    for name in ("alone", "b"):
+        bench.processor.cancel(name, REPLIES)
+    await until(lambda: {"alone", "b"} <= bench.by_name().keys())
+    await bench.finish()
+    left, served = {"alone": "cancelled", "b": "cancelled"}, {"holds the slot": "ok", "a": "ok", "c": "ok"}
+    assert (bench.by_name(), bench.sizes) == (left | served, [2])
 
 
 async def test_deadline_of_one_request_of_a_batch_is_its_own(bench: BatchBench) -> None:
@@ -235,9 +212,7 @@ async def test_connection_lost_between_the_replies_of_a_batch_loses_no_request(b
 
 
 async def test_one_request_of_a_batch_is_retried_and_the_others_are_answered(bench: BatchBench) -> None:
-    bench.broker.declare_exchange(RETRIES, "direct", {})
-    bench.broker.declare_queue(WAIT, {})
-    bench.broker.bind(WAIT, RETRIES, QUEUE)
+    bench.declare_wait()
     await bench.hold_slot()
     await bench.take_all("/batch", "a", "busy", "b", **{TERMS_HEADER: TERMS})
     await bench.finish()
@@ -327,10 +302,7 @@ def test_answers_of_a_batch_are_those_of_its_calls_one_by_one(bodies: list[bytes
     async def ask() -> None:
         app = app_of(handle)
         together = await run_batch(app, [call_of(body) for body in bodies])
-        with ThreadPoolExecutor(1) as threads:
-            dispatcher = Dispatcher(app, threads=threads, side_threads=threads)
-            alone = [await dispatcher.run(call_of(body), group_id="g") for body in bodies]
-        assert together == alone
+        assert together == [(await run_batch(app, [call_of(body)]))[0] for body in bodies]
 
     asyncio.run(ask())
 

@@ -107,8 +107,7 @@ async def test_handler_that_goes_on_is_named_in_reports_until_it_ends(bench: Dea
 async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler_goes_on(bench: DeafBench) -> None:
     await bench.take("/abandonable", **bench.soon())
     await bench.until_answered("expired")
-    await bench.take("/wait")
-    await bench.running.wait()
+    await bench.begin("/wait")
     bench.processor.cancel("c", REPLIES)
     await bench.until_answered("expired", "cancelled")
 

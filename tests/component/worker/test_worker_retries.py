@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from worker_bench import QUEUE, REPLIES, RETRIES, Bench, serving
+from worker_bench import QUEUE, REPLIES, RETRIES, WAIT, Bench, serving
 
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError
@@ -16,7 +16,6 @@ from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import App, Call, RequestError
 
 TERMS = RetryTerms(("5xx",), 3, (1000, 300_000)).to_header()
-WAIT = "wait"
 
 
 class RetryBench(Bench):
@@ -33,13 +32,10 @@ class RetryBench(Bench):
 
     async def open(self) -> None:
         await super().open()
-        self.broker.declare_exchange(RETRIES, "direct", {})
-        self.broker.declare_queue(WAIT, {})
-        self.broker.bind(WAIT, RETRIES, QUEUE)
+        self.declare_wait()
 
     async def fail(self, **headers: object) -> None:
-        await self.take("/busy", **{TERMS_HEADER: TERMS, **headers})
-        await self.processor.until_idle()
+        await self.run("/busy", **{TERMS_HEADER: TERMS, **headers})
 
     def waiting(self) -> list[Message]:
         return [stored.message for stored in self.broker.look_up(WAIT).ready]

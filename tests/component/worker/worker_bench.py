@@ -32,7 +32,7 @@ from osrdyne_worker.runtime.exit import ExitReason
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
-QUEUE, REPLIES, RETRIES, ACTIVITY = "requests", "replies", "retries", "activity"
+QUEUE, REPLIES, RETRIES, WAIT, ACTIVITY = "requests", "replies", "retries", "wait", "activity"
 LONG_PATH = "/deaf" * 20_000
 PATIENCE = 120.0
 """Seconds for anything that must happen."""
@@ -113,6 +113,12 @@ class Bench:
         self.channel: Channel = await self.connection.channel()
         self.consumer = await self.channel.consume(QUEUE, prefetch=self.prefetch)
 
+    def declare_wait(self) -> None:
+        """The queue in which requests wait that are tried again."""
+        self.broker.declare_exchange(RETRIES, "direct", {})
+        self.broker.declare_queue(WAIT, {})
+        self.broker.bind(WAIT, RETRIES, QUEUE)
+
     # -- requests
 
     async def publish(
@@ -143,6 +149,16 @@ class Bench:
         await self.publish(path, **request)
         await self.accept(priority=priority)
 
+    async def run(self, path: str, **request: Any) -> None:
+        """A request arrives, and is done when no request is in the worker."""
+        await self.take(path, **request)
+        await self.processor.until_idle()
+
+    async def begin(self, path: str, **request: Any) -> None:
+        """A request arrives, and its handler begins."""
+        await self.take(path, **request)
+        await self.running.wait()
+
     async def take_again(self, path: str = "/wait", **request: Any) -> None:
         """A request arrives again whose delivery has failed once."""
         await self.publish(path, **request)
@@ -151,8 +167,7 @@ class Bench:
 
     async def hold_slot(self) -> None:
         """Requests that come from now on wait until `go` is set."""
-        await self.take("/wait", correlation_id="holds the slot")
-        await self.running.wait()
+        await self.begin("/wait", correlation_id="holds the slot")
 
     def consume(self, queue: QueueName, queues: WatchCell[tuple[QueueName, ...]]) -> None:
         intake = Intake(self.runtime, self.broker_connection, queue, queues=queues, processor=self.processor)
