@@ -52,12 +52,8 @@ class FakeWorker:
     """A worker that ends when the test says so; a `willing` one also when it is asked to."""
 
     def __init__(self, worker_id: WorkerId, *, willing: bool) -> None:
-        self.worker_id = worker_id
-        self.willing = willing
-        self.in_flight = 2
-        self.last_used = 0.0
-        self.requests = 3
-        self.left_behind = 0
+        self.worker_id, self.willing = worker_id, willing
+        self.in_flight, self.requests, self.left_behind, self.last_used = 2, 3, 0, 0.0
         self.requested: list[ExitReason] = []
         self.blocked: list[Blocked] = []
         self.ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
@@ -261,30 +257,22 @@ async def test_process_reports_that_it_is_ready_with_its_memory_and_the_parts_of
     assert cold_start_of(ready, known=PROCESS_START_PARTS).keys() == {"session", "jvm", "warm_up", "ready"}
     before = len(bench.states)
     await bench.clock.advance(3 * STATE_INTERVAL)
-    assert len(bench.states) == before + 3
-    assert [state.sequence for state in bench.states] == list(range(1, len(bench.states) + 1))
+    assert [state.sequence for state in bench.states] == list(range(1, before + 4))
 
 
-async def test_assigned_worker_runs_and_is_reported(bench: Bench) -> None:
+async def test_assigned_worker_is_reported_until_it_is_released_within_its_grace_and_forgotten(bench: Bench) -> None:
     state = await bench.assign("a", "k", slot=2)
-    assert list(bench.host.made) == [A]
-    [assignment] = state.assignments
-    assert (assignment.key, assignment.slot, assignment.spec_hash, assignment.generation) == ("k", 2, "hash", (TERM, 1))
-    assert (assignment.state, assignment.last_used) == (AssignmentState.RUNNING, bench.clock.time())
+    [one] = state.assignments
+    assert (one.key, one.slot, one.spec_hash, one.generation) == ("k", 2, "hash", (TERM, 1))
+    assert (one.state, one.last_used) == (AssignmentState.RUNNING, bench.clock.time())
     await bench.ask(ReportState("later"))
-    assert bench.assignment(A).in_flight == 2
-    assert bench.state.requests == 3
-
-
-async def test_released_worker_stops_within_its_grace_and_is_forgotten(bench: Bench) -> None:
-    await bench.assign("a")
+    assert (bench.assignment(A).in_flight, bench.state.requests) == (2, 3)
     await bench.release("a", grace=7.0, times=2)
     assert bench.host.made[A].requested[0] == Stop(7.0)
     assert bench.listed == {A: "exited"}
     assert bench.exit_of(A) == AssignmentExit(ExitCode.STOPPED)
     state = await bench.ask(Forget("forget a", A))
-    assert state.assignments == ()
-    assert state.requests == 3
+    assert (state.assignments, state.requests) == ((), 3)
     assert "s3cret" not in str(bench.reporter.sent)
 
 
@@ -294,7 +282,7 @@ async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench
     bench.host.willing = False
     await bench.assign_all("a", "b")
     for grace in graces:
-        await bench.ask(Release(f"release after {grace}", A, grace))
+        await bench.release("a", grace=grace)
     await bench.clock.advance(20.0)
     assert bench.listed == {A: "stopping", B: "running"}
     await bench.clock.advance(module.CUT_OFF_DELAY)
@@ -305,11 +293,10 @@ async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench
 async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench) -> None:
     await bench.assign("a", term=7)
     before = len(bench.states)
-    bench.process.handle(question_to_control(Release("old", A, 1.0), Generation(6, 99)))
-    bench.process.handle(question_to_control(ReportState("old"), Generation(6, 99)))
+    for question in (Release("old", A, 1.0), ReportState("old")):
+        bench.process.handle(question_to_control(question, Generation(6, 99)))
     await bench.clock.settle()
-    assert len(bench.states) == before
-    assert bench.host.made[A].requested == []
+    assert (len(bench.states), bench.host.made[A].requested) == (before, [])
     assert (await bench.ask(ReportState("new"), term=8)).term == 8
 
 
@@ -324,18 +311,12 @@ async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(be
 
 
 @pytest.mark.proves("pooled/worker-one-key-start")
-async def test_worker_that_cannot_be_made_ends_alone(bench: Bench) -> None:
-    await bench.assign("a", "broken")
-    await bench.assign("b", "sound")
-    assert bench.listed == {A: "exited", B: "running"}
-    assert (bench.exit_of(A).code, "ValueError" in str(bench.exit_of(A).reason)) == (ExitCode.UNRECOVERABLE, True)
-
-
-@pytest.mark.proves("pooled/worker-one-key-start")
-async def test_worker_whose_start_fails_ends_alone_with_the_reason(bench: Bench) -> None:
-    await bench.assign_all("a", "b")
+async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(bench: Bench) -> None:
+    await bench.assign_all("broken", "a", "b")
     await bench.end(A, AssignmentExit(ExitCode.START_FAILED, "no data"))
-    assert bench.listed == {A: "exited", B: "running"}
+    assert bench.listed == {"broken": "exited", A: "exited", B: "running"}
+    broken = bench.exit_of(WorkerId("broken"))
+    assert (broken.code, "ValueError" in str(broken.reason)) == (ExitCode.UNRECOVERABLE, True)
     assert bench.exit_of(A) == AssignmentExit(ExitCode.START_FAILED, "no data")
     assert bench.exits == []
 
@@ -347,20 +328,16 @@ class TestBeforeTheSessionIsUp:
         await idle.clock.settle()
         return idle
 
-    async def test_worker_waits_for_the_session(self, bench: Bench) -> None:
-        state = await bench.assign("a")
-        assert (state.ready, bench.host.made, bench.listed) == (False, {}, {A: "running"})
-        bench.host.started.set()
-        await bench.clock.settle()
-        assert list(bench.host.made) == [A]
-
-    async def test_worker_released_meanwhile_never_runs(self, bench: Bench) -> None:
-        await bench.assign("a")
+    async def test_worker_waits_for_the_session_and_one_that_is_released_meanwhile_never_runs(
+        self, bench: Bench
+    ) -> None:
+        await bench.assign_all("a", "b")
+        assert (bench.state.ready, bench.host.made, bench.listed) == (False, {}, {A: "running", B: "running"})
         await bench.release("a")
-        assert bench.listed == {A: "exited"}
+        assert bench.listed == {A: "exited", B: "running"}
         bench.host.started.set()
         await bench.clock.settle()
-        assert bench.host.made == {}
+        assert list(bench.host.made) == [B]
 
     async def test_session_that_cannot_be_built_ends_the_process_with_the_reason(self, bench: Bench) -> None:
         await bench.assign("a")
@@ -399,31 +376,28 @@ class TestEnd:
         assert [worker.requested for worker in bench.host.made.values()] == [[Stop(0.1)]] * 2
         assert bench.exit_of(A).code == (ExitCode.STOPPED if willing else ExitCode.UNRECOVERABLE)
 
+    @pytest.mark.parametrize("when", ["a report of the state is due", "a worker fails"])
     @pytest.mark.proves("pooled/jvm-process-ends-during")
-    async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench) -> None:
+    async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench, when: str) -> None:
         await bench.assign_all("a", "b")
         bench.host.lost = "The JVM is gone."
-        await bench.clock.advance(STATE_INTERVAL)
+        if when == "a worker fails":
+            bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "session lost"))
+        else:
+            await bench.clock.advance(STATE_INTERVAL)
         assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
         assert bench.listed == {A: "exited", B: "exited"}
         assert Event.FAILED in bench.events()
 
     @pytest.mark.proves("pooled/handler-blocks-event-loop")
     async def test_end_of_a_blocked_loop_is_reported_for_the_key_that_blocks(self, bench: Bench) -> None:
-        for name in ("a", "b"):
-            await bench.assign(name, name)
+        await bench.assign_all("a", "b")
         blocked = Blocked("blocked by a", (), key="a", worker_id=A)
         with pytest.raises(ProcessEnded):
             bench.process.end_blocked(bench.exit, blocked)
         assert {name: worker.blocked for name, worker in bench.host.made.items()} == {A: [blocked], B: []}
         assert [one.details for one in bench.reporter.sent if one.event is Event.FAILED] == [{"reason": "blocked by a"}]
         assert bench.exits == [Unrecoverable("blocked by a")]
-
-    async def test_worker_that_fails_makes_the_process_check_the_session_at_once(self, bench: Bench) -> None:
-        await bench.assign("a")
-        bench.host.lost = "The JVM is gone."
-        bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "session lost"))
-        assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
 
     @pytest.mark.proves("pooled/more-8-threads-ended")
     async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench: Bench) -> None:

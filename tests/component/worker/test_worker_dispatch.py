@@ -105,17 +105,19 @@ def call_of(path: str, body: bytes = b"") -> Call:
     return Call(Context(Key("k"), session="session"), Request("k", body, path=path))
 
 
-async def test_plain_function_runs_in_a_thread_and_a_coroutine_does_not(dispatcher: Run) -> None:
+async def test_plain_function_runs_in_a_thread_and_its_job_group_and_a_coroutine_does_not(dispatcher: Run) -> None:
     def plain(call: Call) -> str:
         return threading.current_thread().name
 
     async def coroutine(call: Call) -> str:
         return threading.current_thread().name
 
-    both = dispatcher(plain, coroutine)
+    sessions = FakeSessions()
+    both = dispatcher(plain, coroutine, sessions=sessions)
     here = threading.current_thread().name.encode()
-    assert (await both.run(call_of("/plain"), group_id="g")).body != here
-    assert (await both.run(call_of("/coroutine"), group_id="g")).body == here
+    assert (await both.run(call_of("/plain"), group_id="g7")).body != here
+    assert (await both.run(call_of("/coroutine"), group_id="g8")).body == here
+    assert sessions.groups == ["g7"]
 
 
 THREADS: list[str] = []
@@ -179,14 +181,6 @@ async def test_large_invalid_body_of_a_coroutine_is_refused(dispatcher: Run) -> 
     assert (response.code, json.loads(response.body)["error"]["code"]) == (400, "invalid_request")
 
 
-async def test_plain_function_runs_in_its_job_group(dispatcher: Run) -> None:
-    def plain(call: Call) -> None: ...
-
-    sessions = FakeSessions()
-    await dispatcher(plain, sessions=sessions).run(call_of("/plain"), group_id="g7")
-    assert sessions.groups == ["g7"]
-
-
 @pytest.mark.parametrize("deaf", [0, 2], ids=["at once", "the third time"])
 async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
     dispatcher: Run, monkeypatch: pytest.MonkeyPatch, deaf: int
@@ -232,21 +226,17 @@ async def test_failure_without_a_session_is_not_an_answer(dispatcher: Run, alive
     def fail(call: Call) -> None:
         raise ValueError("x")
 
-    sessions = FakeSessions()
-    sessions.alive = alive
-    with pytest.raises(SessionLostError):
-        await dispatcher(fail, sessions=sessions).run(call_of("/fail"), group_id="g")
-
-
-@pytest.mark.parametrize("reason", ["It ran out of memory.", None])
-async def test_reason_of_a_lost_session_is_that_of_its_factory(dispatcher: Run, reason: str | None) -> None:
     class Explained(FakeSessions):
         def loss_reason(self, session: str) -> str | None:
-            return reason
+            return "It ran out of memory."
 
-    unexplained = await dispatcher(sessions=FakeSessions()).loss_reason("session")
-    explained = await dispatcher(sessions=Explained()).loss_reason("session")
-    assert explained == (unexplained if reason is None else f"{unexplained} {reason}")
+    for sessions in (FakeSessions(), Explained()):
+        sessions.alive = alive
+        failing = dispatcher(fail, sessions=sessions)
+        with pytest.raises(SessionLostError):
+            await failing.run(call_of("/fail"), group_id="g")
+        reason = await failing.loss_reason("session")
+        assert ("It ran out of memory." in reason) == isinstance(sessions, Explained)
 
 
 async def test_progress_adds_up_over_the_groups(dispatcher: Run) -> None:
@@ -265,20 +255,17 @@ async def test_request_without_a_path_is_answered_with_that_reason(dispatcher: R
     assert (response.status, b"x-rpc-path" in response.body) == ("error", True)
 
 
-class CopyingSessions(FakeSessions):
-    def request_session(self, session: str) -> str:
-        return f"copy of {session}"
-
-
-async def test_handler_that_runs_again_gets_a_copy_of_the_new_session(dispatcher: Run) -> None:
+async def test_handler_that_runs_again_gets_a_copy_of_the_new_session(
+    dispatcher: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise it would read the former data, and its answer would name the version of the new data."""
     seen = []
 
-    def reader(call: Call) -> str:
+    def reader(call: Call) -> None:
         seen.append(call.session)
-        return "read"
 
-    reading, call = dispatcher(reader, sessions=CopyingSessions()), call_of("/reader")
+    monkeypatch.setattr(FakeSessions, "request_session", lambda self, session: f"copy of {session}")
+    reading, call = dispatcher(reader, sessions=FakeSessions()), call_of("/reader")
     await reading.run(call, group_id="g")
     call.context = Context(Key("k"), session="reloaded session")
     await reading.run(call, group_id="g-again")
