@@ -30,8 +30,7 @@ class Bench:
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self.noticed = threading.Event()
         self.found: list[Blocked] = []
-        self.app = App()
-        self.threads = threads
+        self.app, self.threads = App(), threads
 
     def block(self, depth: int = 10) -> None:
         if depth:
@@ -47,11 +46,14 @@ class Bench:
         LoopWatchdog(limit=LIMIT, on_blocked=self.note).start()
         await asyncio.sleep(0)
 
-    def call(self, path: str, body: bytes = b"") -> Call:
-        return Call(CONTEXT, Request("k", body, path=path))
-
-    def dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.app, threads=self.threads, side_threads=self.threads)
+    async def run(self, path: str, *bodies: bytes) -> Blocked:
+        """What the watchdog finds during a request, or a batch of several."""
+        await self.watch()
+        calls = [Call(CONTEXT, Request("k", body, path=path)) for body in bodies]
+        dispatcher = Dispatcher(self.app, threads=self.threads, side_threads=self.threads)
+        await (dispatcher.run_batch(calls, group_id="g") if calls[1:] else dispatcher.run(calls[0], group_id="g"))
+        [blocked] = self.found
+        return blocked
 
 
 @pytest.fixture
@@ -66,10 +68,8 @@ async def test_handler_is_named_with_its_request_and_its_stack(bench: Bench) -> 
         await asyncio.sleep(0)
         bench.block()
 
-    await bench.watch()
     with capture_logs() as logs:
-        await bench.dispatcher().run(bench.call("/slow", b"1"), group_id="g")
-    [blocked] = bench.found
+        blocked = await bench.run("/slow", b"1")
     assert (blocked.key, blocked.worker_id, blocked.path) == ("k", "w", "/slow")
     assert blocked.text == text_fingerprint("/slow", b"1")
     assert "slow of '/slow'" in blocked.reason
@@ -85,9 +85,7 @@ async def test_no_single_request_of_a_batch_is_blamed(bench: Bench) -> None:
         bench.block()
         return [None for _ in calls]
 
-    await bench.watch()
-    await bench.dispatcher().run_batch([bench.call("/many", b"1"), bench.call("/many", b"2")], group_id="g")
-    [blocked] = bench.found
+    blocked = await bench.run("/many", b"1", b"2")
     assert ("many of '/many'" in blocked.reason, blocked.worker_id, blocked.text) == (True, "w", None)
 
 

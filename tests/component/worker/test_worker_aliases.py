@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -25,10 +24,3 @@ def test_former_import_path_works_with_a_warning(alias: str, name: str, value: o
     with pytest.warns(DeprecationWarning, match=alias):
         module = importlib.import_module(alias)
     assert getattr(module, name) is value
-
-
-@pytest.mark.usefixtures("processes")
-def test_former_command_works_with_a_warning() -> None:
-    command = [sys.executable, "-m", "osrdyne_worker.runtime.main", "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, "osrdyne_worker.main" in ended.stderr) == (0, True)

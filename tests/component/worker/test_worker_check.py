@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,11 @@ PLAIN_CLASS = "class Plain: ...\n@app.handler('/p')\ndef p(call, request: Plain)
         pytest.param("@app.handler('/p')\ndef p(call): ...", None, id="valid"),
         pytest.param(SIGNATURE, ["'/p'", "(call, request)"], id="signature"),
         pytest.param(REQUEST_TYPE, ["'Nowhere'"], id="request-type"),
-        pytest.param(PLAIN_CLASS, ["'/p'", "checked_plain_class.Plain"], id="plain-class"),
+        pytest.param(PLAIN_CLASS, ["'/p'", "checked.Plain"], id="plain-class"),
         pytest.param("@app.handler\ndef p(call): ...", ["@app.handler('/p')"], id="handler-without-path"),
         pytest.param("@app.batch_handler\ndef p(calls): ...", ["@app.batch_handler('/p')"], id="batch-without-path"),
         pytest.param(HOOK, ["on_start", "load", "(context)"], id="hook"),
-        pytest.param("import sys\nsys.exit(3)", ["SystemExit: 3", "checked_exit.py, line 4"], id="exit"),
+        pytest.param("import sys\nsys.exit(3)", ["SystemExit: 3", "checked.py, line 4"], id="exit"),
     ],
 )
 def test_check_reports_an_invalid_handler(
@@ -36,22 +37,23 @@ def test_check_reports_an_invalid_handler(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    request: pytest.FixtureRequest,
 ) -> None:
     """`names`: what the error names; None: there is none."""
-    module = f"checked_{request.node.callspec.id.replace('-', '_')}"
-    (tmp_path / f"{module}.py").write_text(f"{HEAD}{handler}\n")
+    (tmp_path / "checked.py").write_text(f"{HEAD}{handler}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["--check", f"{module}:app"])
-    assert ended.value.code == (ExitCode.STOPPED if names is None else ExitCode.INVALID_CONFIGURATION)
-    error = capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "checked", raising=False)
+    code, error = check("checked:app", capsys)
+    assert code == (ExitCode.STOPPED if names is None else ExitCode.INVALID_CONFIGURATION)
     assert [name for name in names or [] if name not in error] == []
+
+
+def check(reference: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["--check", reference])
+    return ended.value.code, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reference", ["./echo:app", "apps/echo:app", ".echo:app", "./echo.py"])
 def test_check_reports_a_path_in_place_of_a_module(reference: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--check", reference])
-    assert ended.value.code == ExitCode.INVALID_CONFIGURATION
-    assert "write echo:app" in capsys.readouterr().err
+    code, error = check(reference, capsys)
+    assert (code, "write echo:app" in error) == (ExitCode.INVALID_CONFIGURATION, True)
