@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +15,7 @@ import pyarrow.parquet as pq
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne_sources.rabbit_stream.rows import to_batch
+from osrdyne_worker.pipelines.ingest import Ingest, parse_config
 from osrdyne_worker.pipelines.telemetry.compaction import (
     INVALID_SORTED_BY,
     SORTED_BY,
@@ -25,6 +29,8 @@ from osrdyne_worker.pipelines.telemetry.ranges import Range, next_range, store
 from osrdyne_worker.pipelines.telemetry.table import Commit, Table
 
 START = 1_795_341_600_000
+MINUTES = 60_000
+HOUR = 60 * MINUTES
 
 
 def messages(start: int, stop: int, *, step: int = 1_000) -> list[StreamMessage]:
@@ -69,10 +75,8 @@ def compact(table: Table, *, max_hours: int = 100) -> Commit | None:
 
 def merge(table: Table, plan: Compaction) -> list[str]:
     results = []
-    for invalid, files, columns in (
-        (False, plan.files, SORTED_BY),
-        (True, plan.invalid_files, INVALID_SORTED_BY),
-    ):
+    kinds = ((False, plan.files, SORTED_BY), (True, plan.invalid_files, INVALID_SORTED_BY))
+    for invalid, files, columns in kinds:
         if files:
             several = [pq.read_table(table.directory / one.path, partitioning=None) for one in files]
             hours = pc.floor_temporal(pa.concat_tables(several)["enqueued"], unit="hour")
@@ -131,3 +135,19 @@ def refusing_writes(table: Table) -> Iterator[None]:
     finally:
         table.directory.unlink()
         away.rename(table.directory)
+
+
+def hour(number: int) -> datetime:
+    """The beginning of an hour; that of the first message is 0."""
+    return datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=number)
+
+
+def commit_file(table: Table, number: int, partition: int = 0) -> Path:
+    return table.directory / "_commits" / str(partition) / f"{number:020d}.json"
+
+
+def worker_of(table: Table, **settings: object) -> Ingest:
+    """The worker of partition 0 of the table `cold`, which has these settings."""
+    tables = {"cold": {"directory": str(table.directory), **settings}}
+    config: dict[str, Any] = {"uri_file": "/uri", "management_uri_file": "/uri", "tables": tables}
+    return Ingest(parse_config(config), "P", "cold", 0, table)

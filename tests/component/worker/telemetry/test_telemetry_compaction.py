@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 import tempfile
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_telemetry import START, committed, compact, events, ingest, merge, next_of, on_disk, stored, write
+from stored_telemetry import committed, compact, events, hour, ingest, merge, next_of, on_disk, stored, worker_of, write
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context, RequestError
 from osrdyne_worker.pipelines import ingest as pipeline
-from osrdyne_worker.pipelines.telemetry.compaction import (
-    SORTED_BY,
-    commit_compaction,
-    compact_within,
-    plan_compaction,
-)
+from osrdyne_worker.pipelines.telemetry.compaction import SORTED_BY, commit_compaction, compact_within, plan_compaction
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.table import CommitConflictError, StorageError, Table, TableDamagedError
 
@@ -31,9 +26,8 @@ HOUR = 60 * MINUTES
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(table: Table) -> Table:
     """Four hours in small files, of which three are closed."""
-    table = Table(tmp_path / "cold")
     for end in (2, 4, 6, 8):
         ingest(table, end=end, step=30 * MINUTES)
     return table
@@ -70,31 +64,26 @@ def test_closed_hours_have_one_sorted_file_each(table: Table) -> None:
 def test_compaction_of_an_ingest_ends_before_its_time_is_over(
     budget: float, seconds: float, hours: list[int], left: int
 ) -> None:
-    now, remaining = 0.0, 10
     merged: list[int] = []
 
     def merge(most: int) -> int:
-        nonlocal now, remaining
-        merged.append(min(most, remaining))
-        now += merged[-1] * seconds
-        remaining -= merged[-1]
-        return remaining
+        merged.append(min(most, 10 - sum(merged)))
+        return 10 - sum(merged)
 
-    assert compact_within(budget, merge, max_hours=4, time=lambda: now) == left
+    assert compact_within(budget, merge, max_hours=4, time=lambda: seconds * sum(merged)) == left
     assert merged == hours
 
 
 @pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
 def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {"cold": {"directory": str(table.directory), "compact_interval": 3600}}
-    worker = pipeline.Ingest(pipeline.parse_config({"uri_file": "/uri", "tables": tables}), "P", "cold", 0, table)
+    worker = worker_of(table, compact_interval=3600)
+
+    def unsorted() -> int:
+        return plan_compaction(table.live(0), max_hours=9).hours
 
     def compact_some(session: object, ingest: pipeline.Ingest, hours: int) -> dict[str, int]:
         compact(table, max_hours=hours)
         return {"remaining_hours": unsorted()}
-
-    def unsorted() -> int:
-        return plan_compaction(table.live(0), max_hours=9).hours
 
     monkeypatch.setattr(pipeline, "_compact", compact_some)
     left = [unsorted()]
@@ -144,15 +133,22 @@ def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
     assert on_disk(table) == committed(table)
 
 
-@pytest.mark.parametrize("handler", ["ingest", "replay", "compact"])
+@pytest.mark.parametrize(
+    ("handler", "asked"),
+    [
+        (pipeline.ingest, pipeline.IngestRequest()),
+        (pipeline.replay, pipeline.ReplayRequest()),
+        (pipeline.compact, pipeline.CompactRequest()),
+    ],
+)
 @pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
-def test_request_during_another_one_of_the_partition_is_refused(table: Table, handler: str) -> None:
-    config = {"uri_file": "/uri", "tables": {"cold": {"directory": str(table.directory)}}}
-    worker = pipeline.Ingest(pipeline.parse_config(config), "P", "cold", 0, table)
-    call = Call(Context(key=Key("cold/0"), config=config, state=worker), Request(key="cold/0", body=b""))
-    request = {"ingest": pipeline.IngestRequest, "replay": pipeline.ReplayRequest, "compact": pipeline.CompactRequest}
+def test_request_during_another_one_of_the_partition_is_refused(
+    table: Table, handler: Callable[..., object], asked: object
+) -> None:
+    worker = worker_of(table)
+    call = Call(Context(key=Key("cold/0"), state=worker), Request(key="cold/0", body=b""))
     with worker.busy, pytest.raises(RequestError) as refusal:
-        getattr(pipeline, handler)(call, request[handler]())
+        handler(call, asked)
     assert (refusal.value.code, refusal.value.error_code) == (409, "ingest_conflict")
 
 
@@ -175,15 +171,14 @@ def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps) -> None
         table, end, hours = Table(Path(name)), 0, {}
         for kind, number, step in steps:
             if kind == "ingest":
-                hours |= {one: START + one * step for one in range(end, end + number)}
+                hours |= {one: one * step for one in range(end, end + number)}
                 end += number
                 ingest(table, end=end, step=step)
             elif kind == "compact":
                 compact(table, max_hours=number)
             elif kind == "expire" and end:
-                limit = datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=number)
-                table.expire(0, limit)
-                hours = {one: at for one, at in hours.items() if (at - START) // HOUR >= number}
+                table.expire(0, hour(number))
+                hours = {one: at for one, at in hours.items() if at // HOUR >= number}
             elif kind == "restart":
                 table = Table(Path(name))
                 table.remove_uncommitted(0)

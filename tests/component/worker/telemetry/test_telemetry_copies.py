@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from stored_telemetry import START, compact
+from stored_telemetry import START, compact, hour
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne_sources.rabbit_stream.rows import to_batch
@@ -30,7 +30,8 @@ class Log:
         self.table, self.mode = Table(directory), mode
         self.end = 0
 
-    def ingest(self, *sent: Sent, key: str = "k") -> Copies:
+    def ingest(self, *sent: Sent, key: str = "k") -> dict[int, int]:
+        """The copies that were found: their offsets, and those of the first messages."""
         messages = [
             StreamMessage(
                 self.end + number,
@@ -43,15 +44,17 @@ class Log:
             for number, (at, name) in enumerate(sent)
         ]
         batch = to_batch("P-log-0", messages)
-        ids = pa.Table.from_batches(message_ids(iter([batch])), IDS)
-        live = self.table.live(0)
-        found = find_copies(self.table.directory, live, ids, mode=self.mode, window=WINDOW)
-        wanted = Range(live.number + 1, self.end, self.end + len(sent), self.end + len(sent))
-        task = WriteRange(str(self.table.directory), 0, wanted.number, found.applied)
+        found = self.find(pa.Table.from_batches(message_ids(iter([batch])), IDS))
+        number = self.table.live(0).number + 1
+        wanted = Range(number, self.end, self.end + len(sent), self.end + len(sent))
+        task = WriteRange(str(self.table.directory), 0, number, found.applied)
         results = [one.column(0)[0].as_py() for one in task(iter([batch]))]
         store(self.table, wanted, results, partition=0, copies=len(found))
         self.end = wanted.stop
-        return found
+        return pairs(found)
+
+    def find(self, ids: pa.Table) -> Copies:
+        return find_copies(self.table.directory, self.table.live(0), ids, mode=self.mode, window=WINDOW)
 
     def rows(self, *, invalid: bool = False) -> dict[int, list[int | None]]:
         """By offset: `copy_of` of each row."""
@@ -74,23 +77,19 @@ def log(tmp_path: Path) -> Log:
 
 @pytest.mark.proves("telemetry-tables/message-log-twice-one")
 def test_copy_is_dropped_whether_the_first_is_in_the_same_ingest_or_an_earlier_one(log: Log) -> None:
-    assert pairs(log.ingest((0, "a"), (1, "b"), (2, "a"))) == {2: 0}
-    assert pairs(log.ingest((3, "c"), (4, "b"), (5, "a"), (6, "a"))) == {4: 1, 5: 0, 6: 0}
+    assert log.ingest((0, "a"), (1, "b"), (2, "a")) == {2: 0}
+    assert log.ingest((3, "c"), (4, "b"), (5, "a"), (6, "a")) == {4: 1, 5: 0, 6: 0}
     assert log.rows() == {offset: [None, None] for offset in (0, 1, 3)}
     assert log.rows(invalid=True) == {offset: [None] for offset in (0, 1, 3)}
     assert Table(log.table.directory).live(0).copies == 4
 
 
-def test_window_begins_at_the_message_that_is_kept(log: Log) -> None:
-    assert pairs(log.ingest((0, "a"), (WINDOW, "a"), (WINDOW + 0.001, "a"))) == {1: 0}
-    assert pairs(log.ingest((2 * WINDOW, "a"))) == {3: 2}
-    assert pairs(log.ingest((3 * WINDOW, "a"))) == {}
-
-
-def test_copies_are_known_by_key_and_message_id(log: Log) -> None:
-    log.ingest((0, "a"), (0, None), (0, ""))
-    assert pairs(log.ingest((1, None), (1, ""), (1, "A"))) == {}
-    assert pairs(log.ingest((1, "a"), key="other")) == {}
+def test_copies_have_the_key_and_message_id_of_a_message_that_was_kept_within_the_window(log: Log) -> None:
+    assert log.ingest((0, "a"), (WINDOW, "a"), (WINDOW + 0.001, "a")) == {1: 0}
+    assert log.ingest((2 * WINDOW, "a"), (2 * WINDOW, None), (2 * WINDOW, "")) == {3: 2}
+    assert log.ingest((2 * WINDOW, None), (2 * WINDOW, ""), (2 * WINDOW, "A")) == {}
+    assert log.ingest((2 * WINDOW, "a"), key="other") == {}
+    assert log.ingest((3 * WINDOW, "a")) == {}
 
 
 def test_copies_are_marked_with_the_offset_of_the_first(tmp_path: Path) -> None:
@@ -110,20 +109,19 @@ def test_invalid_messages_and_compacted_hours_are_known(log: Log) -> None:
     assert compact(log.table) is not None
     again = Log(log.table.directory)
     again.end = log.end
-    assert pairs(again.ingest((3_600, "!"), (3_600, "a"), (3_601, "b"))) == {4: 1, 5: 0, 6: 2}
+    assert again.ingest((3_600, "!"), (3_600, "a"), (3_601, "b")) == {4: 1, 5: 0, 6: 2}
 
 
 def test_only_hours_of_the_window_are_read(log: Log) -> None:
     log.ingest((0, "a"))
     (log.table.directory / next(iter(log.table.live(0).files))).unlink()
-    assert pairs(log.ingest((3_600 + WINDOW, "a"))) == {}
+    assert log.ingest((3_600 + WINDOW, "a")) == {}
     with pytest.raises(StorageError, match="cannot be used"):
         log.ingest((3_600 + WINDOW - 1, "a"))
 
 
 def test_messages_without_a_time_are_no_copies(log: Log) -> None:
     ids = pa.Table.from_pylist([{"key": "k", "message_id": "a", "offset": one} for one in range(2)], IDS)
-    assert pairs(find_copies(log.table.directory, log.table.live(0), ids, mode="drop", window=9)) == {}
-    times = [datetime.fromtimestamp(START / 1000, UTC) - timedelta(seconds=one) for one in range(2)]
-    ids = ids.set_column(2, "enqueued", pa.array(times, IDS.field("enqueued").type))
-    assert pairs(find_copies(log.table.directory, log.table.live(0), ids, mode="drop", window=9)) == {1: 0}
+    assert pairs(log.find(ids)) == {}
+    times = [hour(0), hour(0) - timedelta(seconds=1)]
+    assert pairs(log.find(ids.set_column(2, "enqueued", pa.array(times, IDS.field("enqueued").type)))) == {1: 0}

@@ -7,17 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stored_telemetry import ingest, next_of, on_disk, write
+from stored_telemetry import HOUR, commit_file, ingest, next_of, on_disk, refusing_writes, write
 
 from osrdyne_worker.pipelines.telemetry.listing import CommittedFiles, Listing
-from osrdyne_worker.pipelines.telemetry.table import COMMITS, StorageError, Table, TableDamagedError
-
-HOUR = 3_600_000
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return Table(tmp_path / "warm")
+from osrdyne_worker.pipelines.telemetry.table import StorageError, Table, TableDamagedError
 
 
 def paths(listing: Listing, table: Table) -> set[str]:
@@ -52,11 +45,10 @@ def test_partition_that_begins_later_is_listed(table: Table) -> None:
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
     assert len(committed.current().files) == 2
-    log = table.directory / COMMITS
-    (log / "3").mkdir()
-    empty = committed.current()
-    assert len(empty.files) == 2
-    shutil.copy(log / "0" / f"{1:020d}.json", log / "3" / f"{1:020d}.json")
+    commit = commit_file(table, 1, partition=3)
+    commit.parent.mkdir()
+    assert len(committed.current().files) == 2
+    shutil.copy(commit_file(table, 1), commit)
     assert len(committed.current().files) == 4
 
 
@@ -81,7 +73,7 @@ def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -
 @pytest.mark.proves("telemetry-tables/commit-names-file-outside")
 def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> None:
     ingest(table, end=4)
-    commit = table.directory / COMMITS / "0" / f"{1:020d}.json"
+    commit = commit_file(table, 1)
     document = json.loads(commit.read_bytes())
     document["files"][0]["path"] = path
     commit.write_text(json.dumps(document), encoding="utf-8")
@@ -93,11 +85,6 @@ def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> N
 def test_directory_that_cannot_be_read_is_an_error_until_it_can(table: Table) -> None:
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
-    moved = table.directory / "moved"
-    (table.directory / COMMITS).rename(moved)
-    (table.directory / COMMITS).write_text("not a directory", encoding="utf-8")
-    with pytest.raises(StorageError):
+    with refusing_writes(table), pytest.raises(StorageError):
         committed.current()
-    (table.directory / COMMITS).unlink()
-    moved.rename(table.directory / COMMITS)
     assert paths(committed.current(), table) == set(table.files())

@@ -57,19 +57,17 @@ def replay(table: Table, begin: Bound, end: Bound, *, log: tuple[int, int] = LOG
 )
 @pytest.mark.proves("telemetry-tables/replay-interrupted-requested-twice")
 def test_range_is_stored_once_however_often_it_is_requested(
-    tmp_path: Path, begin: Bound, end: Bound, expected: tuple[int, int]
+    table: Table, begin: Bound, end: Bound, expected: tuple[int, int]
 ) -> None:
-    table = Table(tmp_path)
     while not replay(table, begin, end):
         pass
-    number = table.last_commit(0).number  # type: ignore[union-attr]
+    last = table.last_commit(0)
     assert replay(table, begin, end)
     assert stored(table) == events(*expected)
-    assert table.last_commit(0).number == number  # type: ignore[union-attr]
+    assert table.last_commit(0) == last != None  # noqa: E711
 
 
-def test_table_of_a_replay_ends_where_the_replay_ends(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_table_of_a_replay_ends_where_the_replay_ends(table: Table) -> None:
     replay(table, 10, 20)
     table.expire(0, datetime(2020, 1, 1, tzinfo=UTC))
     for _ in range(3):
@@ -78,8 +76,7 @@ def test_table_of_a_replay_ends_where_the_replay_ends(tmp_path: Path) -> None:
     assert table.last_commit(0).replay == Replay(10, 20, 10, 20)  # type: ignore[union-attr]
 
 
-def test_expired_hours_of_a_replay_leave_its_range(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_expired_hours_of_a_replay_leave_its_range(table: Table) -> None:
     replay(table, 10, 20)
     assert table.expire(0, datetime(2100, 1, 1, tzinfo=UTC)) is not None
     assert replay(table, 10, 20)
@@ -87,8 +84,7 @@ def test_expired_hours_of_a_replay_leave_its_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/replay-names-table-holds")
-def test_replay_needs_a_table_of_its_own(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_replay_needs_a_table_of_its_own(table: Table, tmp_path: Path) -> None:
     ingest(table, end=20)
     with pytest.raises(ReplayConflictError, match=r"/ingest .* 20"):
         replay(table, 10, 30)
@@ -100,20 +96,14 @@ def test_replay_needs_a_table_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("begin", "end", "problem"),
-    [
-        ("yesterday", None, "'yesterday'"),
-        (61, None, "offset 61.* 60"),
-        (30, 20, "offset 30.* 20"),
-        (time(30), time(20), "offset 30.* 20"),
-    ],
+    [("yesterday", None, "'yesterday'"), (61, None, "offset 61.* 60"), (30, 20, "offset 30.* 20")],
 )
-def test_invalid_range_is_refused(tmp_path: Path, begin: Bound, end: Bound, problem: str) -> None:
+def test_invalid_range_is_refused(table: Table, begin: Bound, end: Bound, problem: str) -> None:
     with pytest.raises(ReplayError, match=problem):
-        replay(Table(tmp_path), begin, end)
+        replay(table, begin, end)
 
 
-def test_lost_offsets_of_a_replay_are_an_error_unless_that_is_allowed(tmp_path: Path) -> None:
-    table = Table(tmp_path)
+def test_lost_offsets_of_a_replay_are_an_error_unless_that_is_allowed(table: Table, tmp_path: Path) -> None:
     with pytest.raises(StreamDataLostError, match="0 to 2"):
         replay(table, 0, 3)
     assert replay(table, 0, 3, loss=False)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from stored_telemetry import START, events, ingest, next_of, stored, write
+from stored_telemetry import HOUR, START, commit_file, events, ingest, next_of, stored, worker_of, write
 
-from osrdyne_worker.pipelines.ingest import Ingest, make_room, parse_config, remove_old_events
+from osrdyne_worker.pipelines.ingest import make_room, remove_old_events
 from osrdyne_worker.pipelines.telemetry.live_files import DataFile
 from osrdyne_worker.pipelines.telemetry.ranges import store
 from osrdyne_worker.pipelines.telemetry.storage_limits import (
@@ -23,23 +24,28 @@ from osrdyne_worker.pipelines.telemetry.storage_limits import (
 )
 from osrdyne_worker.pipelines.telemetry.table import Commit, CommitConflictError, Table
 
-HOUR = 3_600_000
 DAY = 86_400
 ROWS = 3
 """Rows of each hour: two events and an invalid one."""
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(table: Table) -> Table:
     """Six hours with one message each."""
-    table = Table(tmp_path)
     ingest(table, end=6, step=HOUR)
     return table
 
 
+@pytest.fixture
+def days(tmp_path: Path) -> Table:
+    """Four days with one message each."""
+    table = Table(tmp_path / "days")
+    ingest(table, end=4, step=DAY * 1_000)
+    return table
+
+
 def limit(**settings: Any) -> StorageLimit:
-    config = {"uri_file": "/uri", "tables": {"warm": {"directory": "/warm"} | settings}}
-    return parse_config(config).tables["warm"].storage_limit
+    return worker_of(Table(Path("/cold")), **settings).config.tables["cold"].storage_limit
 
 
 @pytest.mark.parametrize(
@@ -72,13 +78,9 @@ def test_limit_is_of_all_partitions_together(table: Table) -> None:
     later = path.path.replace("date=2026-11-22", "date=2027-01-01")
     table.commit(Commit(1, 1, 0, 9, [DataFile(later, 12, 100)]))
     assert purge(table, limit(max_rows=22, on_storage_limit="purge"), partition=1) == 3 * ROWS
-    assert stored_offsets(table) == [3, 4, 5]
+    assert sorted(one.rpartition("hour=")[2][:2] for one in table.live(0).files) == ["13", "14", "15"]
     assert list(table.live(1).files) == [later]
     assert (table.live(0).purged, table.live(1).purged) == (3 * ROWS, 0)
-
-
-def stored_offsets(table: Table) -> list[int]:
-    return sorted(int(one.rpartition("hour=")[2][:2]) - 10 for one in table.live(0).files)
 
 
 @pytest.mark.proves("telemetry-tables/purge-removes-hours-partition")
@@ -93,12 +95,9 @@ def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) ->
 
 
 def test_purge_that_another_commit_overtakes_removes_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise CommitConflictError("another ingest was first")
-
     rule = limit(max_rows=18, on_storage_limit="purge")
     with monkeypatch.context() as patched:
-        patched.setattr(Table, "replace_files", refuse)
+        patched.setattr(Table, "replace_files", Mock(side_effect=CommitConflictError("another ingest was first")))
         assert purge(table, rule, partition=0) == 0
     assert purge(table, rule, partition=0) == ROWS
 
@@ -118,43 +117,29 @@ def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -
 # -- retention ----------------------------------------------------------------------------------------------------
 
 
-def worker(table: Table, *, days: int | None, max_rows: int | None = None) -> Ingest:
-    config = {
-        "uri_file": "/uri",
-        "tables": {"warm": {"directory": str(table.directory), "retention_days": days, "max_rows": max_rows}},
-    }
-    return Ingest(parse_config(config), "P", "warm", 0, table)
-
-
-@pytest.mark.parametrize(("days", "first"), [(None, 0), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("kept", "first"), [(None, 0), (2, 1), (1, 2)])
 def test_events_are_kept_for_the_retention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int | None, first: int
+    days: Table, monkeypatch: pytest.MonkeyPatch, kept: int | None, first: int
 ) -> None:
-    table = Table(tmp_path)
-    ingest(table, end=4, step=DAY * 1_000)
     monkeypatch.setattr(time, "time", lambda: START / 1_000 + 3 * DAY + 3_599)
-    remove_old_events(worker(table, days=days))
-    assert stored(table) == events(first, 4)
+    remove_old_events(worker_of(days, retention_days=kept))
+    assert stored(days) == events(first, 4)
 
 
 @pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
-def test_table_that_refuses_the_removal_is_no_error(tmp_path: Path) -> None:
-    table = Table(tmp_path)
-    ingest(table, end=4)
-    (tmp_path / "_commits" / "0" / f"{1:020d}.json").write_text("{}")
-    one = worker(table, days=1)
-    remove_old_events(one)
-    assert one.expired_at > 0
+def test_table_that_refuses_the_removal_is_no_error(days: Table) -> None:
+    commit_file(days, 1).write_text("{}")
+    worker = worker_of(days, retention_days=1)
+    remove_old_events(worker)
+    assert worker.expired_at > 0
 
 
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
-def test_paused_table_continues_when_its_old_events_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(tmp_path)
-    ingest(table, end=4, step=DAY * 1_000)
-    one = worker(table, days=2, max_rows=usage_of(table).rows)
+def test_paused_table_continues_when_its_old_events_are_gone(days: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = worker_of(days, retention_days=2, max_rows=usage_of(days).rows)
     monkeypatch.setattr(time, "time", lambda: START / 1_000)
     with pytest.raises(StorageLimitError):
-        make_room(one)
+        make_room(worker)
     monkeypatch.setattr(time, "time", lambda: START / 1_000 + 3 * DAY + 3_599)
-    assert make_room(one) == 0
-    assert stored(table) == events(1, 4)
+    assert make_room(worker) == 0
+    assert stored(days) == events(1, 4)

@@ -7,15 +7,16 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from stored_telemetry import START, committed, events, ingest, next_of, on_disk, stored, write
+from stored_telemetry import HOUR, START, commit_file, committed, events, hour, ingest, next_of, on_disk, stored, write
 
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.errors import StreamDataLostError
@@ -32,13 +33,6 @@ from osrdyne_worker.pipelines.telemetry.table import (
     Table,
     TableDamagedError,
 )
-
-HOUR = 3_600_000
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return Table(tmp_path / "cold")
 
 
 def test_ingests_continue_where_the_last_commit_ends(table: Table) -> None:
@@ -68,11 +62,9 @@ def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:
     ingest(table, end=2 * (MAX_OPEN + 2), step=HOUR)
     assert stored(table) == events(0, 2 * (MAX_OPEN + 2))
     for path in committed(table):
-        (hour,) = {
-            when.strftime("%Y-%m-%d/%H") for when in pq.read_table(path, partitioning=None)["enqueued"].to_pylist()
-        }
-        date, _, number = hour.partition("/")
-        assert f"/date={date}/hour={number}/" in path
+        times = pq.read_table(path, partitioning=None)["enqueued"].to_pylist()
+        [directory] = {when.strftime("/date=%Y-%m-%d/hour=%H/") for when in times}
+        assert directory in path
 
 
 @pytest.mark.proves("telemetry-tables/two-ingests-one-partition")
@@ -99,8 +91,7 @@ def test_commit_whose_link_is_reported_as_existing_is_a_commit(table: Table, mon
         link(unfinished, path)
 
     monkeypatch.setattr(tables.os, "link", link_twice)
-    assert ingest(table, end=10).number == 1
-    assert ingest(table, end=20).number == 2
+    assert [ingest(table, end=end).number for end in (10, 20)] == [1, 2]
     assert stored(table) == events(0, 20)
     assert on_disk(table) == committed(table)
 
@@ -141,6 +132,10 @@ def full_disk() -> Iterator[None]:
 @pytest.mark.parametrize("full_at", ["data", "commit"])
 @pytest.mark.proves("telemetry-tables/disk-table-full-directory")
 def test_data_or_commit_that_cannot_be_written_does_not_count(table: Table, full_at: str) -> None:
+    table.directory.write_text("a file")
+    with pytest.raises(StorageError, match="Not a directory"):
+        ingest(table, end=10)
+    table.directory.unlink()
     ingest(table, end=10)
     wanted = next_of(table, end=20)
     with full_disk() if full_at == "data" else nullcontext():
@@ -155,27 +150,19 @@ def test_data_or_commit_that_cannot_be_written_does_not_count(table: Table, full
     assert on_disk(table) == committed(table)
 
 
-@pytest.mark.proves("telemetry-tables/disk-table-full-directory")
-def test_directory_that_refuses_writes_is_an_error(table: Table) -> None:
-    table.directory.write_text("a file")
-    with pytest.raises(StorageError, match="Not a directory"):
-        ingest(table, end=10)
-
-
 @pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
 def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest(table, end=6, step=HOUR)  # six hours, with one message each
-    limit = datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2)
     before = on_disk(table)
-    removal = table.expire(0, limit)
+    removal = table.expire(0, hour(2))
     assert removal is not None
     assert (removal.number, removal.start, removal.stop, len(removal.removed)) == (2, 6, 6, 4)
     assert stored(table) == events(2, 6)
     assert on_disk(table) == before
-    assert table.expire(0, limit + timedelta(minutes=59)) is None
+    assert table.expire(0, hour(2) + timedelta(minutes=59)) is None
     ingest(table, end=8, step=HOUR)
     # A program that listed the files less than an hour ago can still read them.
-    second = table.expire(0, limit + timedelta(hours=1))
+    second = table.expire(0, hour(3))
     assert second is not None
     assert stored(table) == events(3, 8)
     assert on_disk(table) >= before
@@ -184,28 +171,29 @@ def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypa
     gone = {str(table.directory / path) for path in removal.removed}
     assert before - on_disk(table) - {str(table.directory / path) for path in second.removed} == gone
     assert table.remove_uncommitted(0) == []
-    assert table.expire(0, limit + timedelta(hours=2)) is not None
+    assert table.expire(0, hour(4)) is not None
     assert not set(removal.removed) & set(table.live(0).removed)
     assert table.positions() == {0: 8}
 
 
+Checkpoints = Callable[[], list[Path]]
+
+
 @pytest.fixture
-def checkpoints(table: Table, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of commits of a table with a checkpoint after the commits 3, 6 and 9, and ten commits."""
+def checkpoints(table: Table, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+    """Those of a table with a checkpoint after the commits 3, 6 and 9, of ten."""
     monkeypatch.setattr(tables, "CHECKPOINT_INTERVAL", 3)
     for number in range(10):
         ingest(table, end=2 * number + 2, step=HOUR)
         if number == 4:
-            table.expire(0, datetime.fromtimestamp(START / 1000, UTC) + timedelta(hours=2))
-    return table.directory / "_commits" / "0"
+            table.expire(0, hour(2))
+    return lambda: sorted(commit_file(table, 1).parent.glob("*.checkpoint"))
 
 
-def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoints: Path) -> None:
-    assert [path.name for path in sorted(checkpoints.glob("*.checkpoint"))] == [
-        f"{number:020d}.checkpoint" for number in (6, 9)
-    ]
+def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoints: Checkpoints) -> None:
+    assert [int(path.stem) for path in checkpoints()] == [6, 9]
     for number in range(1, 9):
-        (checkpoints / f"{number:020d}.json").write_text("not read")
+        commit_file(table, number).write_text("not read")
     assert stored(Table(table.directory)) == events(2, 20)
     assert Table(table.directory).live(0) == table.live(0)
     assert table.remove_uncommitted(0) == []
@@ -223,9 +211,9 @@ def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoi
 )
 @pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
 def test_damaged_and_missing_checkpoints_are_ignored_and_written_again(
-    table: Table, checkpoints: Path, damage: Callable[[bytes], bytes] | None
+    table: Table, checkpoints: Checkpoints, damage: Callable[[bytes], bytes] | None
 ) -> None:
-    for path in checkpoints.glob("*.checkpoint"):
+    for path in checkpoints():
         content = path.read_bytes()
         if damage is None:
             path.unlink()
@@ -235,38 +223,34 @@ def test_damaged_and_missing_checkpoints_are_ignored_and_written_again(
     assert stored(Table(table.directory)) == events(2, 20)
     for end in (22, 24, 26):
         ingest(Table(table.directory), end=end, step=HOUR)
-    assert (checkpoints / f"{12:020d}.checkpoint").exists()
+    assert 12 in [int(path.stem) for path in checkpoints()]
     assert stored(Table(table.directory)) == events(2, 26)
 
 
 @pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
-def test_missing_commit_is_an_error_unless_a_checkpoint_has_its_files(table: Table, checkpoints: Path) -> None:
-    (checkpoints / f"{2:020d}.json").unlink()
+def test_missing_or_damaged_commit_is_an_error_unless_a_checkpoint_has_its_files(
+    table: Table, checkpoints: Checkpoints
+) -> None:
+    commit_file(table, 2).unlink()
     assert stored(Table(table.directory)) == events(2, 20)
-    for path in checkpoints.glob("*.checkpoint"):
+    for path in checkpoints():
         path.unlink()
     with pytest.raises(TableDamagedError, match=r"2\.json is missing"):
+        Table(table.directory).files()
+    commit_file(table, 2).write_text("{}")
+    with pytest.raises(TableDamagedError, match=str(commit_file(table, 2))):
         Table(table.directory).files()
 
 
 @pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
-def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Path) -> None:
+def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Checkpoints) -> None:
     """The commits were taken back to an earlier state, and the checkpoints were not."""
     other = Table(table.directory.with_name("other"))
     for number in range(10):
         ingest(other, end=3 * number + 3, step=HOUR)
-    for path in checkpoints.glob("*.checkpoint"):
-        (other.directory / "_commits" / "0" / path.name).write_bytes(path.read_bytes())
+    for path in checkpoints():
+        shutil.copy(path, commit_file(other, 1).parent)
     assert stored(Table(other.directory)) == events(0, 30)
-
-
-@pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
-def test_damaged_commit_is_an_error(table: Table) -> None:
-    ingest(table, end=10)
-    (path,) = (table.directory / "_commits" / "0").iterdir()
-    path.write_text("{}")
-    with pytest.raises(TableDamagedError, match=str(path)):
-        Table(table.directory).files()
 
 
 @pytest.mark.proves(
