@@ -57,6 +57,18 @@ class Scene(Bench):
         """Begin to consume the queues in this order."""
         for queue in queues or QUEUES:
             self.consume(queue, self.queues)
+        await self.clock.advance(1.0)
+
+    async def hold(self, **names: list[str]) -> None:
+        """Queues with requests are consumed; those that run wait for `go`."""
+        self.go.clear()
+        for level, queue in (("high", HIGH), ("middle", MIDDLE), ("low", LOW)):
+            await self.put(queue, *names.get(level, []))
+        await self.serve()
+
+    async def go_on(self) -> None:
+        self.go.set()
+        await self.clock.advance(5.0)
 
     async def finish(self) -> None:
         self.go.set()
@@ -88,14 +100,10 @@ async def test_backlog_is_served_by_priority_then_by_arrival(scene: Scene, order
 
 
 async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene) -> None:
-    scene.go.clear()
-    await scene.put(LOW, "low 1", "low 2", "low 3")
-    await scene.serve()
-    await scene.clock.advance(1.0)
+    await scene.hold(low=["low 1", "low 2", "low 3"])
     await scene.put(MIDDLE, "middle")
     await scene.put(HIGH, "high 1", "high 2")
-    scene.go.set()
-    await scene.clock.advance(5.0)
+    await scene.go_on()
     assert scene.served == ["low 1", "high 1", "high 2", "middle", "low 2", "low 3"]
 
 
@@ -119,11 +127,7 @@ async def test_queue_that_cannot_be_asked_delays_no_other_for_long(scene: Scene,
 
 
 async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene: Scene) -> None:
-    scene.go.clear()
-    await scene.put(HIGH, "high 1", "high 2")
-    await scene.put(LOW, "low")
-    await scene.serve()
-    await scene.clock.advance(1.0)
+    await scene.hold(high=["high 1", "high 2"], low=["low"])
     scene.broker.set_running(HIGH, False)
     scene.go.set()
     await scene.clock.advance(1.0)
@@ -134,14 +138,9 @@ async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene
 
 
 async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) -> None:
-    scene.go.clear()
-    await scene.put(HIGH, "high 1", "high 2")
-    await scene.put(LOW, "low")
-    await scene.serve()
-    await scene.clock.advance(1.0)
+    await scene.hold(high=["high 1", "high 2"], low=["low"])
     scene.queues.set((MIDDLE, LOW))
-    scene.go.set()
-    await scene.clock.advance(5.0)
+    await scene.go_on()
     assert set(scene.served) == {"high 1", "low"}
 
 
@@ -150,31 +149,25 @@ async def test_at_most_one_request_of_a_level_waits_while_others_run(
     scene: Scene, concurrency: int, waits: int
 ) -> None:
     """`waits`: how many of the level of the running ones."""
-    scene.go.clear()
-    for queue in QUEUES:
-        await scene.put(queue, *(f"{queue} {number}" for number in range(concurrency + 3)))
-    await scene.serve()
-    await scene.clock.advance(1.0)
+    names = [str(number) for number in range(concurrency + 3)]
+    await scene.hold(high=names, middle=names, low=names)
     waiting_in_queues = [len(scene.broker.look_up(queue).ready) for queue in QUEUES]
-    assert scene.served == [f"{HIGH} {number}" for number in range(concurrency)]
+    assert scene.served == names[:concurrency]
     assert waiting_in_queues == [3 - waits, concurrency + 2, concurrency + 2]
 
 
 @pytest.mark.parametrize("concurrency", [3])
 async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene: Scene) -> None:
-    scene.go.clear()
-    await scene.put(HIGH, *(f"high {number}" for number in range(6)))
-    await scene.serve()
-    await scene.clock.advance(1.0)
+    names = [f"high {number}" for number in range(6)]
+    await scene.hold(high=names)
     scene.queues.set(())
     await scene.clock.advance(1.0)
     assert len(scene.broker.look_up(HIGH).ready) == 3
-    scene.go.set()
-    await scene.clock.advance(1.0)
-    assert scene.served == [f"high {number}" for number in range(3)]
+    await scene.go_on()
+    assert scene.served == names[:3]
     scene.queues.set(QUEUES)
     await scene.clock.advance(5.0)
-    assert scene.served == [f"high {number}" for number in range(6)]
+    assert scene.served == names
 
 
 async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_begin(scene: Scene) -> None:
@@ -186,7 +179,6 @@ async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_be
                 await asyncio.sleep(0)
 
     await scene.serve()
-    await scene.clock.advance(1.0)
     scene.broker.hook = arrive
     scene.queues.set(())
     await scene.clock.advance(1.0)

@@ -69,10 +69,7 @@ async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: Retr
     assert headers == {ATTEMPTS_HEADER: 1, DELAY_HEADER: "1000", "x-own": "kept"}
     assert (message.reply_to, message.correlation_id, message.expiration) == (REPLIES, "c", None)
     assert (bench.statuses(), bench.broker.bodies(QUEUE)) == ([], [])
-
-
-async def test_request_is_acknowledged_after_its_wait_is_confirmed(bench: RetryBench) -> None:
-    await bench.fail()
+    # It is acknowledged after the confirm.
     assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-2:] == ["publish", "ack"]
 
 
@@ -128,22 +125,20 @@ async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicat
     assert marks == [(1, False), (1, True)]
 
 
-@pytest.mark.parametrize(("attempts", "delay"), [(0, 1.0), (1, 300.0)])
+@pytest.mark.parametrize(
+    ("before", "attempts", "delay"),
+    [({}, 1, 1.0), ({ATTEMPTS_HEADER: 1}, 2, 300.0), (None, 2, 599.0)],
+    ids=["after the first attempt", "after the second", "sent to an absent worker"],
+)
+@pytest.mark.proves("managed/worker-ends-request-tried")
 async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
-    bench: RetryBench, attempts: int, delay: float
+    bench: RetryBench, before: dict[str, object] | None, attempts: int, delay: float
 ) -> None:
-    await bench.fail(**{ATTEMPTS_HEADER: attempts} if attempts else {})
+    if before is not None:
+        await bench.fail(**before)
     bench.processor.cancel("c", REPLIES, keep_for=600.0)
     await bench.clock.advance(delay)
-    await bench.fail(**{ATTEMPTS_HEADER: attempts + 1})
-    assert bench.statuses() == ["cancelled"]
-
-
-@pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_cancel_sent_to_an_absent_worker_counts_when_the_request_comes_back(bench: RetryBench) -> None:
-    bench.processor.cancel("c", REPLIES, keep_for=600.0)
-    await bench.clock.advance(599.0)
-    await bench.fail(**{ATTEMPTS_HEADER: 2})
+    await bench.fail(**{ATTEMPTS_HEADER: attempts})
     assert bench.statuses() == ["cancelled"]
 
 

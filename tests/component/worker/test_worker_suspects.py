@@ -144,7 +144,12 @@ async def test_suspect_does_not_wait_without_end_for_that_of_another_worker() ->
     await other
 
 
-async def test_redelivered_request_runs_without_a_connection_for_reports(bench: Bench) -> None:
+@pytest.mark.parametrize("was_connected", [False, True])
+async def test_redelivered_request_runs_without_a_connection_for_reports(bench: Bench, was_connected: bool) -> None:
+    if was_connected:
+        async with bench.reporting():
+            await bench.reporter.confirm_running()
+            assert bench.broker.count("ping") == 1
     await bench.take_again()
     await asyncio.wait_for(bench.running.wait(), PATIENCE)
 
