@@ -154,19 +154,15 @@ async def fails(awaitable: Awaitable[object], error: type[Exception]) -> str:
 
 
 class TestPlacement:
-    async def test_keys_share_a_process_up_to_its_limit(self, world: World) -> None:
-        processes = [world.process_of(await world.start(key)) for key in (A, B, C, D)]
-        assert len({id(process) for process in processes[:3]}) == 1
-        assert processes[3] is not processes[0]
-
-    async def test_least_loaded_process_is_chosen(self, world: World) -> None:
-        first = [await world.start(key) for key in (A, B, C)]
-        other = await world.start(D)
-        for instance in first:
+    async def test_keys_share_a_process_up_to_its_limit_and_then_the_least_loaded_is_chosen(self, world: World) -> None:
+        instances = [await world.start(key) for key in (A, B, C, D)]
+        first, *others, last = map(world.process_of, instances)
+        assert all(process is first for process in others)
+        assert last is not first
+        for instance in instances[:3]:
             await world.end(instance)
-        assert world.process_of(await world.start(A)) is world.process_of(first[0])
-        assert world.process_of(await world.start(B)) is world.process_of(first[0])  # as loaded, and older
-        assert world.process_of(await world.start(C)) is world.process_of(other)
+        again = [world.process_of(await world.start(key)) for key in (A, B, C)]
+        assert list(map(id, again)) == list(map(id, (first, first, last)))  # the second one: as loaded, and older
 
     @pytest.mark.proves("pooled/heap-process-nearly-full")
     async def test_process_with_a_full_heap_gets_no_more_keys(self, world: World, clock: VirtualClock) -> None:
@@ -232,8 +228,11 @@ class TestSpares:
             await done(start)
             assert len(world.running_processes()) == 3
 
-    async def test_spare_waits_while_workers_load_their_data_or_run_suspects(self, clock: VirtualClock) -> None:
-        with world_of(clock, replace(RULES, spares=1)) as world:
+    @pytest.mark.proves("pooled/worker-loads-data-without")
+    async def test_spare_waits_while_workers_run_suspects_or_load_their_data_but_not_without_end(
+        self, clock: VirtualClock
+    ) -> None:
+        with world_of(clock, replace(RULES, spares=1, keys_per_process=1)) as world:
             await clock.advance(2.0)
             spec = spec_of(A)
             world.link.loading = {spec.worker_id}
@@ -244,15 +243,10 @@ class TestSpares:
             world.link.suspects = set()
             await clock.advance(SPARE_REST + 1)
             assert len(world.running_processes()) == 2
-
-    @pytest.mark.proves("pooled/worker-loads-data-without")
-    async def test_spare_does_not_wait_for_a_load_without_end(self, clock: VirtualClock) -> None:
-        with world_of(clock, replace(RULES, spares=1)) as world:
-            await clock.advance(2.0)
-            spec = spec_of(A)
-            world.link.loading = {spec.worker_id}
-            await world.within(SPARE_LIMIT + 5, world.driver.start(spec))
-            assert len(world.running_processes()) == 2
+            endless = spec_of(B)
+            world.link.loading = {endless.worker_id}
+            await world.within(SPARE_LIMIT + 5, world.driver.start(endless))
+            assert len(world.running_processes()) == 3
 
     @pytest.mark.proves("pooled/process-ends-ready")
     async def test_process_that_ends_before_it_is_ready_fails_the_starts_that_wait(self, clock: VirtualClock) -> None:
@@ -286,23 +280,17 @@ class TestSpares:
             logged = capsys.readouterr()  # to the one or the other, as the tests before it have configured it
             assert "java.lang.OutOfMemoryError" in logged.out + logged.err  # its last output
 
-    @pytest.mark.proves("pooled/process-ends-ready")
-    async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock) -> None:
+    @pytest.mark.parametrize("accepted", [True, False])
+    @pytest.mark.proves("pooled/process-ends-ready", "pooled/driver-accepts-process-full")
+    async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock, accepted: bool) -> None:
+        """Each attempt creates a user in RabbitMQ, which is removed after the start time-out only."""
         with world_of(clock, replace(RULES, spares=1), ready=False) as world:
             for _ in range(600):
+                if not accepted:
+                    world.inner.fail_next_start(DriverUnavailableError("The disk is full."))
                 await clock.advance(1.0)
-                for process in list(world.network.processes.values()):
-                    if process.alive:
-                        world.end_process(process)
-            assert 8 <= len(world.network.processes) <= 20
-
-    @pytest.mark.proves("pooled/driver-accepts-process-full")
-    async def test_starts_of_processes_that_the_backend_does_not_accept_back_off(self, clock: VirtualClock) -> None:
-        """Each attempt creates a user in RabbitMQ, which is removed after the start time-out only."""
-        with world_of(clock, replace(RULES, spares=1)) as world:
-            for _ in range(600):
-                world.inner.fail_next_start(DriverUnavailableError("The disk is full."))
-            await clock.advance(600.0)
+                for process in [one for one in world.network.processes.values() if one.alive]:
+                    world.end_process(process)
             assert 8 <= world.inner.count("start") <= 20
 
 
@@ -314,11 +302,12 @@ class TestChangeOfLeader:
         assert sorted((await world.listed()).values(), key=lambda one: one.key) == before
         assert await fails(world.start(A), SlotTakenError)
 
-    @pytest.mark.proves("pooled/process-answer-new-leader")
-    async def test_nothing_is_placed_before_all_processes_have_answered(self, world: World) -> None:
-        silent = world.process_of(await world.start(A))
-        for key in (B, C, D):
-            await world.start(key)
+    @pytest.mark.parametrize("late", [False, True])
+    @pytest.mark.proves("pooled/process-answer-new-leader", "pooled/process-answers-new-leader")
+    async def test_nothing_is_placed_before_all_processes_have_answered_or_were_killed(
+        self, world: World, late: bool
+    ) -> None:
+        silent, *_ = [world.process_of(await world.start(key)) for key in (A, B, C, D)]
         silent.mute = True
         world.lead(term=4)
         listing = asyncio.ensure_future(world.driver.list_instances())
@@ -326,21 +315,11 @@ class TestChangeOfLeader:
         await world.clock.advance(RULES.process_timeout - 2)
         assert not (listing.done() or start.done())
         assert silent.worker_id in world.running_processes()
+        silent.mute = not late
         await world.clock.advance(5.0)
-        assert {one.key for one in await done(listing)} == {D}
+        assert {one.key for one in await done(listing)} == ({A, B, C, D} if late else {D})
         await done(start)
-        assert silent.worker_id not in world.running_processes()
-
-    @pytest.mark.proves("pooled/process-answers-new-leader")
-    async def test_process_that_answers_late_is_not_killed(self, world: World, clock: VirtualClock) -> None:
-        silent = world.process_of(await world.start(A))
-        silent.mute = True
-        world.lead(term=4)
-        listing = asyncio.ensure_future(world.driver.list_instances())
-        await clock.advance(RULES.process_timeout - 2)
-        silent.mute = False
-        await clock.advance(2.0)
-        assert [one.key for one in await done(listing)] == [A]
+        assert (silent.worker_id in world.running_processes()) is late
 
     @pytest.mark.proves("pooled/deposed-leader-assigns-worker")
     async def test_messages_of_an_earlier_term_are_ignored(self, world: World, clock: VirtualClock) -> None:
@@ -380,22 +359,17 @@ class TestChangeOfLeader:
             assert world.link.confirmed[-1] == seen_at
             assert not [question for question in world.network.sent if isinstance(question, Assign)]
 
+    @pytest.mark.parametrize("seems", ["empty", "silent"])
     @pytest.mark.proves("pooled/deposed-leader-finds-process")
-    async def test_deposed_leader_ends_no_process_that_is_empty_for_it(self, world: World, clock: VirtualClock) -> None:
-        """The next leader may have placed a worker in it. That the token channel answered before is no proof."""
-        await world.end(await world.start(A))
-        world.link.leads = False
-        await clock.advance(EMPTY_FOR + 20)
-        assert len(world.running_processes()) == 1
-        await fails(done(world.tasks[0]), ExceptionGroup)
-
-    @pytest.mark.proves("pooled/deposed-leader-finds-process")
-    async def test_deposed_leader_kills_no_process_that_does_not_answer_it(self, world: World) -> None:
-        """A process answers the latest leader only."""
-        process = world.process_of(await world.start(A))
-        process.mute, world.link.leads = True, False
-        await world.clock.advance(3 * RULES.process_timeout)
-        assert world.running_processes() == [process.worker_id]
+    async def test_deposed_leader_ends_no_process(self, world: World, seems: str) -> None:
+        """It answers the latest leader only, which may have placed a worker in it."""
+        instance = await world.start(A)
+        if seems == "empty":
+            await world.end(instance)
+        world.process_of(instance).mute = seems == "silent"
+        world.link.leads = False  # that the token channel answered before is no proof
+        await world.clock.advance(max(EMPTY_FOR, 3 * RULES.process_timeout) + 20)
+        assert world.running_processes() == [world.process_of(instance).worker_id]
         await fails(done(world.tasks[0]), ExceptionGroup)
 
     async def test_older_listing_does_not_bring_back_a_process_that_has_ended(self, world: World) -> None:
@@ -434,19 +408,11 @@ class TestLostMessages:
 
     @pytest.mark.parametrize("kind", [Assign, Release, Forget])
     @pytest.mark.proves("pooled/command-process-lost-duplicated")
-    async def test_lost_question_is_repeated(self, world: World, clock: VirtualClock, kind: type) -> None:
-        lost = []
-
-        def lose(question: object) -> bool:
-            if isinstance(question, kind) and len(lost) < 3:
-                lost.append(question)
-                return True
-            return False
-
-        world.network.lose = lose
+    async def test_lost_question_is_repeated(self, world: World, kind: type) -> None:
+        left = [True] * 3
+        world.network.lose = lambda question: isinstance(question, kind) and bool(left) and left.pop()
         await world.end(await world.within(6.0, world.driver.start(spec_of(A))))
-        assert len(lost) == 3
-        assert await world.listed() == {}
+        assert (left, await world.listed()) == ([], {})
 
     @pytest.mark.proves("pooled/report-process-lost")
     async def test_lost_report_of_an_end_is_asked_for(self, world: World, clock: VirtualClock) -> None:
@@ -500,11 +466,9 @@ class TestProcessEnds:
         await world.start(B)
         process.mute = True
         await world.clock.advance(RULES.process_timeout)
-        assert {one.state for one in (await world.listed()).values()} == {InstanceState.RUNNING}
+        assert [one.state for one in (await world.listed()).values()] == [InstanceState.RUNNING] * 2
         await world.clock.advance(2 * RULES.process_timeout)
-        listed = await world.listed()
-        assert {one.state for one in listed.values()} == {InstanceState.EXITED}
-        assert listed.keys() == {A, B}
+        assert [one.state for one in (await world.listed()).values()] == [InstanceState.EXITED] * 2
 
     @pytest.mark.proves("pooled/process-answer")
     async def test_silent_process_is_killed_when_a_worker_in_it_must_stop(self, world: World) -> None:
@@ -623,16 +587,18 @@ class TestProcessEnds:
 
 
 class TestReplacement:
-    @pytest.mark.parametrize("rule", [{"max_requests": 100}, {"max_age": 600.0}])
+    @pytest.mark.parametrize(
+        "rule", [{"max_requests": 100}, {"max_age": 600.0}, {}], ids=["requests", "age", "draining"]
+    )
     @pytest.mark.proves("pooled/process-leaks-memory-threads")
-    async def test_process_beyond_its_age_or_requests_is_replaced(
+    async def test_process_beyond_its_age_or_requests_or_without_room_is_replaced(
         self, clock: VirtualClock, rule: dict[str, float]
     ) -> None:
         with world_of(clock, replace(RULES, **rule)) as world:
             instance = await world.start(A)
             process = world.process_of(instance)
             assert not (await world.listed())[A].retiring
-            process.set(requests=100)
+            process.set(requests=100, draining=not rule)
             await clock.advance(600.0)
             assert (await world.listed())[A].retiring
             successor = await world.start(A, slot=1)
@@ -666,14 +632,6 @@ class TestReplacement:
             process.set_live_heap(share)
         await clock.advance(2.0)
         assert not (await world.listed())[A].retiring
-
-    @pytest.mark.proves("pooled/process-leaks-memory-threads")
-    async def test_process_that_takes_no_more_workers_is_replaced(self, world: World, clock: VirtualClock) -> None:
-        process = world.process_of(await world.start(A))
-        process.set(draining=True)
-        await clock.advance(2.0)
-        assert (await world.listed())[A].retiring
-        assert world.process_of(await world.start(A, slot=1)) is not process
 
     @pytest.mark.proves("pooled/placement-running-pool-changed")
     async def test_dedicated_workers_are_listed_and_stopped(self, world: World, clock: VirtualClock) -> None:

@@ -83,7 +83,9 @@ def put(broker: FakeBroker) -> None:
 
 class TestActivation:
     @pytest.mark.proves("reference-defects/3-one-busy-key")
-    async def test_bound_is_believed_only_after_the_answer(self, stack: Stack, clock: VirtualClock) -> None:
+    async def test_bound_is_believed_after_the_answer_and_withdrawn_before_unbind_is_sent(
+        self, stack: Stack, clock: VirtualClock
+    ) -> None:
         """lifecycle: bound-is-reported-late."""
         released, stack.broker.hook = hold("bind", done=True)
         await require(stack)
@@ -91,23 +93,24 @@ class TestActivation:
         released.set()
         await clock.settle()
         assert stack.queue_of(A).is_bound
-
-    async def test_bound_is_withdrawn_before_unbind_is_sent(self, stack: Stack, clock: VirtualClock) -> None:
-        """lifecycle: bound-is-reported-late."""
-        await require(stack)
         released, stack.broker.hook = hold("unbind")
         await clock.advance(20.0)
         assert (stack.is_bound("a"), stack.queue_of(A).is_bound) == (True, False)
         released.set()
 
-    async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """lifecycle: listed-bindings-are-unknown [assumeunb]: bound or not, it is bound or unbound again by this
-        term."""
-        async with leading(clock, broker=broker) as stack:
+    async def test_listed_binding_is_not_believed(
+        self, clock: VirtualClock, broker: FakeBroker, settings: Settings
+    ) -> None:
+        """lifecycle: listed-bindings-are-unknown [assumeunb], always-unbind: bound or not, each term does it again."""
+        async with leading(clock, broker=broker, settings=settings) as stack:
             await require(stack)
         broker.commands.clear()
-        async with leading(clock, broker=broker) as stack:
+        async with leading(clock, broker=broker, settings=settings) as stack:
             assert steps(stack) == ["bind"]
+            await until(stack, lambda: not stack.is_bound("a"))
+        broker.commands.clear()
+        async with leading(clock, broker=broker, settings=settings) as stack:
+            assert (stack.status_of(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
 
     async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, stack: Stack) -> None:
         """lifecycle: one-actor-per-key: one command at a time, the newest desired state is read between commands."""
@@ -205,17 +208,6 @@ class TestEnd:
         await stack.clock.settle()
         assert (stack.is_bound("a"), stack.waiting("a")) == (True, [b"1"])
 
-    async def test_unbind_is_sent_again_although_it_is_believed_done(
-        self, clock: VirtualClock, broker: FakeBroker, settings: Settings
-    ) -> None:
-        """lifecycle: always-unbind: a listing said unbound; this term has not heard it from the broker."""
-        async with leading(clock, broker=broker, settings=settings) as stack:
-            await require(stack)
-            await until(stack, lambda: not stack.is_bound("a"))
-        broker.commands.clear()
-        async with leading(clock, broker=broker, settings=settings) as stack:
-            assert (stack.status_of(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
-
     async def test_queue_of_a_worker_that_goes_on_consuming_is_kept(self, stack: Stack, clock: VirtualClock) -> None:
         """lifecycle: ready-brings-back: in use; checked again, at growing intervals."""
         await require(stack)
@@ -240,7 +232,7 @@ class TestEnd:
         assert stack.waiting("a") == [b"1"]
 
     async def test_retired_group_at_work_ends_when_its_work_is_done(self, stack: Stack, clock: VirtualClock) -> None:
-        """`groups stop` of a group with a stuck query: it stays unbound, and nothing else starts its time anew."""
+        """`groups stop` of a group with a stuck query: it stays unbound. Only a request brings it back."""
         await stack.publish("a", b"stuck")
         await clock.settle()
         delivery = await stack.take("a")
@@ -249,19 +241,14 @@ class TestEnd:
             await stack.report("a", Event.BUSY, in_flight=1)
             await clock.advance(5.0)
         assert (stack.status_of(A), stack.running("a")) == (GroupStatus.UNBOUND, 1)
-        await delivery.ack()
-        await delivery.channel.close()
-        await until(stack, lambda: not stack.has_queue("a"))
-
-    async def test_request_wakes_a_retired_group(self, stack: Stack, clock: VirtualClock) -> None:
-        await stack.publish("a", b"stuck")
-        await clock.settle()
-        await stack.take("a")
-        stack.retire(A)
-        await clock.advance(5.0)
         await stack.publish("a", b"next")
         await clock.settle()
         assert (stack.is_bound("a"), stack.waiting("a")) == (True, [b"stuck", b"next"])
+        for one in (delivery, await stack.take("a")):
+            await one.ack()
+            await one.channel.close()
+        stack.retire(A)
+        await until(stack, lambda: not stack.has_queue("a"))
 
     async def test_requests_of_a_retired_group_without_a_worker_are_not_lost(self, stack: Stack) -> None:
         stack.driver.fail_next_start(DriverError("The engine is busy."))
@@ -271,23 +258,16 @@ class TestEnd:
         await stack.clock.advance(60.0)
         assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
-    @pytest.mark.proves("races/request-reaches-queue-decision")
-    async def test_message_found_by_the_passive_declare_reactivates_the_group(self, stack: Stack) -> None:
-        """lifecycle: ready-brings-back [noreact]: ready > 0 and the group is not wanted: it is required."""
-        released = await idle_until(stack, "look_up")
+    @pytest.mark.parametrize("step", ["look_up", "consume"])
+    @pytest.mark.proves("races/request-reaches-queue-decision", "races/request-reaches-deletion-s")
+    async def test_message_found_before_the_deletion_reactivates_the_group(self, stack: Stack, step: str) -> None:
+        """lifecycle: ready-brings-back [noreact], by the passive declare; probe, delete-under-probe."""
+        released = await idle_until(stack, step)
         put(stack.broker)
         released.set()
         await stack.clock.settle()
-        assert (stack.status_of(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
-
-    @pytest.mark.proves("races/request-reaches-deletion-s")
-    async def test_message_that_reached_the_probe_is_published_again_and_the_queue_kept(self, stack: Stack) -> None:
-        """lifecycle: probe, delete-under-probe."""
-        released = await idle_until(stack, "consume")
-        put(stack.broker)
-        released.set()
-        await stack.clock.settle()
-        assert (stack.waiting("a"), stack.is_bound("a"), "delete" in steps(stack)) == ([b"1"], True, False)
+        assert (stack.status_of(A), stack.running("a"), stack.waiting("a")) == (GroupStatus.ACTIVE, 1, [b"1"])
+        assert (stack.is_bound("a"), "delete" in steps(stack)) == (True, False)
 
     @pytest.mark.proves("races/request-arrives-between-last")
     async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, stack: Stack) -> None:

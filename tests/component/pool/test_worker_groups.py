@@ -67,8 +67,8 @@ async def consume_by_priority(stack: Stack) -> None:
     await stack.report("a", Event.READY)
 
 
-def end_worker(stack: Stack, code: int) -> None:
-    stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code)
+def end_worker(stack: Stack, code: int, *lines: str) -> None:
+    stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code, lines=lines)
 
 
 async def require(stack: Stack, *keys: str) -> None:
@@ -94,16 +94,12 @@ class TestStart:
         assert stack.running("a") == 1
 
     @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS)
-    async def test_worker_is_given_the_raw_key(self, stack: Stack, key: Key) -> None:
+    async def test_worker_is_given_the_raw_key_and_the_generation(self, stack: Stack, key: Key) -> None:
+        """lifecycle: generations."""
         await require(stack, key)
         (worker,) = stack.driver.workers_of(key)
-        assert worker.spec.environment.key == key
+        assert (worker.spec.environment.key, worker.spec.generation) == (key, stack.generation_of(key))
         assert worker.spec.environment.requests_queue in stack.broker.queues
-
-    async def test_spec_carries_the_generation_of_the_desired_state(self, stack: Stack) -> None:
-        """lifecycle: generations."""
-        await require(stack)
-        assert stack.driver.workers_of(A)[0].spec.generation == stack.generation_of(A)
 
     @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
     async def test_worker_found_at_the_start_of_a_term_is_kept(
@@ -176,39 +172,35 @@ class TestEnds:
             await clock.settle()
             assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
-    async def test_last_attempt_that_fails_is_final(
-        self, stack: Stack, clock: VirtualClock, driver: FakeDriver
+    async def test_last_attempt_that_fails_is_final_and_quotes_its_worker(
+        self, stack: Stack, clock: VirtualClock
     ) -> None:
-        driver.on_start = lambda worker: driver.exit_instance(worker.instance.instance_id, 3, lines=("no such table",))
         await require(stack)
+        for _ in range(2):
+            assert stack.failure_of(A) is None
+            await stack.report("a", Event.FAILED, reason="the bucket is gone")
+            end_worker(stack, 3, "no such table")
+            await clock.advance(2.0)
         await clock.advance(120.0)
         failure = stack.failure_of(A)
-        assert driver.count("start") == 2
         assert failure is not None
-        assert (failure.reason, failure.log_lines) == ("the worker ended with exit code 3", ("no such table",))
+        assert (failure.reason, failure.log_lines, stack.driver.count("start")) == (
+            "the worker ended with exit code 3: the bucket is gone",
+            ("no such table",),
+            2,
+        )
 
-    async def test_refused_start_is_final_at_once(self, stack: Stack, driver: FakeDriver) -> None:
-        driver.fail_next_start(StartFailedError("no such image", log_lines=("pull denied",)))
+    async def test_refused_start_is_final_at_once_unless_the_group_is_pinned(self, stack: Stack) -> None:
+        stack.driver.fail_next_start(StartFailedError("no such image", log_lines=("pull denied",)))
         await require(stack)
         failure = stack.failure_of(A)
         assert failure is not None
         assert (failure.reason, failure.log_lines, failure.attempts) == ("no such image", ("pull denied",), 1)
-
-    async def test_pinned_group_that_failed_is_tried_again_without_a_request(self, stack: Stack) -> None:
-        stack.driver.fail_next_start(StartFailedError("no such image"))
+        await stack.clock.advance(30.0)
+        assert stack.running("a") == 0
         stack.pin(A)
         await stack.clock.advance(12.0)
         assert (stack.running("a"), stack.failure_of(A)) == (1, None)
-
-    async def test_worker_that_reports_why_it_failed_is_quoted(self, stack: Stack, clock: VirtualClock) -> None:
-        await require(stack)
-        for _ in range(2):
-            await stack.report("a", Event.FAILED, reason="the bucket is gone")
-            end_worker(stack, 1)
-            await clock.advance(2.0)
-        failure = stack.failure_of(A)
-        assert failure is not None
-        assert failure.reason == "the worker ended with exit code 1: the bucket is gone"
 
     async def test_instance_that_vanished_without_a_word_counts_as_ended(self, stack: Stack) -> None:
         await require(stack)
@@ -241,6 +233,9 @@ class TestOverdue:
         assert [worker.state for worker in stack.reports_of(A)] == [WorkerState.READY]
         await stack.clock.advance(700.0)
         assert (stack.driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
+        stack.broker.set_running(stack.names.request_queue(A), False)  # a queue without a leader proves nothing
+        await stack.clock.advance(310.0)
+        assert stack.driver.count("stop") == 0
 
     @pytest.mark.parametrize("said_ready", [False, True])
     @pytest.mark.proves("workers/worker-sends-reports-counts")
@@ -260,17 +255,6 @@ class TestOverdue:
         await clock.advance(310.0)
         assert driver.count("stop") == (0 if said_ready else 1)
 
-    async def test_queue_without_a_leader_does_not_disprove_that_a_worker_is_ready(self, stack: Stack) -> None:
-        await require(stack)
-        stack.pin(A)
-        await stack.consume("a")
-        for body in (b"1", b"2"):
-            await stack.publish("a", body)
-        await stack.clock.advance(301.0)
-        stack.broker.set_running(stack.names.request_queue(A), False)
-        await stack.clock.advance(310.0)
-        assert stack.driver.count("stop") == 0
-
 
 class TestConsumersOfTwoWorkers:
     """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
@@ -285,14 +269,15 @@ class TestConsumersOfTwoWorkers:
         stack.pin(A)
         return stack
 
-    @pytest.mark.parametrize("consumes", [False, True])
+    @pytest.mark.parametrize(("other", "stops"), [("silent", 1), ("consumes", 0), ("not listed", 0)])
     @pytest.mark.proves("workers/worker-become-ready-worker")
-    async def test_consumers_of_one_worker_do_not_pass_for_another(self, stack: Stack, consumes: bool) -> None:
+    async def test_consumers_of_one_worker_do_not_pass_for_another(self, stack: Stack, other: str, stops: int) -> None:
         await consume_by_priority(stack)
-        if consumes:
+        if other == "consumes":
             await stack.consume("a")
+        stack.management.available = other != "not listed"
         await stack.clock.advance(320.0)
-        assert stack.driver.count("stop") == (0 if consumes else 1)
+        assert stack.driver.count("stop") == stops
 
     @pytest.mark.proves("workers/worker-become-ready-worker")
     async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(self, stack: Stack) -> None:
@@ -306,13 +291,6 @@ class TestConsumersOfTwoWorkers:
             await stack.publish("a", str(number).encode())
         await stack.clock.advance(320.0)
         assert stack.driver.count("stop") == 1
-
-    @pytest.mark.proves("workers/worker-become-ready-worker")
-    async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(self, stack: Stack) -> None:
-        await consume_by_priority(stack)
-        stack.management.available = False
-        await stack.clock.advance(320.0)
-        assert stack.driver.count("stop") == 0
 
 
 class TestStops:
@@ -331,25 +309,21 @@ class TestStops:
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
         dying.cancel()
 
-    async def test_driver_that_cannot_stop_is_asked_again_slowly(self, stack: Stack, clock: VirtualClock) -> None:
-        for _ in range(40):
-            stack.driver.fail_next_stop(UNAVAILABLE)
-        running_worker(stack.driver)
-        await clock.advance(60.0)
-        assert 10 <= stack.driver.count("stop") <= 40
-        assert stack.running("a") == 1
-        await clock.advance(600.0)
-        assert stack.running("a") == 0
-
-    async def test_trouble_that_goes_on_is_logged_once(self, stack: Stack) -> None:
+    async def test_driver_that_cannot_stop_is_asked_again_slowly_and_logged_once(
+        self, stack: Stack, clock: VirtualClock
+    ) -> None:
         busy = DriverUnavailableError("The engine is busy.")
-        for error in [*[UNAVAILABLE] * 20, busy]:
+        for error in [*[UNAVAILABLE] * 20, *[busy] * 20]:
             stack.driver.fail_next_stop(error)
         with capture_logs() as logs:
             running_worker(stack.driver)
-            await stack.clock.advance(60.0)
+            await clock.advance(60.0)
         errors = [entry["error"] for entry in logs if entry["event"].startswith("driver call failed")]
         assert errors == [str(UNAVAILABLE), str(busy)]
+        assert 21 <= stack.driver.count("stop") <= 40
+        assert stack.running("a") == 1
+        await clock.advance(600.0)
+        assert stack.running("a") == 0
 
     async def test_stop_is_known_before_it_is_asked_for(self, stack: Stack, driver: FakeDriver) -> None:
         """lifecycle: bind-waits-for-stop: who wants to bind must see a stop that is decided, not only one that has
@@ -419,21 +393,15 @@ class TestRoom:
 
 class TestDriverFaults:
     @pytest.mark.proves("workers/platform-answer-start-worker")
-    async def test_driver_that_does_not_answer_is_asked_again(self, stack: Stack, clock: VirtualClock) -> None:
-        for _ in range(3):
-            stack.driver.fail_next_list(UNAVAILABLE)
-        stack.driver.fail_next_start(UNAVAILABLE)
-        await require(stack)
-        await clock.advance(30.0)
-        assert (stack.running("a"), stack.failure_of(A)) == (1, None)
-
-    async def test_failing_start_of_one_key_does_not_delay_another(self, stack: Stack, clock: VirtualClock) -> None:
+    async def test_driver_that_does_not_answer_is_asked_again_and_delays_no_other_key(self, stack: Stack) -> None:
         stack.driver.fail_next_start(UNAVAILABLE)
         await require(stack, "a")
         await require(stack, "b")
         assert (stack.running("a"), stack.running("b")) == (0, 1)
-        await clock.advance(3.0)
-        assert stack.running("a") == 1
+        for _ in range(3):
+            stack.driver.fail_next_list(UNAVAILABLE)
+        await stack.clock.advance(30.0)
+        assert (stack.running("a"), stack.failure_of(A)) == (1, None)
 
     async def test_broken_event_stream_is_opened_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
         events, broken = driver.events, [0]
