@@ -89,9 +89,6 @@ class Model:
     def is_held(self, key: str) -> bool:
         return any(key in circuit.held for circuit in self.circuits.values())
 
-    def paused(self) -> set[str]:
-        return set(self.order)
-
     def at(self, now: int) -> None:
         if now < self.now:
             for circuit in self.circuits.values():
@@ -118,11 +115,9 @@ class Model:
         if circuit is None:
             return
         if circuit.state == "closed" and self.configuration.checks and self.configuration.updates_statistics:
-            failed = [one for one in circuit.log if not one[2]]
-            if (
-                len(circuit.log) >= self.configuration.min_samples
-                and 100 * len(failed) // len(circuit.log) >= self.configuration.error_threshold
-            ):
+            count, failed = len(circuit.log), sum(not one[2] for one in circuit.log)
+            enough = count >= self.configuration.min_samples
+            if enough and 100 * failed // count >= self.configuration.error_threshold:
                 self.enter(circuit, "open")
                 # Of two samples of one moment, failures come first.
                 for one in sorted(circuit.log, key=lambda one: (one[3], one[2])):
@@ -256,7 +251,6 @@ class Run:
         self.now = START_MS
         self.steps: list[str] = []
         self.states: set[CircuitState] = set()
-        # One step per call, the frequent ones more than once.
         self.actions = [
             self.fail, self.fail, self.fail, self.fail, self.succeed, self.admit, self.send_probe, self.send_probe,
             self.miss_probe, self.answer_probe, self.answer_probe, self.advance, self.advance, self.advance,
@@ -269,8 +263,12 @@ class Run:
     def step(self) -> None:
         action = self.actions[self.pick(len(self.actions))]
         resumed = len(self.world.resumed)
-        action()
-        self.compare(resumed, action.__name__)
+        try:
+            action()
+            self.compare(resumed, action.__name__)
+        except AssertionError as error:
+            error.add_note("\n".join(self.steps))
+            raise
 
     def took(self, effects: tuple[Effect, ...], text: str) -> None:
         self.steps.append(text)
@@ -300,9 +298,8 @@ class Run:
         assert not is_later or foreseen.retry_after_ms == admission.retry_after_ms
         self.took(admission.effects, f"admit {route} {key}: {verdict}")
         assert admission.verdict.value == verdict
-        assert admission.retry_after_ms is None or (admission.verdict is Verdict.REJECT) & (
-            admission.retry_after_ms >= 0
-        )
+        if admission.retry_after_ms is not None:
+            assert (admission.verdict, admission.retry_after_ms >= 0) == (Verdict.REJECT, True)
 
     def unsent(self) -> list[tuple[str | None, str | None]]:
         return [name for name, one in self.model.circuits.items() if one.probe is not None and one.probe[2] is None]
@@ -388,40 +385,27 @@ class Run:
         self.model.resume()
         self.took(self.breaker.keep_routes({"a"}, now_ms=self.now), "keep route a")
 
-    def trace(self) -> str:
-        return "\n".join(self.steps)
-
     def compare(self, resumed: int, action: str) -> None:
-        assert self.breaker.paused_groups() == self.model.paused() == self.world.paused, self.trace()
-        assert list(self.breaker.state.paused) == self.model.order, self.trace()
-        assert {one.id for one in self.breaker.state.circuits.values()} == {
-            identify(name) for name in self.model.circuits
-        }, self.trace()
+        assert self.breaker.paused_groups() == set(self.model.order) == self.world.paused
+        assert list(self.breaker.state.paused) == self.model.order
+        circuits = {one.id: one for one in self.breaker.state.circuits.values()}
+        assert circuits.keys() == set(map(identify, self.model.circuits))
         for name, naive in self.model.circuits.items():
-            circuit = self.breaker.state.circuits[identify(name)]
+            circuit = circuits[identify(name)]
             self.states.add(circuit.state)
-            assert circuit.state.name.lower() == naive.state, self.trace()
-            assert circuit.since_ms == naive.since, self.trace()
-            failed = [one[0] for one in naive.log if not one[2]]
-            assert list(circuit.samples.failures) == failed, self.trace()
-            assert list(circuit.samples.successes) == [one[0] for one in naive.log if one[2]], self.trace()
-            assert circuit.samples.fail_ratio == (100 * len(failed) // len(naive.log) if naive.log else 0), self.trace()
-            assert list(circuit.held) == naive.held, self.trace()
-            assert (list(circuit.released), circuit.paused) == (
-                naive.released,
-                len(set(naive.held) | set(naive.released)),
-            ), self.trace()
-            assert list(circuit.candidates) == sorted(naive.turns, key=lambda one: naive.turns[one]), self.trace()
+            assert (circuit.state.name.lower(), circuit.since_ms) == (naive.state, naive.since)
+            failed, succeeded = ([one[0] for one in naive.log if one[2] is side] for side in (False, True))
+            assert (list(circuit.samples.failures), list(circuit.samples.successes)) == (failed, succeeded)
+            assert circuit.samples.fail_ratio == (100 * len(failed) // len(naive.log) if naive.log else 0)
+            assert (list(circuit.held), list(circuit.released)) == (naive.held, naive.released)
+            assert circuit.paused == len({*naive.held, *naive.released})
+            assert list(circuit.candidates) == sorted(naive.turns, key=lambda one: naive.turns[one])
             probe = circuit.probe
-            assert (None if probe is None else (probe.key, probe.since_ms, probe.request_id)) == naive.probe, (
-                self.trace()
-            )
+            assert (None if probe is None else (probe.key, probe.since_ms, probe.request_id)) == naive.probe
         # What the times of `next_step_ms` promise: before them `advance` changes nothing, at them it does.
         moment = self.breaker.next_step_ms()
-        if action == "advance":
-            assert moment is None or moment > self.now, self.trace()
-        if self.breaker.configuration.unlock.enabled:
-            assert len(self.world.resumed) - resumed <= 1, self.trace()
+        assert action != "advance" or moment is None or moment > self.now
+        assert not self.breaker.configuration.unlock.enabled or len(self.world.resumed) - resumed <= 1
 
 
 def identify(name: tuple[str | None, str | None]) -> CircuitId:

@@ -180,18 +180,14 @@ class HistoryWorld:
     # --- workers
 
     def _begin(self, fake: FakeWorker) -> None:
-        if self._is_pooled and fake.spec.key == PROCESS_KEY:
-            self._begin_process(fake)
-        else:
-            self._begin_worker(fake, self.driver)
-
-    def _begin_process(self, fake: FakeWorker) -> None:
+        if not self._is_pooled or fake.spec.key != PROCESS_KEY:
+            return self._begin_worker(fake, self.driver)
         process = SimulatedProcess(
             fake, names=NAMES, broker=self.broker, clock=self.clock, begin_worker=self._begin_worker
         )
         process.reports_arrive = lambda: self.reports_arrive
         self.processes.append(process)
-        self.do(process.live())
+        return self.do(process.live())
 
     def _begin_worker(self, fake: FakeWorker, home: Ends) -> None:
         manner = self.manners.popleft() if self.manners else Manner.ORDINARY
@@ -283,7 +279,7 @@ class HistoryWorld:
 
     def kill(self) -> None:
         """The oldest daemon is killed: nothing is finished, nothing closed in order."""
-        for stack in [stack for stack in self.leaders if not stack.task.done()][:1]:
+        for stack in self._oldest():
             stack.killed = True
             stack.task.cancel()
             for connection in stack.connections:
@@ -291,9 +287,12 @@ class HistoryWorld:
 
     def cut(self, connection: int | None = None) -> None:
         """The connections of the oldest daemon are lost, or one of them: control, publishing."""
-        for stack in [stack for stack in self.leaders if not stack.task.done()][:1]:
+        for stack in self._oldest():
             for one in stack.connections if connection is None else stack.connections[connection : connection + 1]:
                 one.cut()
+
+    def _oldest(self) -> list[Stack]:
+        return [stack for stack in self.leaders if not stack.task.done()][:1]
 
     def restart_broker(self) -> None:
         """Every connection is lost; what is in queues is not."""
@@ -336,18 +335,14 @@ class HistoryWorld:
         if lost:
             lost -= {body for queue in self.broker.queues.values() for body in queue.bodies()}
         alive = [(worker.key, worker.fake.instance.slot) for worker in self.workers if not worker.fake.gone.is_set()]
-        wrong = {
-            body: statuses - self.allowed[body] - self.forgiven
-            for body, statuses in answers.items()
-            if statuses - self.allowed[body] - self.forgiven
-        }
+        wrong = {body: statuses - self.allowed[body] - self.forgiven for body, statuses in answers.items()}
+        interrupted = [worker.interrupted for worker in self.workers if worker.interrupted is not None]
         found: dict[Fault | str, object] = {
             Fault.LOST: lost,
-            Fault.BUSY_STOPPED: not self.reports_were_lost
-            and [worker.interrupted for worker in self.workers if worker.interrupted is not None],
+            Fault.BUSY_STOPPED: not self.reports_were_lost and interrupted,
             "two workers": [place for place in alive if alive.count(place) > 1],
             "two leaders": self._leading()[1:],
-            "wrong status": wrong,
+            "wrong status": {body: statuses for body, statuses in wrong.items() if statuses},
             "wrong belief": self._wrong_beliefs(),
             "crash": self._crashes(),
         }
@@ -358,19 +353,22 @@ class HistoryWorld:
         bound-is-reported-late)."""
         if self.leader is None:
             return []
-        leader, busy = self.leader, self.leader.term.queues.loop.busy_keys()
-        known, found = leader.known_queues(), []
-        for key in known:
-            bound = self.broker.route(NAMES.requests_exchange, key) == [NAMES.request_queue(key)]
-            wrongly_unbound = bound and leader.queue_of(key).binding is Binding.UNBOUND and key not in busy
-            if wrongly_unbound or (leader.queue_of(key).is_bound and not bound):
-                found.append(f"{key}: {leader.queue_of(key)}")
+        leader, found = self.leader, []
+        changing = leader.term.queues.loop.busy_keys()
+        for key in leader.known_queues():
+            believed = leader.queue_of(key)
+            if self.broker.route(NAMES.requests_exchange, key) == [NAMES.request_queue(key)]:
+                wrong = believed.binding is Binding.UNBOUND and key not in changing
+            else:
+                wrong = believed.is_bound
+            found += [f"{key}: {believed}"] if wrong else []
         return found
 
     def _crashes(self) -> list[BaseException]:
         """Unexpected errors that ended a term: neither the broker's nor the driver's."""
         ended = [stack.task for stack in self.leaders if stack.task.done() and not stack.task.cancelled()]
-        return [error for task in ended if (error := task.exception()) is not None and not _is_foreseen(error)]
+        errors = [BaseExceptionGroup("", [error]) for task in ended if (error := task.exception()) is not None]
+        return [crash for one in errors if (crash := one.split((BrokerError, DriverUnavailableError))[1]) is not None]
 
     def leftovers(self) -> dict[str, object]:
         """What is there although it is no longer needed."""
@@ -423,7 +421,8 @@ class HistoryWorld:
         while self.clock.monotonic() < until and not self.faults():
             await self.clock.advance(LOOK_INTERVAL)
             self.see_to_leader()
-            self.with_leader(_unpin_all)  # or they would never go
+            for key in KEYS:  # or they would never go
+                self.unpin(key)
             if condition():
                 return
 
@@ -432,14 +431,3 @@ class HistoryWorld:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _unpin_all(leader: Stack) -> None:
-    for key in KEYS:
-        leader.unpin(key)
-
-
-def _is_foreseen(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return all(_is_foreseen(inner) for inner in error.exceptions)
-    return isinstance(error, BrokerError | DriverUnavailableError)

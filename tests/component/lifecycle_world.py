@@ -27,7 +27,7 @@ QUEUE = NAMES.request_queue(KEY)
 REPLIES = "replies"
 LONG = 3600.0
 
-Action = Callable[[], Awaitable[None]]
+Action = Callable[[], Awaitable[object] | None]
 
 
 class Fault(StrEnum):
@@ -84,9 +84,11 @@ class World:
 
     async def _hook(self, command: Command) -> None:
         for entry in self._expected:
-            if entry[0](command):
+            matches, action = entry
+            if matches(command):
                 self._expected.remove(entry)
-                await entry[1]()
+                if (done := action()) is not None:
+                    await done
                 return
 
     async def pass_on(self) -> None:

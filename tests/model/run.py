@@ -27,7 +27,6 @@ HASH = "-w24"
 
 
 class Outcome(StrEnum):
-    SAFE = "safe"
     LOST = "lost"
     NO_OUTCOME = "no-outcome"
     WRONG_END = "wrong-end"
@@ -39,25 +38,13 @@ class Outcome(StrEnum):
     DELETED_UNDER = "deleted-under"
     END_LOST = "end-lost"
     END_TWICE = "end-twice"
-    CYCLE = "cycle"
     UNFINISHED = "unfinished"
+    CYCLE = "cycle"
+    SAFE = "safe"
 
 
-FAULTS = {
-    1: Outcome.LOST,
-    2: Outcome.NO_OUTCOME,
-    3: Outcome.WRONG_END,
-    4: Outcome.BUSY_STOPPED,
-    5: Outcome.LIMIT_REACHED,
-    6: Outcome.NO_ROOM,
-    7: Outcome.DOUBLE,
-    8: Outcome.UNLISTED,
-    9: Outcome.DELETED_UNDER,
-    10: Outcome.END_LOST,
-    11: Outcome.END_TWICE,
-    12: Outcome.UNFINISHED,
-}
-"""The numbers that `FAIL` of the models reports."""
+FAULTS = dict(enumerate(Outcome, start=1))
+"""By the numbers that `FAIL` of the models reports: the order of the outcomes is theirs."""
 
 
 class Search(StrEnum):
@@ -99,13 +86,12 @@ def read_runs(path: Path = VARIANTS) -> list[Run]:
     rows = tomllib.loads(path.read_text("utf-8"))["run"]
     return [
         Run(
-            name=row["name"],
-            flags=tuple(row["flags"].split()),
-            expect=Outcome(row["expect"]),
-            shows=row["shows"],
-            model=row.get("model", MODEL),
-            search=Search.CYCLES if row.get("search") == "cycles" else Search.ERRORS,
-            slow=row.get("slow", False),
+            **row
+            | {
+                "flags": tuple(row["flags"].split()),
+                "expect": Outcome(row["expect"]),
+                "search": Search.CYCLES if row.get("search") == "cycles" else Search.ERRORS,
+            }
         )
         for row in rows
     ]

@@ -19,7 +19,7 @@ from history_world import HistoryWorld, Pool
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lifecycle_world import Fault
-from test_unsafe_variants import VARIANTS, Patch, left_out
+from test_unsafe_variants import VARIANTS, Patch, left_out, replace_decisions
 
 from osrdyne.testing.fakes.loop import MemoryLoop
 
@@ -65,8 +65,7 @@ def live_through(
 async def _live_through(history: Sequence[Step], pool: Pool, *, patches: Sequence[Patch]) -> dict[str, object]:
     world = HistoryWorld(pool)
     with pytest.MonkeyPatch.context() as patch:
-        for target, make in patches:
-            patch.setattr(target, make(world))
+        replace_decisions(world, patches, patch)
         await world.lead()
         try:
             for step in history:
@@ -91,9 +90,6 @@ def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, po
     check()
 
 
-BY_VARIANT = {variant.name: variant for variant in VARIANTS}
-
-
 @pytest.mark.parametrize("manner", ["frozen", "idle"])
 def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: MemoryLoop, manner: str) -> None:
     history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
@@ -104,10 +100,12 @@ def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: Memor
 
 @pytest.mark.parametrize("name", ["delbound", "edge", "fwd"])
 def test_search_finds_what_a_broken_decision_does(loop: MemoryLoop, name: str) -> None:
+    [breaks] = [variant.breaks for variant in VARIANTS if variant.name == name]
+
     @settings(SETTINGS, max_examples=400, phases=[Phase.generate], database=None, derandomize=True)
     @given(HISTORIES)
     def check(history: list[Step]) -> None:
-        assert live_through(loop, history, patches=BY_VARIANT[name].breaks) == {}
+        assert live_through(loop, history, patches=breaks) == {}
 
     with pytest.raises(AssertionError):
         check()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 
 from broker_steps import kill_within
 
@@ -36,7 +38,10 @@ class World:
         self.steps = 0
 
     def leader(self) -> Stack:
-        return make_stack(self.clock, broker=self.broker, driver=self.driver, settings=QUICK)
+        """One that has begun to lead."""
+        stack = make_stack(self.clock, broker=self.broker, driver=self.driver, settings=QUICK)
+        stack.task = asyncio.create_task(stack.lead())
+        return stack
 
     async def ask(self, stack: Stack, key: str, name: str) -> None:
         await stack.publish(key, name.encode(), reply_to=REPLIES, correlation_id=name)
@@ -49,40 +54,38 @@ class World:
         kept = {body.decode() for name in self.broker.queues if name != REPLIES for body in self.broker.bodies(name)}
         return self.confirmed - answered - kept
 
-    def kill_at(self, stack: Stack, number: int) -> None:
-        """Kill this leader at the `number`-th step from now on."""
+    def at(self, number: int, act: Callable[[], object]) -> None:
+        """Do this at the `number`-th step from now on."""
+        self.steps = 0
 
-        async def hook(command: Command) -> None:
+        async def hook(_: Command) -> None:
             self.steps += 1
             if self.steps == number:
-                kill_within(stack)
+                act()
 
         self.broker.hook = hook
 
-
-async def first_requests(world: World, stack: Stack) -> None:
-    for number in range(3):
-        await world.ask(stack, "a", f"a{number}")
-    await world.ask(stack, "\udcff", "invalid")
+    def following(self) -> AbstractAsyncContextManager[Stack]:
+        self.broker.hook = None
+        return leading(self.clock, broker=self.broker, driver=self.driver, settings=QUICK)
 
 
 async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> None:
     for number in itertools.count(1):
         world = World()
-        async with leading(world.clock, broker=world.broker, driver=world.driver, settings=QUICK) as earlier:
+        async with world.following() as earlier:
             await world.ask(earlier, "a", "waits for its worker")
         await world.ask(earlier, "b", "an orphan that was not read yet")
         before = asyncio.all_tasks()
         killed = world.leader()
-        world.kill_at(killed, number)
-        killed.task = asyncio.create_task(killed.lead())
+        world.at(number, partial(kill_within, killed))
         await world.clock.advance(1.0)
         if not killed.task.done():
             await killed.kill()
         world.broker.hook = None
         await world.clock.settle()
         assert asyncio.all_tasks() - before == set(), f"tasks were left behind by a leader killed at step {number}"
-        async with leading(world.clock, broker=world.broker, driver=world.driver, settings=QUICK) as following:
+        async with world.following() as following:
             await world.clock.advance(5.0)
             assert following.orphans() == [], f"the next leader did not forward what one killed at {number} had left"
             await world.clock.advance(120.0)
@@ -95,43 +98,35 @@ async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> Non
 
 async def test_terms_never_repeat_however_take_overs_end() -> None:
     """lifecycle: token-queue: and there is never no token."""
-    terms: list[int] = []
     for number in range(1, 60):
-        world = World()
+        world, terms = World(), list[int]()
         for _ in range(3):
             stack = world.leader()
-            world.kill_at(stack, number)
-            world.steps = 0
-            stack.task = asyncio.create_task(stack.lead())
+            world.at(number, partial(kill_within, stack))
             await world.clock.advance(1.0)
             await stack.kill()
             terms += [stack.generation.term] if hasattr(stack, "term") else []
-        world.broker.hook = None
-        async with leading(world.clock, broker=world.broker, driver=world.driver) as last:
+        async with world.following() as last:
             terms.append(last.generation.term)
         assert terms == sorted(set(terms)), f"killed at step {number}"
-        terms.clear()
 
 
 async def test_error_at_any_command_of_the_broker_ends_the_term_and_leaves_no_task() -> None:
     """Any fault but a refusal of one key's: the term ends as a whole, at once, with errors of ours only."""
-    number = 0
-    while True:
-        number += 1
+
+    def fail() -> None:
+        raise BrokerError("the broker says no")
+
+    for number in itertools.count(1):
         world = World()
         before = asyncio.all_tasks()
         stack = world.leader()
-        stack.task = asyncio.create_task(stack.lead())
         await world.clock.settle()
-
-        async def fail(_: Command, world: World = world, number: int = number) -> None:
-            world.steps += 1
-            if world.steps == number:
-                raise BrokerError("the broker says no")
-
-        world.broker.hook = fail
+        world.at(number, fail)
         with suppress(BrokerError):  # the client's own publish was hit
-            await first_requests(world, stack)
+            for name in ("a0", "a1", "a2"):
+                await world.ask(stack, "a", name)
+            await world.ask(stack, "\udcff", "invalid")
         world.broker.hook = None
         await world.clock.settle()
         if not stack.task.done():

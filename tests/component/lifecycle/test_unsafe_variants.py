@@ -32,8 +32,18 @@ from osrdyne.processors.requests.forwarding import Orphan
 from osrdyne.testing.fakes.amqp import FakeChannel
 from osrdyne.testing.fakes.broker import Command
 
-Patch = tuple[str, Callable[[World], Any]]
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A broken decision that is made for one world."""
+
+    make: Callable[[World], Any]
+
+
+Patch = tuple[str, Any]
+"""The target, and what takes its place."""
 History = Callable[[World], Awaitable[None]]
+Deletion = Callable[[], Awaitable[int]]
 MODEL = Path(__file__).parents[2] / "model" / "variants.toml"
 
 
@@ -46,7 +56,7 @@ class Variant:
     given: Sequence[Patch] = ()
 
 
-# --- broken decisions: the target, and what takes its place in a world
+# --- broken decisions
 
 
 async def nothing(*_: object) -> None:
@@ -54,20 +64,16 @@ async def nothing(*_: object) -> None:
 
 
 def left_out(target: str) -> Patch:
-    return target, lambda _: nothing
+    return target, nothing
 
 
-def no_hold(_: World) -> Callable[..., None]:
-    return lambda *_: None
+def unsettled_plan(*facts: Any, settle_delay: float, **known: Any) -> QueueStep:
+    return queue_plan.plan_queue(*facts, settle_delay=0.0, **known)
 
 
-def unsettled_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda *facts, settle_delay, **known: queue_plan.plan_queue(*facts, settle_delay=0.0, **known)
-
-
-def unsettled_evidence(_: World) -> Callable[..., float | None]:
+def unsettled_evidence(*_: object, settle_delay: float) -> float:
     """Any sample will do."""
-    return lambda *_, settle_delay: -math.inf
+    return -math.inf
 
 
 def believed(queue: ObservedQueue) -> ObservedQueue:
@@ -76,101 +82,80 @@ def believed(queue: ObservedQueue) -> ObservedQueue:
     return replace(queue, binding=Binding.UNBOUND, unbound_at=0.0) if unseen else queue
 
 
-def believing_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda desired, queue, *rest, **times: queue_plan.plan_queue(desired, believed(queue), *rest, **times)
+def believing_plan(desired: Any, queue: ObservedQueue, *rest: Any, **times: Any) -> QueueStep:
+    return queue_plan.plan_queue(desired, believed(queue), *rest, **times)
 
 
-def believing_evidence(_: World) -> Callable[..., float | None]:
-    return lambda queue, *_, settle_delay: queue_plan.stop_evidence_after(believed(queue), settle_delay=settle_delay)
+def believing_evidence(queue: ObservedQueue, *_: object, settle_delay: float) -> float | None:
+    return queue_plan.stop_evidence_after(believed(queue), settle_delay=settle_delay)
 
 
-def hasty_plan(_: World) -> Callable[..., QueueStep]:
+def hasty_plan(*facts: Any, **times: Any) -> QueueStep:
     """Binds although a stop is under way."""
-
-    def plan(*facts: Any, **times: Any) -> QueueStep:
-        step = queue_plan.plan_queue(*facts, **times)
-        return QueueStep.BIND if step is QueueStep.WAIT_FOR_STOP else step
-
-    return plan
+    step = queue_plan.plan_queue(*facts, **times)
+    return QueueStep.BIND if step is QueueStep.WAIT_FOR_STOP else step
 
 
 def plan_once(_: World) -> Callable[..., list[GroupAction]]:
     """Remembers that it has started a worker, instead of looking whether there is one."""
-    started = False
+    started: list[GroupAction] = []
 
     def plan(*facts: Any, **limits: Any) -> list[GroupAction]:
-        nonlocal started
-        actions = [
-            action for action in worker_plan.plan_group(*facts, **limits) if not (isinstance(action, Start) and started)
-        ]
-        started = started or any(isinstance(action, Start) for action in actions)
+        planned = worker_plan.plan_group(*facts, **limits)
+        actions = [action for action in planned if not (isinstance(action, Start) and started)]
+        started.extend(action for action in actions if isinstance(action, Start))
         return actions
 
     return plan
 
 
-def plan_known_only(_: World) -> Callable[..., list[GroupAction]]:
+def plan_known_only(desired: Any, facts: Any, **limits: Any) -> list[GroupAction]:
     """Stops workers only of groups that it knows."""
-    return lambda desired, facts, **limits: (
-        [] if desired is None and not facts.queue_exists else worker_plan.plan_group(desired, facts, **limits)
-    )
+    is_unknown = desired is None and not facts.queue_exists
+    return [] if is_unknown else worker_plan.plan_group(desired, facts, **limits)
 
 
-def everything_is_empty(_: World) -> Callable[..., Awaitable[dict[Any, MessageTotal]]]:
+async def everything_is_empty(listing: Any) -> dict[Any, MessageTotal]:
     """The workers of a group are stopped on the timer alone."""
-
-    async def totals(listing: Any) -> dict[Any, MessageTotal]:
-        return {queue.key: MessageTotal(0, math.inf) for queue in await listing.list_request_queues()}
-
-    return totals
+    return {queue.key: MessageTotal(0, math.inf) for queue in await listing.list_request_queues()}
 
 
-def blind_judge(_: World) -> Callable[..., None]:
+def blind_judge(self: Any) -> None:
     """The workers of every group whose time is over are stopped."""
-
-    def end_all(self: Any) -> None:
-        for key in self._tracker.stop_due_keys():
-            self._tracker.end(key)
-
-    return end_all
+    for key in self._tracker.stop_due_keys():
+        self._tracker.end(key)
 
 
-def no_last_total(_: World) -> Callable[..., QueueStep]:
+def no_last_total(*facts: Any, messages: object, **known: Any) -> QueueStep:
     """The probe alone decides about a queue."""
-    return lambda *facts, messages, **known: queue_plan.plan_queue(*facts, messages=0, **known)
+    return queue_plan.plan_queue(*facts, messages=0, **known)
 
 
-def busy_not_full(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
+def busy_not_full(info: QueueInfo) -> DeleteOutcome | None:
     """Requests in the queue of an ended group only delay its deletion."""
-    return lambda info: DeleteOutcome.IN_USE if judge_look_up(info) else None
+    return DeleteOutcome.IN_USE if judge_look_up(info) else None
 
 
-def cheaply_by_ready(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
-    return lambda info: DeleteOutcome.NOT_EMPTY if info.ready else None
+def cheaply_by_ready(info: QueueInfo) -> DeleteOutcome | None:
+    return DeleteOutcome.NOT_EMPTY if info.ready else None
 
 
-def probe_by_ready(_: World) -> Callable[..., DeleteOutcome | None]:
-    return lambda first, second, deliveries: DeleteOutcome.NOT_EMPTY if deliveries or second.ready else None
+def probe_by_ready(first: QueueInfo, second: QueueInfo, deliveries: Any) -> DeleteOutcome | None:
+    return DeleteOutcome.NOT_EMPTY if deliveries or second.ready else None
 
 
-def passively(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
+async def passively(channel: Channel, queue: str, *, delete: Deletion, **_: object) -> DeleteOutcome:
     """Believes a passive declare that returns (0, 0)."""
-
-    async def delete(
-        channel: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **_: object
-    ) -> DeleteOutcome:
-        refusal = judge_look_up(await channel.declare_queue(queue, passive=True))
-        if refusal is None:
-            await delete()
-        return refusal or DeleteOutcome.DELETED
-
-    return delete
+    refusal = judge_look_up(await channel.declare_queue(queue, passive=True))
+    if refusal is None:
+        await delete()
+    return refusal or DeleteOutcome.DELETED
 
 
 def by_old_listing(world: World) -> Callable[..., Awaitable[DeleteOutcome]]:
     """Believes a listing of unknown age; this one is half a minute old."""
 
-    async def delete(_: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **__: object) -> DeleteOutcome:
+    async def delete(_: Channel, queue: str, *, delete: Deletion, **__: object) -> DeleteOutcome:
         if world.broker.queues[queue].total_at(world.clock.monotonic() - 30) > 0:
             return DeleteOutcome.NOT_EMPTY
         await delete()
@@ -179,63 +164,44 @@ def by_old_listing(world: World) -> Callable[..., Awaitable[DeleteOutcome]]:
     return delete
 
 
-def by_draining(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
-    async def drain(
-        channel: Channel,
-        queue: str,
-        *,
-        delete: Callable[[], Awaitable[int]],
-        give_back: Callable[[Delivery], Awaitable[None]],
-    ) -> DeleteOutcome:
-        while (delivery := await channel.get(queue)) is not None:
-            await give_back(delivery)
-            await delivery.ack()
-        await delete()
-        return DeleteOutcome.DELETED
-
-    return drain
+async def by_draining(channel: Channel, queue: str, *, delete: Deletion, give_back: Any) -> DeleteOutcome:
+    while (delivery := await channel.get(queue)) is not None:
+        await give_back(delivery)
+        await delivery.ack()
+    await delete()
+    return DeleteOutcome.DELETED
 
 
 def copy_of(delivery: Delivery) -> Message:
     return delivery.to_message(headers=delivery.headers, expiration=None)
 
 
-def to_the_queue(_: World) -> Callable[..., Awaitable[None]]:
-    async def publish(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
-        await self._publisher.publish(copy_of(orphan.delivery), exchange="", routing_key=QUEUE, mandatory=True)
-
-    return publish
+async def to_the_queue(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
+    await self._publisher.publish(copy_of(orphan.delivery), exchange="", routing_key=QUEUE, mandatory=True)
 
 
-def acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
-    async def publish(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
-        await orphan.delivery.ack()
-        await self._publisher.publish(
-            copy_of(orphan.delivery), exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True
-        )
-
-    return publish
+async def acknowledged_first(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
+    await orphan.delivery.ack()
+    copy = copy_of(orphan.delivery)
+    await self._publisher.publish(copy, exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True)
 
 
-def answer_acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
-    answer = StartFailureResponder._answer
+answer = StartFailureResponder._answer
+is_failed = StartFailureResponder._is_failed
 
-    async def acknowledge_first(self: Any, key: Any, failure: Any, delivery: Delivery) -> None:
-        await delivery.ack()
-        await answer(self, key, failure, delivery)
 
-    return acknowledge_first
+async def answer_acknowledged_first(self: Any, key: Any, failure: Any, delivery: Delivery) -> None:
+    await delivery.ack()
+    await answer(self, key, failure, delivery)
 
 
 def always_failed(_: World) -> Callable[..., bool]:
     """Once a start has failed for good, the responder goes on consuming the queue."""
-    is_failed = StartFailureResponder._is_failed
-    failed = False
+    known: list[bool] = []
 
     def remember(*facts: Any) -> bool:
-        nonlocal failed
-        failed = failed or is_failed(*facts)
-        return failed
+        known.append(is_failed(*facts))
+        return any(known)
 
     return remember
 
@@ -274,8 +240,8 @@ EVIDENCE = "osrdyne.pool.groups.idle.stop_evidence_after"
 LAST_EVIDENCE = "osrdyne.pool.queues.loop.delete_evidence_after"
 FORWARD = "osrdyne.processors.requests.forwarder.Forwarder._send"
 DELETE = "osrdyne.broker.queues.request_queues.delete_if_proven_empty"
-HOLD: Patch = ("osrdyne.pool.state.groups.tracker.PoolStateTracker.hold", no_hold)
-SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)
+HOLD: Patch = ("osrdyne.pool.state.groups.tracker.PoolStateTracker.hold", lambda *_: None)
+SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: GroupStatus.UNBOUND)
 STOPBLIND: Patch = ("osrdyne.broker.management.listings.RequestQueueListing.list_message_totals", everything_is_empty)
 
 
@@ -331,15 +297,12 @@ async def request_after_the_last_check(world: World) -> None:
 async def forward_held_up_until_the_deletion(world: World) -> None:
     go_on = asyncio.Event()
 
-    async def hold_up() -> None:
-        await go_on.wait()
-
     async def stop_serving() -> None:
         go_on.set()
         await world.pass_on()
 
     await world.lead()
-    world.once(forward_in(world), hold_up)
+    world.once(forward_in(world), go_on.wait)
     world.once(before("delete"), stop_serving)
     world.broker.transit = 0.5
     world.send(b"1")
@@ -350,21 +313,15 @@ async def forward_held_up_until_the_deletion(world: World) -> None:
 
 
 async def leader_lost_while_forwarding(world: World) -> None:
-    async def cut() -> None:
-        world.cut()
-
     await world.lead()
-    world.once(forward_in(world), cut)
+    world.once(forward_in(world), world.cut)
     world.send(b"1")
     await world.clock.advance(5)
 
 
 async def declare_slower_than_the_idle_time(world: World) -> None:
-    async def hold_up() -> None:
-        await world.clock.sleep(25)
-
     await world.lead()
-    world.once(before("declare"), hold_up)
+    world.once(before("declare"), lambda: world.clock.sleep(25))
     world.send(b"1")
     await world.clock.advance(60)
 
@@ -379,13 +336,10 @@ async def idle_before_it_is_bound_again(world: World) -> None:
 
 
 async def answer_of_bind_lost(world: World) -> None:
-    async def cut() -> None:
-        world.cut()
-
     await serve_one(world)
     world.retire()
     await world.clock.advance(5)
-    world.once(lambda command: command == ("bind", QUEUE, True), cut)
+    world.once(lambda command: command == ("bind", QUEUE, True), world.cut)
     world.leader.require(KEY)
     await world.clock.advance(1)
     send_at_deletion(world)
@@ -416,9 +370,13 @@ async def worker_dies(world: World) -> None:
     world.send(b"2")
 
 
-async def no_worker_until_later(world: World) -> None:
+def start_no_worker(world: World) -> None:
     for _ in range(30):
         world.driver.fail_next_start(DriverError("The engine is busy."))
+
+
+async def no_worker_until_later(world: World) -> None:
+    start_no_worker(world)
     await serve_one(world)
     world.retire()
     await world.clock.advance(120)
@@ -427,12 +385,11 @@ async def no_worker_until_later(world: World) -> None:
 async def queue_unavailable_at_deletion(world: World) -> None:
     stopped = asyncio.Event()
 
-    async def stop_running() -> None:
+    def stop_running() -> None:
         stopped.set()
         world.broker.set_running(QUEUE, False)
 
-    for _ in range(30):
-        world.driver.fail_next_start(DriverError("The engine is busy."))
+    start_no_worker(world)
     await serve_one(world)
     world.retire()
     await world.clock.advance(15)
@@ -455,8 +412,7 @@ async def worker_dies_unnoticed(world: World) -> None:
 
 async def dead_letter_without_a_taker(world: World) -> None:
     """A request expires, and stays in its queue for as long as dead letters are not taken."""
-    for _ in range(30):
-        world.driver.fail_next_start(DriverError("The engine is busy."))
+    start_no_worker(world)
     await serve_one(world)
     world.broker.retains_dead_letters = True
     world.broker.expire(QUEUE)
@@ -506,12 +462,9 @@ async def deletion_sent_before_the_token_moved(world: World) -> None:
 
 
 async def leader_lost_while_answering(world: World) -> None:
-    async def cut() -> None:
-        world.cut()
-
     await world.lead()
     world.driver.fail_next_start(StartFailedError("There is no such image."))
-    world.once(before("publish", REPLIES), cut)
+    world.once(before("publish", REPLIES), world.cut)
     world.send(b"1")
     await world.clock.advance(5)
 
@@ -548,13 +501,13 @@ VARIANTS = [
     Variant(
         "keepstate",
         answer_of_bind_lost,
-        [("osrdyne.daemon.wiring.QueueStatuses", one_board)],
+        [("osrdyne.daemon.wiring.QueueStatuses", Made(one_board))],
         Fault.LOST,
         given=[SEEDED_IDLE],
     ),
     Variant("stopblind", worker_busy_beyond_the_idle_times, [STOPBLIND], Fault.BUSY_STOPPED),
     Variant("bindrace", request_while_the_worker_is_stopped, [(PLAN_QUEUE, hasty_plan)], Fault.BUSY_STOPPED),
-    Variant("edge", worker_dies, [(PLAN_GROUP, plan_once)], Fault.NO_OUTCOME),
+    Variant("edge", worker_dies, [(PLAN_GROUP, Made(plan_once))], Fault.NO_OUTCOME),
     Variant(
         "noreact",
         no_worker_until_later,
@@ -573,7 +526,7 @@ VARIANTS = [
         given=[STOPBLIND],
     ),
     Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], Fault.LOST, given=[STOPBLIND]),
-    Variant("ev4_listing", no_worker_until_later, [(DELETE, by_old_listing)], Fault.LOST, given=[STOPBLIND]),
+    Variant("ev4_listing", no_worker_until_later, [(DELETE, Made(by_old_listing))], Fault.LOST, given=[STOPBLIND]),
     Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], Fault.LOST, given=[STOPBLIND]),
     Variant(
         "retain",
@@ -587,13 +540,13 @@ VARIANTS = [
         found_without_a_worker,
         [left_out("osrdyne.pool.queues.resync.Resync.compare")],
         Fault.NO_OUTCOME,
-        given=[("osrdyne.pool.queues.resync.Resync.seed", lambda _: miss_everything)],
+        given=[("osrdyne.pool.queues.resync.Resync.seed", miss_everything)],
     ),
     Variant("listonly", worker_of_an_unknown_group, [(PLAN_GROUP, plan_known_only)], Fault.WRONG_END),
     Variant(
         "unfenced",
         deletion_sent_before_the_token_moved,
-        [("osrdyne.broker.leadership.token.TokenChannel.do", over_another_channel)],
+        [("osrdyne.broker.leadership.token.TokenChannel.do", Made(over_another_channel))],
         Fault.LOST,
     ),
     Variant(
@@ -605,7 +558,7 @@ VARIANTS = [
     Variant(
         "startfail_keep",
         group_ends_after_its_start_failed,
-        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", always_failed)],
+        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", Made(always_failed))],
         Fault.WRONG_END,
     ),
 ]
@@ -619,12 +572,15 @@ async def world() -> AsyncIterator[World]:
     await world.close()
 
 
+def replace_decisions(world: World, patches: Sequence[Patch], patch: pytest.MonkeyPatch) -> None:
+    for target, broken in [(target, one.make(world) if isinstance(one, Made) else one) for target, one in patches]:
+        patch.setattr(target, broken)
+
+
 async def faults_of(world: World, history: History, patches: Sequence[Patch]) -> set[Fault]:
     """Run a history with these decisions replaced; return what is wrong in the end."""
     with pytest.MonkeyPatch.context() as patch:
-        replacements = [(target, make(world)) for target, make in patches]
-        for target, replacement in replacements:
-            patch.setattr(target, replacement)
+        replace_decisions(world, patches, patch)
         await history(world)
         await world.rest()
     return world.faults()

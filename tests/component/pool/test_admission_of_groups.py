@@ -45,22 +45,13 @@ async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> 
     await stack.report(key, event, **details)
 
 
-@pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-async def test_a_group_beyond_the_limit_has_its_queue_and_waits(stack: Stack) -> None:
-    await ask(stack, "a")
-    await ask(stack, "b")
-    assert stack.is_bound("b")
-    assert stack.waiting("b") == [b"b"]
-    assert (stack.running("a"), stack.running("b")) == (1, 0)
-    assert stack.waits_for(Key("b")) == "max_groups"
-
-
-@pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_a_new_key_without_room_to_wait_is_answered_capacity(stack: Stack) -> None:
+@pytest.mark.proves("reference-defects/15-confirms-prefetch-back", "requests/more-keys-lifecycle-max")
+async def test_group_beyond_the_limit_waits_and_a_further_one_is_answered_capacity(stack: Stack) -> None:
     stack.broker.declare_queue(REPLIES, {})
     for key in "abc":
         await ask(stack, key)
-    assert not stack.has_queue("c")
+    assert (stack.is_bound("b"), stack.waiting("b"), stack.waits_for(Key("b"))) == (True, [b"b"], "max_groups")
+    assert (stack.running("a"), stack.running("b"), stack.has_queue("c")) == (1, 0, False)
     (answer,) = stack.broker.queues[REPLIES].ready
     response = Response.from_wire(headers=answer.message.headers, body=b"", content_type=None)
     assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
@@ -75,13 +66,15 @@ async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) 
 
 
 @pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
+async def test_only_an_idle_group_makes_room_for_one_that_waits(stack: Stack, clock: VirtualClock) -> None:
     await ask(stack, "a")
-    await is_idle(stack, "a")
+    await worker_is(stack, "a", Event.BUSY, in_flight=1)
     await ask(stack, "b")
     await clock.advance(60)
-    assert not stack.has_queue("a")
-    assert stack.running("b") == 1
+    assert (stack.running("a"), stack.running("b")) == (1, 0)
+    await is_idle(stack, "a")
+    await clock.advance(60)
+    assert (stack.has_queue("a"), stack.running("b")) == (False, 1)
 
 
 @pytest.mark.proves("workers/worker-never-reports-request")
@@ -99,15 +92,10 @@ async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is
     assert stack.running("b") == 1
 
 
-@pytest.mark.parametrize("reason", ["busy", "pinned"])
-async def test_a_group_in_use_makes_no_room(stack: Stack, clock: VirtualClock, reason: str) -> None:
-    if reason == "pinned":
-        stack.pin(Key("a"))
-        await clock.advance(1)
-        await is_idle(stack, "a")
-    else:
-        await ask(stack, "a")
-        await worker_is(stack, "a", Event.BUSY, in_flight=1)
+async def test_pinned_group_makes_no_room(stack: Stack, clock: VirtualClock) -> None:
+    stack.pin(Key("a"))
+    await clock.advance(1)
+    await is_idle(stack, "a")
     await ask(stack, "b")
     await clock.advance(60)
     assert (stack.running("a"), stack.running("b")) == (1, 0)
@@ -126,32 +114,18 @@ async def test_a_request_keeps_a_group_that_was_asked_to_end(stack: Stack, clock
     assert stack.running("a") == 1
 
 
-@pytest.fixture
-def impatient() -> Settings:
-    """Groups are idle after some seconds, long before one that waits gets a place."""
-    return settings_for(limits(unbind_delay=5.0, stop_delay=5.0, resync_interval=10.0))
-
-
-async def waiting_group(stack: Stack, key: str) -> None:
-    """A group that waits for the place of another one, which is kept."""
-    stack.pin(Key("kept"))
-    await stack.clock.advance(1)
-    await ask(stack, key)
-
-
 @pytest.mark.proves("requests/more-keys-lifecycle-max")
-async def test_a_group_that_waits_is_not_idle(clock: VirtualClock, impatient: Settings) -> None:
-    async with leading(clock, settings=impatient) as stack:
-        await waiting_group(stack, "b")
+async def test_group_that_waits_is_not_idle_and_ends_when_its_requests_are_gone(clock: VirtualClock) -> None:
+    """Groups are idle after some seconds, long before one that waits gets a place."""
+    settings = settings_for(limits(unbind_delay=5.0, stop_delay=5.0, resync_interval=10.0))
+    async with leading(clock, settings=settings) as stack:
+        stack.pin(Key("kept"))
+        await clock.advance(1)
+        await ask(stack, "b")
         before = stack.generation_of(Key("b"))
         await clock.advance(300)
         assert (stack.waits_for(Key("b")), stack.waiting("b")) == ("max_groups", [b"b"])
         assert (stack.is_bound("b"), stack.generation_of(Key("b"))) == (True, before)
-
-
-async def test_a_group_that_waits_ends_when_its_requests_are_gone(clock: VirtualClock, impatient: Settings) -> None:
-    async with leading(clock, settings=impatient) as stack:
-        await waiting_group(stack, "b")
         expired = await stack.take("b")
         await expired.ack()
         await expired.channel.close()

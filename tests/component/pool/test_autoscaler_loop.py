@@ -9,7 +9,6 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.drivers import FakeWorker
 from osrdyne.testing.fakes.stack import Stack, leading, settings_for
 
 A = Key("a")
@@ -46,45 +45,23 @@ def hear(stack: Stack) -> None:
         stack.broker.bind("ctl", stack.names.control_exchange, routing_key)
 
 
-def commands_sent(stack: Stack) -> list[Command]:
-    messages = map(control_from_wire, stack.broker.bodies("ctl"))
-    return [message.command for message in messages if message is not None]
-
-
-async def busy(stack: Stack, worker: FakeWorker) -> None:
-    await stack.report("a", Event.BUSY, worker.spec.worker_id)
-
-
-async def flood(stack: Stack, requests: int = 50) -> None:
+async def flood(stack: Stack) -> None:
     """One busy worker, and more requests than it can do."""
     await stack.publish("a", b"first")
     await stack.clock.advance(1.0)
     await all_ready(stack)
-    for number in range(requests):
+    for number in range(50):
         await stack.publish("a", str(number).encode())
     (worker,) = stack.driver.workers_of(A)
     for _ in range(20):
-        await busy(stack, worker)
+        await stack.report("a", Event.BUSY, worker.spec.worker_id)
         await stack.clock.advance(5.0)
 
 
-async def test_group_whose_requests_wait_gets_more_workers_up_to_the_maximum(stack: Stack) -> None:
+async def test_group_whose_requests_wait_gets_more_workers_and_gives_them_back(stack: Stack) -> None:
+    """A surplus worker that exited is no crash, and is not started again."""
     await flood(stack)
-    workers = stack.driver.workers_of(A)
-    assert sorted(worker.instance.slot for worker in workers) == [0, 1, 2, 3]
-
-
-async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: VirtualClock) -> None:
-    await stack.publish("a", b"1")
-    await clock.advance(1.0)
-    await all_ready(stack)
-    before = stack.broker.count("list_queues")
-    await clock.advance(50.0)
-    assert stack.broker.count("list_queues") == before
-
-
-async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(stack: Stack) -> None:
-    await flood(stack)
+    assert sorted(worker.instance.slot for worker in stack.driver.workers_of(A)) == [0, 1, 2, 3]
     await all_ready(stack)
     serve_all(stack)
     await stack.clock.advance(900.0)
@@ -96,6 +73,15 @@ async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(s
     assert (stack.running("a"), exits, stack.driver.count("start")) == (1, 0, 4)
 
 
+async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a", b"1")
+    await clock.advance(1.0)
+    await all_ready(stack)
+    before = stack.broker.count("list_queues")
+    await clock.advance(50.0)
+    assert stack.broker.count("list_queues") == before
+
+
 @pytest.mark.proves("workers/worker-longer-needed-runs")
 async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> None:
     await flood(stack)
@@ -104,7 +90,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
     first, second, *_ = stack.driver.workers_of(A)
     for _ in range(200):
         for worker in (first, second):
-            await busy(stack, worker)
+            await stack.report("a", Event.BUSY, worker.spec.worker_id)
         await clock.advance(5.0)
     draining = {entry.instance.instance_id for entry in stack.instances_of(A) if entry.draining}
     assert len(draining) == 2
@@ -137,7 +123,8 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(stack: 
     for one in stack.driver.workers_of(A):
         stack.assume_ready(one.spec.worker_id, A)
     await stack.clock.advance(900.0)
-    assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
+    sent = [message.command for message in map(control_from_wire, stack.broker.bodies("ctl")) if message is not None]
+    assert sent[:3] == [Command.DRAIN] * 3
 
 
 @pytest.mark.parametrize("most", [1, 4])

@@ -89,10 +89,9 @@ def users_of_workers(driver: FakeDriver) -> list[str]:
     return [f"{PREFIX}{worker.instance.worker_id}" for worker in driver.workers_of(A)]
 
 
-def lose_answers(driver: FakeDriver) -> Callable[[], None]:
-    """From now on every start of the driver takes effect, but its answer is lost, and so is every listing. Returns a
-    function that brings the listings back."""
-    start, list_instances = driver.start, driver.list_instances
+def lose_answers(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every start of the driver takes effect, but its answer is lost, and so is every listing."""
+    start = driver.start
 
     async def start_and_fail(spec: WorkerSpec) -> Instance:
         await start(spec)
@@ -101,11 +100,8 @@ def lose_answers(driver: FakeDriver) -> Callable[[], None]:
     async def fail() -> list[Instance]:
         raise SILENT
 
-    def restore() -> None:
-        driver.list_instances = list_instances  # type: ignore[method-assign]
-
-    driver.start, driver.list_instances = start_and_fail, fail  # type: ignore[method-assign]
-    return restore
+    monkeypatch.setattr(driver, "start", start_and_fail)
+    monkeypatch.setattr(driver, "list_instances", fail)
 
 
 @pytest.mark.proves("workers/platform-answer-start-worker")
@@ -125,11 +121,11 @@ async def test_repeated_start_uses_the_user_of_the_attempt_before(stack: Stack, 
 @pytest.mark.proves("workers/platform-answer-start-worker")
 async def test_worker_whose_start_was_not_confirmed_keeps_its_user(stack: Stack, users: FakeUsers) -> None:
     """The second attempt finds the slot taken: by the worker of the first one, which uses the same user."""
-    restore_listings = lose_answers(stack.driver)
-    await require(stack)
-    await stack.clock.advance(10.0)
-    assert stack.driver.count("start", A) > 1
-    restore_listings()
+    with pytest.MonkeyPatch.context() as patch:
+        lose_answers(stack.driver, patch)
+        await require(stack)
+        await stack.clock.advance(10.0)
+        assert stack.driver.count("start", A) > 1
     await stack.report("a", Event.READY)
     await stack.clock.advance(2 * START_TIMEOUT)
     assert list(users.passwords) == users_of_workers(stack.driver)

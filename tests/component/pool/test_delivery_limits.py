@@ -52,20 +52,18 @@ async def test_limit_of_a_key_lives_as_long_as_its_queue(stack: Stack, clock: Vi
     await start(stack, "a", "b")
     assert limits(broker) == {"pool-req": 4, POLICY: 1}
     assert [broker._setting(broker.queues[f"pool-req-{key}"], "delivery-limit") for key in "ab"] == [1, 4]
+    for retries, expected in [(9, 8), (1, 0), (5, None), (3, 2)]:
+        await limit(stack, MaxDequeueRetries=retries)
+        assert limits(broker).get(POLICY) == expected
     await stack.consume("b")
     stack.retire(Key("a"))
     await clock.advance(60.0)
     assert (stack.has_queue("a"), limits(broker)) == (False, {"pool-req": 4})
 
 
-async def test_changed_limit_counts_for_the_queue_that_exists(stack: Stack, broker: FakeBroker) -> None:
-    await start(stack, "a")
-    for retries, expected in [(9, 8), (3, 2), (1, 0), (5, None)]:
-        await limit(stack, MaxDequeueRetries=retries)
-        assert limits(broker).get(POLICY) == expected
-
-
-async def test_policy_of_a_key_has_everything_else_of_the_pool(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_policy_of_a_key_has_all_of_the_pool_and_is_removed_by_the_next_leader(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     longer = {"route": "FROM /messages/* INTO $upstream", "timeToLiveSecs": 100_000}
     async with managing(clock, broker) as stack:
         await limit(stack, MaxDequeueRetries=2)
@@ -74,36 +72,26 @@ async def test_policy_of_a_key_has_everything_else_of_the_pool(clock: VirtualClo
         pool, own = broker.policies["pool-req"].definition, broker.policies[POLICY].definition
         assert {**pool, "delivery-limit": 1} == own
         assert own["message-ttl"] == 100_000_000
-
-
-async def test_next_leader_removes_what_a_killed_one_left(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker) as stack:
-        await limit(stack, MaxDequeueRetries=2)
-        await start(stack, "a")
-        left = broker.policies[POLICY]
     broker.delete_queue("pool-req-a")
-    assert broker.policies[POLICY] == left
+    assert POLICY in broker.policies
     async with managing(clock, broker):
         await clock.advance(1.0)
         assert POLICY not in broker.policies
 
 
-async def test_policy_that_another_client_deleted_comes_back(stack: Stack, clock: VirtualClock) -> None:
-    await limit(stack, MaxDequeueRetries=2)
-    await start(stack, "a")
-    del stack.broker.policies[POLICY]
-    await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
-    assert limits(stack.broker)[POLICY] == 1
-
-
 @pytest.mark.proves("managed/rabbitmq-s-http-api")
-async def test_management_that_fails_is_asked_again(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_management_that_fails_is_asked_again_and_a_policy_that_was_deleted_comes_back(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker
+) -> None:
     await limit(stack, MaxDequeueRetries=2)
     stack.management.available = False
     await start(stack, "a")
     assert POLICY not in broker.policies
     stack.management.available = True
     await clock.advance(60.0)
+    assert limits(broker)[POLICY] == 1
+    del broker.policies[POLICY]
+    await clock.advance(2 * delivery_limits.RELIST_INTERVAL)
     assert limits(broker)[POLICY] == 1
 
 

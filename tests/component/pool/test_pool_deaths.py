@@ -48,24 +48,23 @@ def test_key_that_dies_often_does_not_push_out_another() -> None:
     assert len(deaths.of_request(B, "other")) == 1
 
 
-async def test_worker_that_crashes_leaves_what_it_ran(stack: Stack, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("how", ["crashes", "is stopped"])
+async def test_worker_that_crashes_and_no_other_one_leaves_what_it_ran(
+    stack: Stack, clock: VirtualClock, how: str
+) -> None:
     await stack.publish("a")
     await clock.advance(1)
     await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
-    stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code=9)
-    await clock.advance(1)
-    [found] = stack.deaths_of(A, "f00d")
-    assert found.ended_with == "exit code 9"
-
-
-async def test_worker_that_was_stopped_is_not_a_death(stack: Stack, clock: VirtualClock) -> None:
-    await stack.publish("a")
-    await clock.advance(1)
-    await stack.report("a", Event.BUSY, in_flight=1, requests=["f00d"])
-    await (await stack.take("a")).ack()
-    stack.retire(A)
-    await clock.advance(1000)
-    assert (stack.running("a"), stack.deaths_counted()) == (0, 0)
+    if how == "crashes":
+        stack.driver.exit_instance(stack.driver.workers_of(A)[0].instance.instance_id, code=9)
+        await clock.advance(1)
+    else:
+        await (await stack.take("a")).ack()
+        stack.retire(A)
+        await clock.advance(1000)
+        assert stack.running("a") == 0
+    assert [one.ended_with for one in stack.deaths_of(A, "f00d")] == ["exit code 9"] * (how == "crashes")
+    assert stack.deaths_counted() == (how == "crashes")
 
 
 @pytest.mark.parametrize(
@@ -78,20 +77,15 @@ async def test_lines_of_an_ended_worker_are_there_when_its_successor_runs(
 ) -> None:
     await stack.publish("a")
     await clock.advance(1)
-    (first,) = stack.driver.workers_of(A)
+    (first,) = [worker.instance for worker in stack.driver.workers_of(A)]
     await stack.report("a", Event.READY, in_flight=0)
     if details:
         await stack.report("a", Event.FAILED, **details)
-    stack.driver.exit_instance(first.instance.instance_id, code=code, lines=("one", "two"))
+    stack.driver.exit_instance(first.instance_id, code=code, lines=("one", "two"))
     await clock.advance(5)
-    assert stack.running("a") == 1
     [ended] = stack.ended_workers_of(A)
-    assert (ended.worker_id, ended.ended_with, ended.said, ended.log_lines) == (
-        first.instance.worker_id,
-        f"exit code {code}",
-        details.get("reason"),
-        ("one", "two"),
-    )
+    assert (stack.running("a"), ended.worker_id, ended.log_lines) == (1, first.worker_id, ("one", "two"))
+    assert (ended.ended_with, ended.said) == (f"exit code {code}", details.get("reason"))
 
 
 def test_ended_workers_are_kept_within_limits() -> None:

@@ -48,7 +48,7 @@ async def one_worker(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 
 @dataclass
 class Replacement:
-    """A leader with changed settings has just started the successor of a ready worker."""
+    """A leader with changed settings has just started the successor of a ready worker, whose commands are kept."""
 
     stack: Stack
     old: FakeWorker
@@ -61,6 +61,11 @@ class Replacement:
     def workers(self) -> list[Instance]:
         return [worker.instance for worker in self.stack.driver.workers_of(A)]
 
+    def heard(self) -> list[Command]:
+        """The commands that the old worker received."""
+        messages = map(control_from_wire, self.stack.broker.bodies("ctl"))
+        return [message.command for message in messages if message is not None]
+
 
 @pytest.fixture
 async def replacement(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver) -> AsyncIterator[Replacement]:
@@ -68,21 +73,11 @@ async def replacement(clock: VirtualClock, broker: FakeBroker, driver: FakeDrive
     driver.current_spec_hash = "changed"
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         await clock.advance(1.0)
-        yield Replacement(stack, *driver.workers_of(A))
-
-
-def hear(stack: Stack, worker: FakeWorker) -> None:
-    """Let the worker have a control queue."""
-    name = f"ctl-{worker.spec.worker_id}"
-    stack.broker.declare_queue(name, {})
-    routing_key = stack.names.control_worker_routing_key(WorkerId(worker.spec.worker_id))
-    stack.broker.bind(name, stack.names.control_exchange, routing_key)
-
-
-def heard(stack: Stack, worker: FakeWorker) -> list[Command]:
-    """The commands that it received."""
-    messages = map(control_from_wire, stack.broker.bodies(f"ctl-{worker.spec.worker_id}"))
-    return [message.command for message in messages if message is not None]
+        old, new = driver.workers_of(A)
+        broker.declare_queue("ctl", {})
+        routing_key = stack.names.control_worker_routing_key(WorkerId(old.spec.worker_id))
+        broker.bind("ctl", stack.names.control_exchange, routing_key)
+        yield Replacement(stack, old, new)
 
 
 @pytest.mark.proves("workers/settings-change-workers-run")
@@ -96,27 +91,29 @@ async def test_next_leader_with_the_same_settings_touches_no_worker(
 
 
 async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(replacement: Replacement) -> None:
-    stack, old, new = replacement.stack, replacement.old, replacement.new
-    hear(stack, old)
-    assert (new.instance.spec_hash, new.instance.slot, heard(stack, old)) == ("changed", 1, [])
+    stack, new = replacement.stack, replacement.new
+    assert (new.instance.spec_hash, new.instance.slot, replacement.heard()) == ("changed", 1, [])
     await replacement.ready()
-    assert heard(stack, old) == [Command.DRAIN]
-    stack.driver.exit_instance(old.instance.instance_id, code=0)
+    assert replacement.heard() == [Command.DRAIN]
+    stack.driver.exit_instance(replacement.old.instance.instance_id, code=0)
     await stack.clock.advance(300.0)
     assert replacement.workers() == [new.instance]
     assert (stack.driver.count("start"), stack.driver.count("stop")) == (1, 0)
 
 
-@pytest.mark.proves("workers/worker-longer-needed-runs")
-async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(replacement: Replacement) -> None:
+@pytest.mark.proves("workers/worker-longer-needed-runs", "workers/such-worker-dies-finished")
+async def test_old_worker_with_a_long_job_is_never_stopped_and_its_death_is_noted(replacement: Replacement) -> None:
     stack, old = replacement.stack, replacement.old
-    hear(stack, old)
     await replacement.ready()
     for _ in range(60):
         await stack.clock.advance(25.0)
         await stack.report("a", Event.STOPPING, old.spec.worker_id, in_flight=1)
-    assert heard(stack, old).count(Command.DRAIN) > 100
+    assert replacement.heard().count(Command.DRAIN) > 100
     assert stack.driver.count("stop") == 0
+    stack.driver.exit_instance(old.instance.instance_id, signal="SIGKILL")
+    await stack.clock.advance(1.0)
+    assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1
+    assert replacement.workers() == [replacement.new.instance]
 
 
 @pytest.mark.proves("workers/successor-worker-start-never")
@@ -144,18 +141,8 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
         assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
 
 
-@pytest.mark.proves("workers/such-worker-dies-finished")
-async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(replacement: Replacement) -> None:
-    stack = replacement.stack
-    await replacement.ready()
-    stack.driver.exit_instance(replacement.old.instance.instance_id, signal="SIGKILL")
-    await stack.clock.advance(1.0)
-    assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1
-    assert replacement.workers() == [replacement.new.instance]
-
-
 @pytest.mark.proves("workers/defective-driver-lists-workers")
-async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_does_not_mark(
+async def test_worker_that_its_driver_does_not_mark_is_replaced_once_and_by_the_next_leader_only(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     driver = ForgetfulDriver(clock, pool=POOL)
@@ -168,21 +155,13 @@ async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_d
             assert (driver.count("start"), driver.count("stop")) == (1, 0)
             assert stack.metrics.registry.get_sample_value("osrdyne_mismarked_workers_total") == 1
     assert [entry["log_level"] for entry in logs if entry["log_level"] == "error"] == ["error"]
-
-
-@pytest.mark.proves("workers/defective-driver-lists-workers")
-async def test_worker_that_its_driver_does_not_mark_is_replaced_once_by_the_next_leader(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
-    driver = ForgetfulDriver(clock, pool=POOL)
-    await one_worker(clock, broker, driver)
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         await clock.advance(1.0)
         old, new = driver.workers_of(A)
         await ready(stack, new)
         driver.exit_instance(old.instance.instance_id, code=0)
         await clock.advance(3600.0)
-        assert ([worker.instance for worker in driver.workers_of(A)], driver.count("start")) == ([new.instance], 1)
+        assert ([worker.instance for worker in driver.workers_of(A)], driver.count("start")) == ([new.instance], 2)
 
 
 @pytest.mark.parametrize("profiles", [(), ({"match": "a", "concurrency": 2},)], ids=["pool", "profile"])

@@ -18,24 +18,16 @@ def queue_ttl(stack: Stack) -> object:
     return policy.definition["message-ttl"]
 
 
-async def test_queues_keep_requests_for_as_long_as_some_route_allows(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queues_keep_requests_for_as_long_as_some_route_allows_or_allowed(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         usual = queue_ttl(stack)
-        changed = await change(stack, rest=REST, long=LONG)
-        assert changed.warnings == ()
+        assert (await change(stack, rest=REST, long=LONG)).warnings == ()
         assert (usual, queue_ttl(stack)) == (managed().requests.ttl * 1000, DAY * 1000)
-
-
-async def test_queues_keep_what_a_former_route_accepted(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, long=LONG) as stack:
-        await change(stack, rest=REST)
-        assert queue_ttl(stack) == DAY * 1000
-
-
-async def test_next_leader_applies_the_longer_time_to_live(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, long=LONG):
-        pass
     async with leading(clock, broker=broker, settings=managed()) as stack:
+        assert queue_ttl(stack) == DAY * 1000
+        await change(stack, rest=REST)
         assert queue_ttl(stack) == DAY * 1000
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from managed_pool import ALERTS, REST, change, managed, managing, waiting
+from managed_pool import ALERTS, REST, change, managing, waiting
 
 from osrdyne.amqp import Message
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
@@ -60,20 +60,13 @@ async def serve(stack: Stack) -> FakeChannel:
 
 
 @pytest.mark.proves("managed/priority-removed-requests-wait")
-async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(stack: Stack, clock: VirtualClock) -> None:
+async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty_and_not_consumed(
+    stack: Stack, clock: VirtualClock
+) -> None:
     await with_an_alert(stack)
     await change(stack, rest=REST)
     await clock.advance(A_WHILE)
     assert (waiting(stack, 0), announced_queues(stack.broker)) == ([b"1"], [STORE, "pool-req-a"])
-    await (await serve(stack)).close()
-    await clock.advance(A_WHILE)
-    assert (own_queues(stack.broker), announced_queues(stack.broker)) == (["pool-req-a"], ["pool-req-a"])
-
-
-@pytest.mark.proves("managed/priority-removed-requests-wait")
-async def test_priority_queue_stays_until_its_workers_stop_consuming(stack: Stack, clock: VirtualClock) -> None:
-    await with_an_alert(stack)
-    await change(stack, rest=REST)
     worker = await serve(stack)
     await clock.advance(A_WHILE)
     assert (own_queues(stack.broker), announced_queues(stack.broker)) == (["pool-req-a", STORE], ["pool-req-a"])
@@ -97,14 +90,19 @@ async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_t
     assert own_queues(stack.broker) == ["pool-req-a"]
 
 
-async def test_queue_of_a_priority_that_is_used_again_stays(stack: Stack, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("by", ["route", "request"])
+async def test_queue_of_a_priority_that_is_used_again_stays(stack: Stack, clock: VirtualClock, by: str) -> None:
     await with_an_alert(stack)
+    worker = await serve(stack)
     await change(stack, rest=REST)
-    await serve(stack)
     await clock.advance(A_WHILE)
     assert announced_queues(stack.broker) == ["pool-req-a"]
-    await change(stack, alerts=ALERTS, rest=REST)
-    await stack.publish("a", b"2", headers=ALERT)
+    if by == "route":
+        await change(stack, alerts=ALERTS, rest=REST)
+        await stack.publish("a", b"2", headers=ALERT)
+    else:  # nothing could come into it; should something be there anyway, it is not left there
+        stack.broker.queues[STORE].put(Message(body=b"2"), exchange="", routing_key=STORE)
+        await worker.close()
     await clock.advance(A_WHILE)
     assert announced_queues(stack.broker) == [STORE, "pool-req-a"]
     assert own_queues(stack.broker) == ["pool-req-a", STORE]
@@ -122,20 +120,8 @@ async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualCl
         assert clock.monotonic() - bound_at >= stack.settings.lifecycle.settle_delay + TOTALS_MAX_AGE
 
 
-async def test_priority_queue_that_was_not_empty_is_served_again(stack: Stack, clock: VirtualClock) -> None:
-    """Nothing could come into it; should something be there anyway, it is not left there."""
-    await with_an_alert(stack)
-    worker = await serve(stack)
-    await change(stack, rest=REST)
-    await clock.advance(A_WHILE)
-    stack.broker.queues[STORE].put(Message(body=b"2"), exchange="", routing_key=STORE)
-    await worker.close()
-    await clock.advance(A_WHILE)
-    assert (waiting(stack, 0), announced_queues(stack.broker)) == ([b"2"], [STORE, "pool-req-a"])
-
-
 @pytest.mark.proves("managed/managed-pool-becomes-direct")
-async def test_pool_that_becomes_a_direct_one_serves_its_priority_queues_first(
+async def test_pool_that_becomes_a_direct_one_and_a_managed_one_again_serves_what_waits(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
@@ -146,19 +132,11 @@ async def test_pool_that_becomes_a_direct_one_serves_its_priority_queues_first(
         await stack.report("a", Event.READY)
         await clock.settle()
         assert (waiting(stack, None), waiting(stack, 0)) == ([b"2"], [b"1"])
-        assert announced_queues(broker) == [STORE, "pool-req-a"]
+        assert announced_queues(broker) == [STORE, "pool-req-a"]  # the one that goes comes first
         await (await serve(stack)).close()
         await clock.advance(A_WHILE)
         assert (own_queues(broker), stack.is_bound("a")) == (["pool-req-a"], True)
-
-
-@pytest.mark.proves("managed/managed-pool-becomes-direct")
-async def test_pool_that_becomes_a_managed_one_again_serves_what_waits(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", b"1")
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await stack.publish("a", b"3", headers=ALERT)
         await clock.settle()
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        await change(stack, alerts=ALERTS, rest=REST)
-        await stack.publish("a", b"2", headers=ALERT)
-        await clock.settle()
-        assert (waiting(stack, None), waiting(stack, 0), stack.is_bound("a")) == ([b"1"], [b"2"], False)
+        assert (waiting(stack, None), waiting(stack, 0), stack.is_bound("a")) == ([b"2"], [b"3"], False)

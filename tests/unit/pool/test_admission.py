@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from osrdyne.pool.state.groups.admission import Admission, Candidate, KeyCounter, Verdict, choose_to_end
-from osrdyne.pool.state.groups.transitions import Delays, GroupRecord, GroupStatus, require, unbind
+from osrdyne.pool.state.groups.transitions import Delays, GroupStatus, require, unbind
 from osrdyne.protocol.names import Key
 
 DELAYS = Delays(unbind=600.0, stop=600.0)
@@ -41,18 +42,12 @@ def test_a_free_place_goes_to_the_group_that_has_waited_longest_and_still_wants_
 
 
 def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_too_early() -> None:
-    places = admission(max_groups=1)
+    places = admission(max_groups=1, max_waiting=1)
     for key in keys("ab"):
         places.admit(key)
-    assert places.request(Key("c")) is Verdict.WAITING
-    assert places.release(Key("a")) == []
-    assert places.release(Key("b")) == keys("c")
-
-
-def test_an_adopted_group_waits_where_a_request_would_be_refused() -> None:
-    places = admission(max_groups=0, max_waiting=0)
-    assert places.request(Key("a")) is Verdict.NO_ROOM
-    assert places.expect(Key("a")) is Verdict.WAITING
+    assert [places.request(key) for key in keys("cd")] == [Verdict.WAITING, Verdict.NO_ROOM]
+    assert places.expect(Key("d")) is Verdict.WAITING  # it was adopted
+    assert [places.release(key) for key in keys("ab")] == [[], keys("c")]
 
 
 def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not() -> None:
@@ -60,60 +55,47 @@ def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not() -> Non
     for key in keys("ab"):
         places.request(key)
         places.release(key)
-    assert places.request(Key("c")) is Verdict.TOO_MANY_KEYS
-    assert places.request(Key("a")) is Verdict.ADMITTED
+    assert [places.request(key) for key in keys("ca")] == [Verdict.TOO_MANY_KEYS, Verdict.ADMITTED]
 
 
-@pytest.mark.parametrize(("count", "nearly"), [(7, False), (8, True)])
-def test_the_counter_warns_once_before_it_is_full(count: int, nearly: bool) -> None:
-    counter = KeyCounter(10)
-    for number in range(count):
+def test_the_counter_warns_once_before_it_is_full() -> None:
+    counter, warnings = KeyCounter(10), []
+    for number in range(8):
         counter.count(Key(str(number)))
-    assert counter.take_warning() is nearly
-    assert counter.take_warning() is False
-    assert len(counter) == count
+        warnings.append(counter.take_warning())
+    assert (warnings, counter.take_warning(), len(counter)) == ([False] * 7 + [True], False, 8)
 
 
-def candidate(key: str, *, used_at: float, busy: bool = False, stays: bool = False, ending: bool = False) -> Candidate:
-    record: GroupRecord = require(None, now=used_at, delays=DELAYS)
-    if ending:
-        record = unbind(record, now=used_at, delays=Delays(0.0, 0.0))
-        assert record.status is GroupStatus.UNBOUND
-    return Candidate(Key(key), record, busy, stays)
+def candidate(key: str, used_at: float, *, busy: bool = False, stays: bool = False, rank: int = 0) -> Candidate:
+    return Candidate(Key(key), require(None, now=used_at, delays=DELAYS), busy, stays, rank=rank)
 
 
-def choose(*candidates: Candidate, waiting: int = 1) -> list[Key]:
-    return choose_to_end(candidates, waiting=waiting, now=100.0, idle_for=10.0)
+def ending(key: str, *, busy: bool = False) -> Candidate:
+    one = candidate(key, 20, busy=busy)
+    record = unbind(one.record, now=20, delays=Delays(0.0, 0.0))
+    assert record.status is GroupStatus.UNBOUND
+    return replace(one, record=record)
 
 
-@pytest.mark.parametrize(("waiting", "chosen"), [(1, "b"), (2, "ba"), (5, "bac")])
-def test_as_many_groups_make_room_as_wait_the_least_recently_used_first(waiting: int, chosen: str) -> None:
-    found = choose(candidate("a", used_at=50), candidate("b", used_at=20), candidate("c", used_at=80), waiting=waiting)
-    assert found == keys(chosen)
-
-
-def test_rank_comes_before_the_last_use() -> None:
-    last = replace(candidate("a", used_at=20), rank=2)
-    first = replace(candidate("c", used_at=60), rank=0)
-    assert choose(last, replace(candidate("b", used_at=50), rank=1), first, waiting=2) == keys("cb")
+FREE = (candidate("a", 50), candidate("b", 20), candidate("c", 80))
+RANKED = (candidate("a", 20, rank=2), candidate("b", 50, rank=1), candidate("c", 60, rank=0))
+B = candidate("b", 30)
 
 
 @pytest.mark.parametrize(
-    "one",
+    ("candidates", "waiting", "chosen"),
     [
-        pytest.param(candidate("a", used_at=20, busy=True), id="busy"),
-        pytest.param(candidate("a", used_at=20, stays=True), id="pinned or held"),
-        pytest.param(candidate("a", used_at=95), id="just used"),
+        pytest.param(FREE, 1, "b", id="least recently used first"),
+        pytest.param(FREE, 2, "ba", id="as many as wait"),
+        pytest.param(FREE, 5, "bac", id="as many as there are"),
+        pytest.param(RANKED, 2, "cb", id="rank comes before the last use"),
+        pytest.param([candidate("a", 20, busy=True)], 1, "", id="busy"),
+        pytest.param([candidate("a", 20, stays=True)], 1, "", id="pinned or held"),
+        pytest.param([candidate("a", 95)], 1, "", id="just used"),
+        pytest.param([ending("a"), B], 1, "", id="one that is ending counts as room"),
+        pytest.param([ending("a"), B], 2, "b", id="one is ending, two wait"),
+        pytest.param([ending("a", busy=True), B], 1, "b", id="one with work to finish makes no room soon"),
     ],
 )
-def test_a_group_in_use_never_makes_room(one: Candidate) -> None:
-    assert choose(one) == []
-
-
-def test_groups_that_are_ending_already_count_as_room() -> None:
-    assert choose(candidate("a", used_at=20, ending=True), candidate("b", used_at=30)) == []
-    assert choose(candidate("a", used_at=20, ending=True), candidate("b", used_at=30), waiting=2) == keys("b")
-
-
-def test_group_that_has_work_to_finish_before_its_end_makes_no_room_soon() -> None:
-    assert choose(candidate("a", used_at=20, ending=True, busy=True), candidate("b", used_at=30)) == keys("b")
+def test_groups_that_end_for_those_that_wait(candidates: Sequence[Candidate], waiting: int, chosen: str) -> None:
+    assert choose_to_end(candidates, waiting=waiting, now=100.0, idle_for=10.0) == keys(chosen)

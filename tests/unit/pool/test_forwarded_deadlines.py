@@ -87,16 +87,11 @@ def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
 CLASS_OF_A, OTHER_CLASS = (Key("a"), None), (Key("a"), 3)
 
 
-def test_anything_may_have_come_back_until_it_is_known_what_waits() -> None:
+def test_request_comes_back_to_its_class_alone_and_anything_may_until_it_is_known_what_waits() -> None:
     returned = ReturnedRequests()
     assert returned.may_have_come(CLASS_OF_A, since=1e9)
-    returned.note_from_before(100.0)
-    assert [returned.may_have_come(CLASS_OF_A, since=at) for at in (99.0, 100.0 + MARGIN)] == [True, False]
-
-
-def test_request_comes_back_to_its_class_alone() -> None:
-    returned = ReturnedRequests()
-    returned.note_from_before(0.0)
+    returned.note_from_before(50.0)
+    assert [returned.may_have_come(CLASS_OF_A, since=at) for at in (49.0, 50.0 + MARGIN)] == [True, False]
     returned.note_sent(CLASS_OF_A, at=100.0, delay=30.0)
     returned.note_sent(CLASS_OF_A, at=101.0, delay=1.0)
     assert [returned.may_have_come(CLASS_OF_A, since=at) for at in (129.0, 130.0 + MARGIN)] == [True, False]

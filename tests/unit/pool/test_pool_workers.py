@@ -45,16 +45,18 @@ def test_reason_of_a_failure_is_kept_until_another_is_reported() -> None:
 
 def test_parts_of_a_cold_start_come_with_ready_and_with_the_first_request() -> None:
     parts = {"process": 400, "jvm": 2500, "load": -1, "session": True, "python": "fast", "shoe size": 42}
-    ready = apply_report(None, report(Event.READY, cold_start=parts), at=1.0, now=1.0)
-    assert ready.cold_start == {"process": 400, "jvm": 2500}
-    busy = apply_report(ready, report(Event.BUSY, cold_start={"jvm": 1}), at=2.0, now=2.0)
-    served = apply_report(busy, report(Event.REQUEST_COMPLETED, first_request_ms=700), at=3.0, now=3.0)
-    later = apply_report(served, report(Event.REQUEST_COMPLETED), at=4.0, now=4.0)
-    assert later.cold_start == {"process": 400, "jvm": 2500, "first_query": 700}
+    worker = apply_report(None, report(Event.READY, cold_start=parts), at=1.0, now=1.0)
+    assert worker.cold_start == {"process": 400, "jvm": 2500}
+    for event, details in (
+        (Event.BUSY, {"cold_start": {"jvm": 1}}),
+        (Event.REQUEST_COMPLETED, {"first_request_ms": 700}),
+        (Event.REQUEST_COMPLETED, {}),
+    ):
+        worker = apply_report(worker, ActivityReport(A, event, "w", details), at=2.0, now=2.0)
+    assert worker.cold_start == {"process": 400, "jvm": 2500, "first_query": 700}
 
 
-def test_only_a_change_of_state_wakes_anybody() -> None:
-    registry = WorkerRegistry(VirtualClock())
+def test_only_a_change_of_state_is_announced(registry: WorkerRegistry) -> None:
     changes = registry.feed.subscribe()
     for event in (Event.READY, Event.READY):
         registry.report(report(event))
@@ -64,36 +66,28 @@ def test_only_a_change_of_state_wakes_anybody() -> None:
 
 
 @pytest.fixture
-def registry():
+def registry() -> WorkerRegistry:
     return WorkerRegistry(VirtualClock())
 
 
-def tell(registry, worker_id, event, **details):
-    registry.report(ActivityReport(A, event, worker_id, details))
-
-
-def test_replica_leads_back_to_its_start():
-    replica = replica_id(WorkerId("0123"), "pod-abc.d")
-    assert (replica, started_as(replica), started_as("0123")) == ("0123.pod-abc.d", "0123", "0123")
-
-
-def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry):
+def test_instance_serves_when_one_of_its_workers_does_and_runs_what_all_of_them_run(registry: WorkerRegistry) -> None:
+    assert (replica_id(WorkerId("w"), "one.d"), started_as("w.one.d"), started_as("w")) == ("w.one.d", "w", "w")
     registry.assume_ready("w", A)
     assert registry["w"].state is WorkerState.READY
-    tell(registry, "w.one", Event.STARTED)
+    registry.report(report(Event.STARTED, "w.one"))
     assert registry["w"].state is WorkerState.LOADING
-    tell(registry, "w.two", Event.READY)
+    registry.report(report(Event.READY, "w.two"))
     assert (registry["w"].state, registry["w.one"].state) == (WorkerState.READY, WorkerState.LOADING)
-    tell(registry, "w.one", Event.BUSY, in_flight=2)
-    tell(registry, "w.two", Event.BUSY, in_flight=1)
+    registry.report(report(Event.BUSY, "w.one", in_flight=2))
+    registry.report(report(Event.BUSY, "w.two", in_flight=1))
     assert (registry["w"].worker_id, registry["w"].state, registry["w"].in_flight) == ("w", WorkerState.BUSY, 3)
     assert (registry["v"], registry.replicas("v")) == (None, [])
 
 
-def test_forgetting_an_instance_forgets_its_workers(registry):
-    tell(registry, "w.one", Event.READY)
-    tell(registry, "w.two", Event.READY)
-    tell(registry, "v", Event.READY)
+def test_forgetting_an_instance_forgets_its_workers(registry: WorkerRegistry) -> None:
+    registry.report(report(Event.READY, "w.one"))
+    registry.report(report(Event.READY, "w.two"))
+    registry.report(report(Event.READY, "v"))
     registry.forget("w.one")
     assert [worker.worker_id for worker in registry.replicas("w")] == ["w.two"]
     registry.forget("w")
@@ -101,20 +95,14 @@ def test_forgetting_an_instance_forgets_its_workers(registry):
     assert ([worker.worker_id for worker in registry.all()], registry["w"]) == (["v"], None)
 
 
-def test_median_of_the_latest_starts_counts() -> None:
-    durations = StartDurations(WorkerRegistry(VirtualClock()))
-    durations.note(900.0)
-    for _ in range(KEPT):
-        durations.note(4.0)
-    durations.note(100.0)
-    assert durations.typical() == 4.0
-
-
-def test_without_a_measured_start_the_reports_of_running_workers_count() -> None:
-    reports = WorkerRegistry(VirtualClock())
-    durations = StartDurations(reports)
+def test_median_of_the_latest_starts_counts_and_without_one_the_reports_of_running_workers(
+    registry: WorkerRegistry,
+) -> None:
+    durations = StartDurations(registry)
     assert durations.typical() is None
-    parts = {"process": 500, "jvm": 2500, "load": 1000}
-    reports.report(ActivityReport("a", Event.READY, "w", {"cold_start": parts}))
-    reports.report(ActivityReport("a", Event.REQUEST_COMPLETED, "w", {"first_request_ms": 9000}))
+    registry.report(report(Event.READY, cold_start={"process": 500, "jvm": 2500, "load": 1000}))
+    registry.report(report(Event.REQUEST_COMPLETED, first_request_ms=9000))
     assert durations.typical() == 4.0
+    for seconds in (900.0, *[5.0] * KEPT, 100.0):
+        durations.note(seconds)
+    assert durations.typical() == 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,33 +53,25 @@ def test_workers_go_when_fewer_were_enough_for_the_whole_cooldown_and_not_in_an_
 def test_load_of_three_workers_ends_with_no_lag_beyond_the_target() -> None:
     scale = simulate(2.7, 1.0, seconds=1800)
     assert 3 <= scale.desired <= 8
-    assert scale.sample.waiting / (scale.desired * 1.0) <= RULES.target_lag
+    assert scale.sample.waiting / scale.desired <= RULES.target_lag
+    concurrent = simulate(2.7, 1.0, seconds=1800, rules=replace(RULES, concurrency=4))
+    assert concurrent.desired < scale.desired
 
 
-def test_backlog_is_served_by_as_many_workers_as_the_target_asks_for() -> None:
-    scale = simulate(0.0, 1.0, seconds=30.0, waiting=200.0)
-    assert scale.desired == pytest.approx(200 / 30, abs=1.5)
+@pytest.mark.parametrize(
+    ("waiting", "service", "seconds", "least"),
+    [(200.0, 1.0, 30.0, 6), (3.0, 10_000.0, 90.0, 3)],
+    ids=["as the target asks for", "long ones count before the first is done"],
+)
+def test_backlog_needs_workers(waiting: float, service: float, seconds: float, least: int) -> None:
+    assert least <= simulate(0.0, service, seconds=seconds, waiting=waiting).desired <= 8
 
 
-def test_requests_that_take_long_count_before_the_first_is_done() -> None:
-    assert simulate(0.0, 10_000.0, seconds=90.0, waiting=3.0).desired >= 3
-
-
-def test_busy_workers_are_spared_however_long_they_run() -> None:
-    sample = Sample(0.0, 0, 4, 4, 4, 0)
-    scale = begin(sample, RULES, alive=4)
+def test_workers_that_a_leader_finds_are_desired_and_spared_while_they_are_busy() -> None:
+    scale = begin(Sample(0.0, 0, 4, 4, 4, 0), RULES, alive=4)
     for at in range(0, 7200, 5):
+        assert scale.desired == 4
         scale = rescale(scale, Sample(float(at), 0, 4, 4, 4, 0), RULES)
-    assert scale.desired == 4
-
-
-def test_concurrent_requests_need_fewer_workers() -> None:
-    rules = ScalingRules(maximum=8, concurrency=4)
-    assert simulate(4.0, 1.0, seconds=1800, rules=rules).desired < simulate(4.0, 1.0, seconds=1800).desired
-
-
-def test_number_of_workers_that_a_leader_finds_is_the_desired_one() -> None:
-    assert begin(Sample(0.0, 0, 0, 0, 3, 0), RULES, alive=3).desired == 3
 
 
 @given(st.lists(st.tuples(*(st.integers(0, 1000) for _ in range(5))), max_size=40))

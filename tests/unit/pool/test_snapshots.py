@@ -45,32 +45,24 @@ async def test_snapshot_that_cannot_be_read_is_refused_with_a_warning(content: b
     assert [line["log_level"] for line in logs] == ["warning"]
 
 
-async def test_snapshot_that_unpacks_to_more_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_that_is_too_large_is_neither_loaded_nor_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_TEXT_BYTES", 1000)
-    content = zlib.compress(json.dumps({"a": " " * 2000}).encode())
-    assert await store_in(MemorySnapshots(content)).load() is None
-
-
-async def test_snapshot_that_is_too_large_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemorySnapshots(zlib.compress(json.dumps({"a": " " * 2000}).encode()))
+    assert await store_in(storage).load() is None
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 5)
-    storage = MemorySnapshots(b"former")
+    before = storage.content
     assert not await store_in(storage).save({"a": 1})
-    assert storage.content == b"former"
+    assert storage.content == before
 
 
 @pytest.mark.proves("controller/snapshot-damaged-queue-available")
-async def test_silent_queue_does_not_end_the_term() -> None:
+async def test_silent_queue_does_not_end_the_term_and_lost_leadership_does() -> None:
     storage = MemorySnapshots()
     storage.error = BrokerSilentError("silent")
     assert not await store_in(storage).save({})
     storage.error = BrokerUnavailableError("no listing")
     assert await store_in(storage).load() is None
-
-
-async def test_lost_leadership_ends_the_term() -> None:
-    storage = MemorySnapshots()
     storage.error = LeadershipLostError("lost")
-    with pytest.raises(LeadershipLostError):
-        await store_in(storage).save({})
-    with pytest.raises(LeadershipLostError):
-        await store_in(storage).load()
+    for call in (store_in(storage).save({}), store_in(storage).load()):
+        with pytest.raises(LeadershipLostError):
+            await call
