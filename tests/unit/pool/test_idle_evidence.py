@@ -76,14 +76,7 @@ async def test_total_is_sampled_after_the_moment_that_was_asked_for(
     assert listing.asked_at == []
     await clock.advance(2.0)
     assert (totals.messages(A, after=100.0), len(listing.asked_at)) == (0, 1)
-
-
-async def test_total_from_before_is_not_an_answer(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
-    listing.messages = {A: 0}
-    totals.messages(A, after=80.0)
-    await clock.advance(1.0)
-    assert totals.messages(A, after=80.0) == 0
-    assert totals.messages(A, after=100.0) is None
+    assert totals.messages(A, after=clock.monotonic()) is None
 
 
 @pytest.mark.proves("reference-defects/14-foreign-queue-broke")
@@ -111,15 +104,12 @@ async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_
 
 @pytest.mark.proves("broker/management-api-fails")
 async def test_listing_that_fails_is_repeated(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
+    await clock.advance(1.0)
+    assert clock.pending == []
     listing.messages, listing.failures = {A: 0}, 3
     totals.messages(A, after=80.0)
     await clock.advance(30.0)
     assert (totals.messages(A, after=80.0), len(listing.asked_at)) == (0, 4)
-
-
-async def test_nothing_is_listed_without_a_caller(totals: QueueDepths, clock: VirtualClock) -> None:
-    await clock.advance(1.0)
-    assert clock.pending == []
 
 
 SETTLE = 10.0
@@ -132,29 +122,38 @@ class Setting:
     def __init__(self) -> None:
         self.clock = VirtualClock(monotonic=0.0)
         self.totals = Listing(self.clock)
+        self.totals.messages = {A: 0}
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
         self.queue_status = QueueStatuses()
         context = make_context(clock=self.clock, lifecycle=LifecycleSettings(settle_delay=SETTLE))
         depths = QueueDepths(context, self.totals)
-        self.worker_status = WorkerStatuses()
         self.reaper = IdleReaper(
             context,
             tracker=self.tracker,
             queue_status=self.queue_status,
-            worker_status=self.worker_status,
+            worker_status=WorkerStatuses(),
             depths=depths,
         )
         self.tasks = [asyncio.create_task(loop.run()) for loop in (self.reaper, self.tracker, depths)]
 
-    async def idle_group(self, key: Key = A) -> None:
+    async def idle_group(self) -> None:
         """A group that has been unbound for the whole of its `stop_delay` but one second."""
-        self.tracker.require_worker_group(key)
+        self.tracker.require_worker_group(A)
         await self.clock.advance(UNBIND)
-        self.unbind(key)
+        self.unbind()
         await self.clock.advance(STOP - 1.0)
 
-    def unbind(self, key: Key) -> None:
-        self.queue_status.update(key, exists=True, binding=Binding.UNBOUND, unbound_at=self.clock.monotonic())
+    def unbind(self) -> None:
+        self.queue_status.update(A, exists=True, binding=Binding.UNBOUND, unbound_at=self.clock.monotonic())
+
+    def retire(self) -> None:
+        """The group is used, and is to end."""
+        self.tracker.require_worker_group(A)
+        self.tracker.retire(A)
+
+    async def status_after(self, seconds: float) -> GroupStatus | None:
+        await self.clock.advance(seconds)
+        return self.tracker.status(A)
 
 
 @pytest.fixture
@@ -168,88 +167,69 @@ async def setting():
 
 async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
     """lifecycle: listed-bindings-are-unknown: a listing without the binding does not replace an unbind-ok."""
-    setting.totals.messages = {A: 0}
     setting.queue_status.update(A, exists=True)
     setting.tracker.adopt(A, GroupStatus.UNBOUND)
-    await setting.clock.advance(STOP + 500.0)
-    assert (setting.totals.asked_at, setting.tracker.status(A)) == ([], GroupStatus.UNBOUND)
+    assert await setting.status_after(STOP + 500.0) is GroupStatus.UNBOUND
+    assert setting.totals.asked_at == []
 
 
 async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: Setting) -> None:
     """A `stop_delay` shorter than that does not matter."""
-    setting.totals.messages = {A: 0}
     setting.queue_status.update(A, exists=True)
-    setting.tracker.require_worker_group(A)
-    setting.tracker.retire(A)
+    setting.retire()
     await setting.clock.advance(7.0)
-    setting.unbind(A)
-    await setting.clock.advance(500.0)
-    assert len(setting.totals.asked_at) == 1
-    assert setting.totals.asked_at[0] >= 7.0 + SETTLE + TOTALS_MAX_AGE
-    assert setting.tracker.status(A) is None
+    setting.unbind()
+    assert await setting.status_after(500.0) is None
+    [asked_at] = setting.totals.asked_at
+    assert asked_at >= 7.0 + SETTLE + TOTALS_MAX_AGE
 
 
-@pytest.mark.parametrize("messages", [1, 7])
 @pytest.mark.proves("races/reports-activity-lost-late")
-async def test_group_with_messages_is_active_again(setting: Setting, messages: int) -> None:
+async def test_group_with_messages_is_active_again(setting: Setting) -> None:
     """[stopblind_p4]: a busy worker whose reports were lost is not stopped; unacknowledged messages count."""
-    setting.totals.messages = {A: messages}
+    setting.totals.messages = {A: 1}
     await setting.idle_group()
     assert (setting.tracker.status(A), setting.totals.asked_at) == (GroupStatus.UNBOUND, [])
-    await setting.clock.advance(3.0)
-    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+    assert await setting.status_after(3.0) is GroupStatus.ACTIVE
 
 
 async def test_queue_that_does_not_run_is_not_evidence_and_is_asked_again(setting: Setting) -> None:
+    setting.totals.messages = {}
     await setting.idle_group()
-    await setting.clock.advance(60.0)
-    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+    assert await setting.status_after(60.0) is GroupStatus.UNBOUND
     assert 3 <= len(setting.totals.asked_at) <= 8
     setting.totals.messages = {A: 0}
-    await setting.clock.advance(12.0)
-    assert setting.tracker.status(A) is None
+    assert await setting.status_after(12.0) is None
 
 
 async def test_group_without_queue_ends_without_a_listing(setting: Setting) -> None:
-    setting.tracker.require_worker_group(A)
-    setting.tracker.retire(A)
-    await setting.clock.advance(5.0)
-    assert (setting.tracker.status(A), setting.totals.asked_at) == (None, [])
+    setting.retire()
+    assert await setting.status_after(5.0) is None
+    assert setting.totals.asked_at == []
 
 
-async def test_group_required_during_the_listing_is_kept(setting: Setting) -> None:
-    setting.totals.messages = {A: 0}
+@pytest.mark.parametrize("unbound_again", [False, True])
+async def test_sample_from_before_another_use_is_not_evidence(setting: Setting, unbound_again: bool) -> None:
+    """[ev4_mgmt]: the group was used, and perhaps unbound again, while a slow listing was under way."""
     setting.totals.allowed.clear()
     await setting.idle_group()
     await setting.clock.advance(3.0)
     setting.tracker.require_worker_group(A)
-    setting.totals.allowed.set()
-    await setting.clock.settle()
-    assert setting.tracker.status(A) is GroupStatus.ACTIVE
-
-
-async def test_sample_from_before_a_new_unbind_is_not_evidence(setting: Setting) -> None:
-    """[ev4_mgmt]: used and unbound again while a slow listing was under way."""
-    setting.totals.messages = {A: 0}
-    setting.totals.allowed.clear()
-    await setting.idle_group()
-    await setting.clock.advance(3.0)
-    setting.tracker.require_worker_group(A)
-    setting.tracker.retire(A)
-    setting.unbind(A)
-    await setting.clock.settle()
+    if unbound_again:
+        setting.tracker.retire(A)
+        setting.unbind()
+        await setting.clock.settle()
     setting.totals.messages = {A: 1}
     setting.totals.allowed.set()
     await setting.clock.settle()
-    assert setting.tracker.status(A) is GroupStatus.UNBOUND
-    await setting.clock.advance(60.0)
-    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+    assert setting.tracker.status(A) is (GroupStatus.UNBOUND if unbound_again else GroupStatus.ACTIVE)
+    assert await setting.status_after(60.0) is GroupStatus.ACTIVE
 
 
 async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Setting) -> None:
     setting.totals.messages = {A: 0, B: 0}
     setting.queue_status.update(B, exists=True)
     setting.tracker.adopt(B, GroupStatus.UNBOUND)
-    await setting.idle_group(A)
-    await setting.clock.advance(15.0)
-    assert (setting.tracker.status(A), setting.tracker.status(B)) == (None, GroupStatus.UNBOUND)
+    await setting.idle_group()
+    assert await setting.status_after(15.0) is None
+    assert setting.tracker.status(B) is GroupStatus.UNBOUND

@@ -42,15 +42,6 @@ def ended(
 
 
 class TestStartRecord:
-    def test_failed_start_backs_off_and_the_last_attempt_is_final_with_its_last_words(self) -> None:
-        record = ended(RestartBackoff())
-        assert (record.failures, record.failure) == (1, None)
-        assert 0.9 <= (record.back_off_until or 0.0) <= 1.1
-        record = ended(record)
-        assert record.failure is not None
-        assert (record.failure.attempts, record.failure.log_lines, record.back_off_until) == (2, ("last",), None)
-        assert 9.0 <= record.failure.retry_at <= 11.0
-
     def test_ends_with_a_process_of_other_keys_are_no_failed_starts_until_there_are_many(self) -> None:
         record = RestartBackoff()
         for _ in range(restart_backoff.FREE_RESTARTS - 1):
@@ -58,23 +49,27 @@ class TestStartRecord:
             assert (record.failures, record.failure, record.back_off_until) == (0, None, 5.0)
         assert ended(ended(record, with_others=True), with_others=True).failure is not None
 
-    def test_retry_allows_all_attempts_again_and_every_further_round_waits_longer(self) -> None:
-        record = restart_backoff.retry_allowed(ended(ended(RestartBackoff())))
+    def test_failed_starts_back_off_the_last_attempt_is_final_and_every_further_round_waits_longer(self) -> None:
+        record = ended(RestartBackoff())
+        assert (record.failures, record.failure) == (1, None)
+        assert 0.9 <= (record.back_off_until or 0.0) <= 1.1
+        record = ended(record)
+        assert record.failure is not None
+        assert (record.failure.attempts, record.failure.log_lines, record.back_off_until) == (2, ("last",), None)
+        assert 9.0 <= record.failure.retry_at <= 11.0
+        record = restart_backoff.retry_allowed(record)
         assert (record.failures, record.failure, record.rounds) == (0, None, 1)
         record = ended(ended(record))
         assert record.failure is not None
         assert 18.0 <= record.failure.retry_at <= 22.0
 
-    def test_crash_loop_backs_off_longer_each_time(self) -> None:
+    def test_crash_loop_backs_off_longer_each_time_until_a_long_service(self) -> None:
         record, waits = RestartBackoff(), []
         for _ in range(4):
             record = restart_backoff.became_ready(ended(record, served=True))
             waits.append(round(record.back_off_until or 0.0))
         assert waits == [0, 1, 2, 4]
-
-    def test_crash_after_long_service_is_the_first_again(self) -> None:
-        record = ended(RestartBackoff(crashes=5), served=True, lived=restart_backoff.STABLE_AFTER)
-        assert record.crashes == 1
+        assert ended(record, served=True, lived=restart_backoff.STABLE_AFTER).crashes == 1
 
     def test_group_without_history_takes_no_memory(self) -> None:
         records = RestartBackoffs()
@@ -89,18 +84,15 @@ def instance(name: str, key: Key = A, state: InstanceState = InstanceState.RUNNI
 
 
 class TestInstanceInventory:
-    def test_listing_tells_which_keys_changed(self) -> None:
+    def test_listing_tells_which_keys_changed_and_which_instances_vanished(self) -> None:
         inventory = InstanceInventory()
-        assert inventory.apply_listing([instance("1")], now=0.0) == ({A}, [])
-        assert inventory.apply_listing([instance("1")], now=1.0) == (set(), [])
-        assert inventory.apply_listing([instance("1", state=InstanceState.EXITED)], now=2.0) == ({A}, [])
+        assert inventory.apply_listing([instance("1"), instance("2", B)], now=0.0) == ({A, B}, [])
+        assert inventory.apply_listing([instance("1"), instance("2", B)], now=1.0) == (set(), [])
+        ended = instance("1", state=InstanceState.EXITED)
+        assert inventory.apply_listing([ended, instance("2", B)], now=2.0) == ({A}, [])
         assert [entry.seen_at for entry in inventory.of_key(A)] == [0.0]
-
-    def test_instance_that_vanished_is_reported_and_forgotten(self) -> None:
-        inventory = InstanceInventory()
-        inventory.apply_listing([instance("1"), instance("2", B)], now=0.0)
-        changed, vanished = inventory.apply_listing([instance("2", B)], now=1.0)
-        assert (changed, [entry.instance for entry in vanished], inventory.of_key(A)) == ({A}, [instance("1")], [])
+        changed, vanished = inventory.apply_listing([instance("2", B)], now=3.0)
+        assert (changed, [entry.instance for entry in vanished], inventory.of_key(A)) == ({A}, [ended], [])
 
     def test_listing_is_ignored_for_keys_that_changed_meanwhile(self) -> None:
         inventory = InstanceInventory()
@@ -115,9 +107,6 @@ class TestInstanceInventory:
         assert inventory.loading() == 1
         inventory.mark_served(InstanceId("ours"))
         assert inventory.loading() == 0
-
-
-FAULT = BrokerConflictError("The queue exists with other arguments.")
 
 
 class TestQueueStatuses:
@@ -150,32 +139,27 @@ class TestQueueStatuses:
         await second
         assert first.cancelled()
 
-    async def test_fault_is_raised_to_present_and_later_waiters(self) -> None:
-        status = QueueStatuses()
-        waiting = asyncio.create_task(status.wait_bound(A))
-        await asyncio.sleep(0)
-        status.update(A, fault=FAULT)
-        for attempt in (waiting, status.wait_bound(A)):
-            with pytest.raises(BrokerConflictError):
-                await attempt
-
-    async def test_fault_without_a_waiter_is_not_an_unseen_error(self) -> None:
-        status = QueueStatuses()
-        waiting = asyncio.create_task(status.wait_bound(A))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        status.update(A, fault=FAULT)
-        await asyncio.sleep(0)
-        assert status[A].fault is FAULT
-
-    async def test_fault_raised_a_thousand_times_does_not_grow(self) -> None:
+    async def test_fault_is_raised_to_present_and_later_waiters_and_does_not_grow(self) -> None:
         """One error object is raised to every orphan of the key: its traceback must not collect their frames."""
         status = QueueStatuses()
-        status.update(A, fault=BrokerConflictError("taken"))
+        waiting = asyncio.create_task(status.wait_bound(A))
+        await asyncio.sleep(0)
+        status.update(A, fault=BrokerConflictError("The queue exists with other arguments."))
+        with pytest.raises(BrokerConflictError):
+            await waiting
         for _ in range(1_000):
             with pytest.raises(BrokerConflictError) as raised:
                 await status.wait_bound(A)
         assert len(traceback.extract_tb(raised.value.__traceback__)) < 10
+
+    async def test_fault_without_a_waiter_is_not_an_unseen_error(self) -> None:
+        status, fault = QueueStatuses(), BrokerConflictError("taken")
+        waiting = asyncio.create_task(status.wait_bound(A))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        status.update(A, fault=fault)
+        await asyncio.sleep(0)
+        assert status[A].fault is fault
 
     async def test_key_without_facts_takes_no_memory(self) -> None:
         status = QueueStatuses()

@@ -18,7 +18,7 @@ from osrdyne.pool.state.groups.transitions import Delays, GroupStatus
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 
-A, B = Key("a"), Key("b")
+A, B, LONG = Key("a"), Key("b"), Key("long")
 DELAYS = Delays(unbind=100.0, stop=50.0)
 
 
@@ -37,11 +37,14 @@ async def pass_time(clock: VirtualClock, tracker: PoolStateTracker, seconds: flo
     tracker.advance()
 
 
-class TestTimers:
+class TestTracker:
     async def test_idle_group_that_is_not_held_is_unbound_and_then_due_to_stop(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
+        """Also while the timer of a longer wait runs."""
         running = asyncio.create_task(tracker.run())
+        tracker.require_worker_group(LONG, 500.0)
+        await clock.advance(1.0)
         for key in (A, B):
             tracker.require_worker_group(key)
         tracker.hold(B)
@@ -50,19 +53,8 @@ class TestTimers:
         await clock.advance(1.0)
         assert (tracker.status(A), tracker.stop_due_keys()) == (GroupStatus.UNBOUND, set())
         await clock.advance(50.0)
-        assert (tracker.stop_due_keys(), tracker.status(B)) == ({A}, GroupStatus.ACTIVE)
-        assert await tracker.stop_due.wait(0) is True
-        running.cancel()
-
-    async def test_timer_of_a_shorter_wait_is_not_missed_while_a_longer_one_runs(
-        self, clock: VirtualClock, tracker: PoolStateTracker
-    ) -> None:
-        running = asyncio.create_task(tracker.run())
-        tracker.require_worker_group(A, 500.0)
-        await clock.advance(1.0)
-        tracker.require_worker_group(B)
-        await clock.advance(100.0)
-        assert (tracker.status(A), tracker.status(B)) == (GroupStatus.ACTIVE, GroupStatus.UNBOUND)
+        assert (tracker.stop_due_keys(), await tracker.stop_due.wait(0)) == ({A}, True)
+        assert tracker.status(B) is tracker.status(LONG) is GroupStatus.ACTIVE
         running.cancel()
 
     async def test_steady_use_keeps_one_timer_for_each_key(
@@ -75,13 +67,10 @@ class TestTimers:
             await clock.advance(10.0)
         assert len(tracker._timers) == len(keys)
 
-
-class TestGenerations:
-    """lifecycle: generations."""
-
     async def test_generation_grows_with_every_change_and_with_a_new_group_of_the_key(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
+        """lifecycle: generations."""
         first = tracker.require_worker_group(A)
         assert tracker.require_worker_group(A) == first
         await pass_time(clock, tracker, 100.0)
@@ -92,15 +81,9 @@ class TestGenerations:
         await pass_time(clock, tracker, 0.0)
         assert tracker.end(A)
         assert tracker.require_worker_group(A) > again
-
-    async def test_later_term_has_the_greater_generation(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
-        for number in range(100):
-            tracker.require_worker_group(Key(str(number)))
         assert PoolStateTracker(term=4, delays=DELAYS, clock=clock).generation > tracker.generation
 
-
-class TestSubscriptions:
-    async def test_subscriber_begins_with_all_groups_and_hears_of_changes_only(
+    async def test_subscriber_begins_with_all_groups_and_is_notified_of_changes_only(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
         tracker.require_worker_group(A)
