@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from osrdyne_worker.spark.cluster import (
     refused_pods,
 )
 from osrdyne_worker.spark.executor import BACKEND, java_command
+from osrdyne_worker.spark.key_scheduling import master_of_keys
 from osrdyne_worker.spark.session import session_conf
 
 STANDALONE = parse_spark_master("spark://master:7077")
@@ -32,8 +34,7 @@ LIMITS = ClusterLimits(cores=3, start_timeout=100.0)
     ("text", "name"),
     [
         ("spark://master:7077", "spark.cores.max"),
-        ("k8s://https://api:6443", "spark.dynamicAllocation.maxExecutors"),
-        ("yarn", "spark.dynamicAllocation.maxExecutors"),
+        *((text, "spark.dynamicAllocation.maxExecutors") for text in ("k8s://https://api:6443", "yarn")),
     ],
 )
 def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, name: str) -> None:
@@ -43,6 +44,21 @@ def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, nam
     assert session_conf(master, {**defaults, name: "16"}, {})[name] == "16"
     for own in ("local[2]", "local-cluster[1,1,512]", "sc://server"):
         assert cluster_defaults(parse_spark_master(own), LIMITS) == {}
+
+
+@pytest.mark.parametrize(
+    ("master", "of_keys"),
+    [
+        ("local", "local[1, keys]"),
+        ("local[*]", "local[*, keys]"),
+        ("local[2,3]", "local[2,3, keys]"),
+        ("local-cluster[1,2,512]", "local-cluster[1,2,512]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_cores_of_a_local_master_only_are_divided_among_keys(master: str, of_keys: str) -> None:
+    parsed = parse_spark_master(master)
+    assert master_of_keys(parsed) == replace(parsed, text=of_keys)
 
 
 def test_settings_of_the_daemon_reach_the_worker() -> None:
@@ -76,17 +92,9 @@ def test_image_of_executors_is_required_outside_kubernetes() -> None:
 def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
     now = 0.0
     watch = StarvationWatch(STANDALONE, limit=100.0, monotonic=lambda: now)
-    looks = [
-        (0.0, 1, 0),
-        (90.0, 1, 1),  # an executor came: the wait begins anew
-        (95.0, 2, 0),
-        (150.0, 0, 0),  # no job waits
-        (160.0, 1, 0),
-        (260.0, 1, 0),
-    ]
-    for at, jobs, executors in looks:
-        now = at
-        assert watch.note(jobs=jobs, executors=executors) is (at == 260.0)
+    # At 90 an executor came, and the wait begins anew; at 150 no job waits.
+    for now, jobs, executors in ((0.0, 1, 0), (90.0, 1, 1), (95.0, 2, 0), (150.0, 0, 0), (160.0, 1, 0), (260.0, 1, 0)):
+        assert watch.note(jobs=jobs, executors=executors) is (now == 260.0)
     assert "spark://master:7077" in (watch.reason or "")
 
 
@@ -114,35 +122,27 @@ REFUSED = (
 )
 
 
-def test_refusal_of_executor_pods_is_found_in_the_output_of_spark() -> None:
+def test_refusal_of_executor_pods_is_found_in_the_output_of_spark_and_named_by_the_start() -> None:
     message = 'pods "osrdyne-blue-exec-1" is forbidden: exceeded quota: compute, requested: pods=1, used: pods=3'
     lines = ["26/11/22 20:00:00 WARN Store: Exception.", *map(REFUSED.format, ("an earlier one", message)), "\tat io."]
     assert refused_pods(lines) == message
     assert refused_pods(lines[:1]) is None
 
-
-def test_start_that_spark_gives_up_names_the_refusal_and_not_that_it_was_stopped() -> None:
     class StoppedSession:
         @property
         def sparkContext(self) -> None:
             raise RuntimeError("Job 0 cancelled because SparkContext was shut down")
 
     master = parse_spark_master("k8s://https://10.0.0.1")
-    with pytest.raises(StartFailedError, match="exceeded quota"):
-        probe(StoppedSession(), master, timeout=60, recent_output=lambda: [REFUSED.format("exceeded quota")])
-    with pytest.raises(StartFailedError, match="SparkContext was shut down"):
-        probe(StoppedSession(), master, timeout=60)
+    for output, reason in ((lines, "exceeded quota"), ([], "SparkContext was shut down")):
+        with pytest.raises(StartFailedError, match=reason):
+            probe(StoppedSession(), master, timeout=60, recent_output=lambda output=output: output)
 
 
 VARIABLES = {
-    "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.7:7078",
-    "SPARK_EXECUTOR_ID": "3",
-    "SPARK_EXECUTOR_CORES": "1",
-    "SPARK_EXECUTOR_MEMORY": "1024m",
-    "SPARK_APPLICATION_ID": "spark-1",
-    "SPARK_EXECUTOR_POD_IP": "10.0.0.8",
-    "SPARK_EXECUTOR_POD_NAME": "exec-3",
-    "SPARK_RESOURCE_PROFILE_ID": "0",
+    **{"SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@10.0.0.7:7078", "SPARK_EXECUTOR_ID": "3"},
+    **{"SPARK_EXECUTOR_CORES": "1", "SPARK_EXECUTOR_MEMORY": "1024m", "SPARK_APPLICATION_ID": "spark-1"},
+    **{"SPARK_EXECUTOR_POD_IP": "10.0.0.8", "SPARK_EXECUTOR_POD_NAME": "exec-3", "SPARK_RESOURCE_PROFILE_ID": "0"},
     **{f"SPARK_JAVA_OPT_{number}": f"-Doption={number}" for number in (10, 2, 0)},
 }
 POD = {"OSRDYNE_POD": "w", "OSRDYNE_POD_IP": "10.0.0.7", "OSRDYNE_NAMESPACE": "blue", "OSRDYNE_IMAGE": "worker:1"}
@@ -164,9 +164,8 @@ def test_worker_in_a_pod_owns_its_executors(tmp_path: Path) -> None:
     assert kubernetes_defaults({"OSRDYNE_POD": "w"}, tmp_path) == {}, "outside a pod"
     assert kubernetes_defaults(POD | {"OSRDYNE_POD_IP": "fd00::7"}, tmp_path)["spark.driver.host"] == "[fd00::7]"
     conf = kubernetes_defaults(POD, tmp_path)
-    assert conf["spark.kubernetes.driver.pod.name"] == "w"
-    assert conf["spark.kubernetes.namespace"] == "blue"
-    assert conf["spark.kubernetes.container.image"] == "worker:1"
+    names = ("driver.pod.name", "namespace", "container.image")
+    assert [conf[f"spark.kubernetes.{name}"] for name in names] == ["w", "blue", "worker:1"]
     assert conf["spark.driver.host"] == "10.0.0.7"
     template = json.loads(Path(conf["spark.kubernetes.executor.podTemplateFile"]).read_text())
     [container] = template["spec"]["containers"]
