@@ -18,76 +18,65 @@ from osrdyne.telemetry.status import METRICS_INTERVAL, LogInspector, PartitionSt
 from osrdyne.testing.clock import VirtualClock
 
 
-class Positions:
-    """Of no reader. `failure`: what `load` raises instead."""
+class Readers:
+    """The reader `warm`, and the positions of none. `failure`: what `load` raises instead."""
 
-    failure: Exception | None = None
+    def __init__(self, *, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.clock, self.metrics = VirtualClock(), Metrics()
+        options = ConnectionOptions("amqp://localhost")
+        self.inspector = LogInspector(
+            PoolNames("pool"), options=options, positions=self, clock=self.clock, metrics=self.metrics
+        )
 
     async def load(self) -> list[ReaderPosition]:
         if self.failure is not None:
             raise self.failure
         return []
 
+    def measure(self, minute: int, *, received: int, read: int) -> None:
+        """Give the inspector the lag of the reader, without RabbitMQ."""
+        lag = ReaderLag("warm", 0, read, received - read, None, 0, 0.0)
+        self.inspector._forecasts([PartitionStatus(0, "pool-log-0", 0, received)], [lag], 60.0 * minute)
 
-def inspector_of(
-    *, positions: Positions | None = None, clock: VirtualClock | None = None, metrics: Metrics | None = None
-) -> LogInspector:
-    return LogInspector(
-        PoolNames("pool"),
-        options=ConnectionOptions("amqp://localhost"),
-        positions=positions or Positions(),
-        clock=clock or VirtualClock(),
-        metrics=metrics or Metrics(),
-    )
-
-
-def measure(inspector: LogInspector, minute: int, *, received: int, read: int) -> None:
-    """Give it the lag of the reader `warm`, without RabbitMQ."""
-    lag = ReaderLag("warm", 0, read, received - read, None, 0, 0.0)
-    inspector._forecasts([PartitionStatus(0, "pool-log-0", 0, received)], [lag], 60.0 * minute)
-
-
-def let_lag_grow(inspector: LogInspector) -> None:
-    for minute in range(30):
-        measure(inspector, minute, received=800 * minute, read=720 * minute)
-        assert (inspector.finding() is None) == (minute < 9)
+    def let_lag_grow(self) -> None:
+        for minute in range(30):
+            self.measure(minute, received=800 * minute, read=720 * minute)
+            assert (self.inspector.finding() is None) == (minute < 9)
 
 
 @pytest.mark.proves("telemetry/lag-reader-only-grows")
 def test_growing_lag_is_reported_once_and_until_the_reader_catches_up() -> None:
-    inspector = inspector_of()
+    readers = Readers()
     with capture_logs() as logs:
-        let_lag_grow(inspector)
+        readers.let_lag_grow()
     [warning] = logs
-    assert warning["log_level"] == "warning"
-    named = {"reader": "warm", "drained": "never", "rate_in": 800, "rate_out": 720}
+    named = {"log_level": "warning", "reader": "warm", "drained": "never", "rate_in": 800, "rate_out": 720}
     assert {name: warning[name] for name in named} == named
-    finding = inspector.finding()
+    finding = readers.inspector.finding()
     assert finding is not None
     assert (finding.ok, finding.fatal, "warm" in finding.message) == (False, False, True)
     for minute in range(30, 60):
-        measure(inspector, minute, received=800 * 29, read=min(800 * 29, 720 * minute))
-    assert inspector.finding() is None
+        readers.measure(minute, received=800 * 29, read=min(800 * 29, 720 * minute))
+    assert readers.inspector.finding() is None
 
 
 async def test_metrics_and_finding_of_the_last_reader_end_with_its_position() -> None:
-    clock, metrics = VirtualClock(), Metrics()
-    inspector = inspector_of(clock=clock, metrics=metrics)
-    let_lag_grow(inspector)
-    metrics.telemetry_lag_messages.labels(reader="warm", partition="0").set(5)
-    running = asyncio.create_task(inspector.run("log", 1))
-    await clock.advance(1.0)
+    readers = Readers()
+    readers.let_lag_grow()
+    readers.metrics.telemetry_lag_messages.labels(reader="warm", partition="0").set(5)
+    running = asyncio.create_task(readers.inspector.run("log", 1))
+    await readers.clock.advance(1.0)
     running.cancel()
-    assert inspector.finding() is None
-    assert b"osrdyne_telemetry_lag_messages{" not in generate_latest(metrics.registry)
+    assert readers.inspector.finding() is None
+    assert b"osrdyne_telemetry_lag_messages{" not in generate_latest(readers.metrics.registry)
 
 
 async def test_unexpected_error_while_measuring_does_not_end_the_term() -> None:
-    clock, positions = VirtualClock(), Positions()
-    positions.failure = ArithmeticError("unexpected")
+    readers = Readers(failure=ArithmeticError("unexpected"))
     with capture_logs() as logs:
-        running = asyncio.create_task(inspector_of(positions=positions, clock=clock).run("log", 1))
-        await clock.advance(METRICS_INTERVAL + 1.0)
+        running = asyncio.create_task(readers.inspector.run("log", 1))
+        await readers.clock.advance(METRICS_INTERVAL + 1.0)
         assert not running.done()
         running.cancel()
     assert [entry["log_level"] for entry in logs] == ["error", "error"]
@@ -108,24 +97,18 @@ def trend(rate_in: float, rate_out: float, *, lag: int = 0, minutes: float = 20.
     return found
 
 
-def of(found: Trend) -> Forecast:
-    forecast = found.forecast()
-    assert forecast is not None
-    return forecast
-
-
-@pytest.mark.proves("telemetry/lag-reader-only-grows")
-def test_reader_that_gets_more_than_it_reads_never_catches_up() -> None:
-    forecast = of(trend(800, 720))
-    assert (forecast.rate_in, forecast.rate_out) == pytest.approx((800, 720), rel=0.06)
-    assert forecast.drained == math.inf
-    assert forecast.grows
-
-
-def test_peak_is_drained_when_the_difference_of_the_rates_has_it() -> None:
-    forecast = of(trend(0, 720, lag=108_000))
-    assert forecast.drained == pytest.approx((150 - 20) * 60, rel=0.06)
-    assert not forecast.grows
+def test_forecast_is_when_the_difference_of_the_rates_has_drained_the_lag() -> None:
+    assert (Trend().forecast(), trend(800, 720, minutes=0.5).forecast()) == (None, None)
+    assert trend(0, 0).forecast() == Forecast(0.0, 0.0, 0.0, False)
+    peak, never = trend(0, 720, lag=108_000).forecast(), trend(800, 720).forecast()
+    assert peak is not None
+    assert never is not None
+    assert (peak.drained, peak.grows) == (pytest.approx((150 - 20) * 60, rel=0.06), False)
+    assert (never.rate_in, never.rate_out) == pytest.approx((800, 720), rel=0.06)
+    assert (never.drained, never.grows) == (math.inf, True)
+    begins_anew = trend(800, 720)
+    begins_anew.add(Sample(3000.0, 17_000, 0))
+    assert begins_anew.forecast() is None
 
 
 @pytest.mark.parametrize(
@@ -139,15 +122,6 @@ def test_peak_is_drained_when_the_difference_of_the_rates_has_it() -> None:
     ids=["in batches", "nothing", "for less than the window", "for the window"],
 )
 def test_only_a_lag_that_grew_for_the_whole_window_grows(measured: Trend, grows: bool) -> None:
-    assert of(measured).grows is grows
-
-
-def test_forecast_needs_measurements_of_a_minute() -> None:
-    assert (Trend().forecast(), trend(800, 720, minutes=0.5).forecast()) == (None, None)
-    assert of(trend(0, 0)) == Forecast(0.0, 0.0, 0.0, False)
-
-
-def test_reader_that_begins_anew_is_measured_anew() -> None:
-    found = trend(800, 720)
-    found.add(Sample(3000.0, 17_000, 0))
-    assert found.forecast() is None
+    forecast = measured.forecast()
+    assert forecast is not None
+    assert forecast.grows is grows

@@ -36,25 +36,23 @@ def event(value: object, *, series: str = "a", **more: object) -> dict[str, obje
     return {"series": series, "value": value, **more}
 
 
-def test_last_value_has_what_the_event_has() -> None:
+def test_last_value_has_what_the_event_has_and_invalid_ones_are_counted() -> None:
     sent = event(21.5, ts="2026-11-22T10:00:00.5Z", quality=192, kind="alarm", unit="°C", limits=[1, 2])
     changes = folded(message(sent, offset=7))
     attributes = '{"unit":"°C","limits":"[1,2]"}'
     ts, enqueued = 1_795_341_600_500_000, ENQUEUED * 1000
-    assert changes.values == [
-        LastValue("k", "a", ts, None, "alarm", 21.5, None, "192", attributes, enqueued, 1, 7, 0, None)
-    ]
-    assert (changes.next_offset, changes.counts) == (99, Counts(events=1, lost=2))
+    value = LastValue("k", "a", ts, None, "alarm", 21.5, None, "192", attributes, enqueued, 1, 7, 0, None)
+    assert (changes.values, changes.next_offset, changes.counts) == ([value], 99, Counts(events=1, lost=2))
+    changes = folded(message(b"\xff"), message([3, event(1), {"value": 1}]), message(event(2), enqueued=-1))
+    assert ([one.value for one in changes.values], changes.counts.invalid) == ([1], 4)
+    for key, expected in (("süd\x00", "süd\x00"), (b"s\xfc", "s\ufffd"), (None, "P-log-1"), ("\udcff", "\ufffd")):
+        assert folded(message(event(1), key=key)).values[0].key == expected, "a text that databases take"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "newest"),
-    [
-        pytest.param((5, 0), (6, 0), 2, id="later time"),
-        pytest.param((6, 0), (5, 1), 1, id="late event"),
-        pytest.param((5, 0), (5, 1), 2, id="equal time, later in the log"),
-        pytest.param((5, 1), (5, 1), 1, id="the same event again"),
-    ],
+    [((5, 0), (6, 0), 2), ((6, 0), (5, 1), 1), ((5, 0), (5, 1), 2), ((5, 1), (5, 1), 1)],
+    ids=["later time", "late event", "equal time, later in the log", "the same event again"],
 )
 def test_event_is_newer_by_time_and_then_by_place(first: tuple[int, int], second: tuple[int, int], newest: int) -> None:
     sent = [message([event(n, ts=ENQUEUED + ts)], offset=at) for n, (ts, at) in enumerate((first, second), 1)]
@@ -79,19 +77,6 @@ def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothin
     assert (skewed.ts, skewed.sent_ts) == (ENQUEUED * 1000, (ENQUEUED + 300_001) * 1000)
 
 
-def test_invalid_events_and_messages_are_counted_and_the_others_are_kept() -> None:
-    changes = folded(message(b"\xff"), message([3, event(1), {"value": 1}]), message(event(2), enqueued=-1))
-    assert ([one.value for one in changes.values], changes.counts.invalid) == ([1], 4)
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"), [("süd\x00", "süd\x00"), (b"s\xfc", "s\ufffd"), (None, "P-log-1"), ("\udcff", "\ufffd")]
-)
-def test_key_is_a_text_that_databases_take(key: object, expected: str) -> None:
-    [value] = folded(message(event(1), key=key)).values
-    assert value.key == expected
-
-
 @pytest.mark.parametrize(
     ("sizes", "expected"), [([], []), ([9], [[9]]), ([3, 3, 3], [[3, 3], [3]]), ([9, 1, 9], [[9], [1], [9]])]
 )
@@ -103,6 +88,17 @@ def test_messages_are_divided_by_their_bytes(sizes: list[int], expected: list[li
 EVENTS = st.lists(
     st.tuples(st.sampled_from("ab"), st.sampled_from("xy"), st.integers(0, 4), st.booleans()), min_size=1, max_size=12
 )
+
+
+def stored(batches: Sequence[Sequence[StreamMessage]]) -> list[LastValue]:
+    """The values after these transactions."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = SqliteStore(Path(directory) / "v.db", pool="p", create=True)
+        for batch in batches:
+            store.write([folded(*batch)])
+        found = [one for key in "ab" for one in store.find(key, series=None, after=None, limit=99)]
+        store.close()
+    return found
 
 
 @given(EVENTS, st.data())
@@ -118,17 +114,6 @@ def test_any_order_and_repetition_has_the_same_last_values(
     repeated = data.draw(st.permutations(messages + data.draw(st.lists(st.sampled_from(messages), max_size=4))))
     at = data.draw(st.integers(0, len(repeated)))
     assert stored([repeated[:at], repeated[at:]]) == stored([messages])
-
-
-def stored(batches: Sequence[Sequence[StreamMessage]]) -> list[LastValue]:
-    """The values after these transactions."""
-    with tempfile.TemporaryDirectory() as directory:
-        store = SqliteStore(Path(directory) / "v.db", pool="p", create=True)
-        for batch in batches:
-            store.write([folded(*batch)])
-        found = [one for key in "ab" for one in store.find(key, series=None, after=None, limit=99)]
-        store.close()
-    return found
 
 
 async def test_driver_of_the_database_is_not_imported_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,26 @@ from osrdyne_worker.spark.session import MAX_REASONS, SparkSessions
 FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
 
 
-class FakeHeap:
-    """A heap whose use the test sets; a collection leaves `live` and what Spark's context cleaner has not removed."""
+class Watched:
+    """A watch over a heap whose use the test sets; a collection leaves `live` and the `broadcasts`: bytes of broadcast
+    variables without a reference, of which Spark's context cleaner removes one at each pause."""
 
     def __init__(self) -> None:
-        self.now = HALF
-        self.live = HALF
+        self.now = self.live = HALF
         self.broadcasts: list[int] = []
-        """Bytes of broadcast variables without a reference; the cleaner removes one entry at each pause."""
         self.collections = 0
+        self.time = 100.0
+        self.cancelled: list[str] = []
+        self.reasons: list[str] = []
+        self.held: dict[str, int] = {}
+        self.watch = HeapWatch(
+            self,
+            limit=0.85,
+            cancel=self.cancel,
+            held_by=lambda groups: {group: self.held[group] for group in groups},  # KeyError: Spark does not say
+            monotonic=lambda: self.time,
+            sleep=self.clean,
+        )
 
     def use(self) -> HeapUse:
         return self.now
@@ -33,23 +44,6 @@ class FakeHeap:
 
     def clean(self, seconds: float) -> None:
         del self.broadcasts[:1]
-
-
-class Watched:
-    def __init__(self) -> None:
-        self.heap = FakeHeap()
-        self.time = 100.0
-        self.cancelled: list[str] = []
-        self.reasons: list[str] = []
-        self.held: dict[str, int] = {}
-        self.watch = HeapWatch(
-            self.heap,
-            limit=0.85,
-            cancel=self.cancel,
-            held_by=lambda groups: {group: self.held[group] for group in groups},  # KeyError: Spark does not say
-            monotonic=lambda: self.time,
-            sleep=self.heap.clean,
-        )
 
     def cancel(self, group: str, reason: str) -> None:
         self.cancelled.append(group)
@@ -63,7 +57,7 @@ class Watched:
 
     def fill(self) -> None:
         """The heap is full, and no collection helps."""
-        self.heap.now = self.heap.live = FULL
+        self.now = self.live = FULL
 
     def check(self, *, after: float = 10.0) -> None:
         self.time += after
@@ -78,28 +72,28 @@ def watched() -> Watched:
 def test_heap_with_room_costs_no_collection_and_one_full_of_garbage_no_request(watched: Watched) -> None:
     watched.begin("a")
     watched.check()
-    assert (watched.cancelled, watched.heap.collections) == ([], 0)
-    watched.heap.now = FULL
+    assert (watched.cancelled, watched.collections) == ([], 0)
+    watched.now = FULL
     watched.check()
-    assert (watched.cancelled, watched.heap.collections) == ([], 1)
+    assert (watched.cancelled, watched.collections) == ([], 1)
     watched.fill()
     watched.watch.ended("a")
     watched.check()
     assert watched.cancelled == []
 
 
-def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(watched: Watched) -> None:
+@pytest.mark.parametrize(
+    ("live", "broadcasts", "cancelled"),
+    [(HALF, [5, 20, 20], []), (FULL, [5, 0, 0, 0], ["a"])],
+    ids=["the cleaner makes room", "it frees too little"],
+)
+def test_broadcasts_that_spark_has_yet_to_remove_are_garbage(
+    watched: Watched, live: HeapUse, broadcasts: list[int], cancelled: list[str]
+) -> None:
     watched.watch.began("a")
-    watched.heap.now, watched.heap.broadcasts = FULL, [5, 20, 20]
+    watched.now, watched.live, watched.broadcasts = FULL, live, broadcasts
     watched.check()
-    assert (watched.cancelled, watched.heap.now.used, watched.heap.collections) == ([], 70, 3)
-
-
-def test_cleaner_that_frees_too_little_does_not_prevent_the_cancel(watched: Watched) -> None:
-    watched.watch.began("a")
-    watched.heap.now, watched.heap.live, watched.heap.broadcasts = FULL, FULL, [5, 0, 0, 0]
-    watched.check()
-    assert (watched.cancelled, watched.heap.collections) == (["a"], 3)
+    assert (watched.cancelled, watched.collections) == (cancelled, 3)
 
 
 @pytest.mark.parametrize(
@@ -123,50 +117,6 @@ def test_full_heap_cancels_what_holds_most_as_spark_says(
     watched.check(after=0.1)
     assert watched.cancelled == [cancelled]
     assert "spark.driver.memory" in watched.reasons[0]
-
-
-@pytest.mark.proves("spark/request-fills-spark-s")
-def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched: Watched) -> None:
-    watched.fill()
-    watched.begin("innocent", "bomb")
-    watched.check(after=5)
-    for _ in range(8):
-        watched.check(after=1)
-    assert watched.cancelled == ["bomb"], "it has not ended yet"
-    watched.watch.ended("bomb")
-    watched.check(after=1)
-    assert watched.cancelled == ["bomb"], "its tasks have not yet"
-    watched.heap.live = HALF
-    watched.check(after=1)
-    assert (watched.cancelled, watched.heap.now) == (["bomb"], HALF)
-
-
-def test_next_one_is_cancelled_when_the_first_does_not_end_in_time(watched: Watched) -> None:
-    watched.fill()
-    watched.begin("old", "young")
-    watched.check(after=5)
-    watched.check(after=9)
-    assert watched.cancelled == ["young"]
-    watched.check(after=2)
-    assert watched.cancelled == ["young", "old"]
-    watched.check(after=20)
-    assert watched.cancelled == ["young", "old"], "each is cancelled once"
-
-
-@pytest.mark.parametrize(
-    ("text", "condition"),
-    [
-        ("Job aborted: Lost task 0.0: java.lang.OutOfMemoryError: Java heap space", "out_of_memory"),
-        ("Traceback\n  File x\nMemoryError", "out_of_memory"),
-        ("org.apache.arrow.memory.OutOfMemoryException: Failure allocating buffer.", "out_of_memory"),
-        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", "python_worker_crashed"),
-        ("Total size of results (1 GiB) is bigger than spark.driver.maxResultSize (128 MiB)", "answer_too_large"),
-        ("[DIVIDE_BY_ZERO] Division by zero.", None),
-    ],
-)
-def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: str | None) -> None:
-    found = exhaustion(RuntimeError(text))
-    assert (found and found.condition) == condition
 
 
 @pytest.mark.parametrize(
@@ -201,6 +151,46 @@ def test_load_that_has_just_begun_does_not_protect_requests(watched: Watched) ->
     assert "request" in watched.reasons[-1], "its name is not remembered as that of a load"
 
 
+@pytest.mark.proves("spark/request-fills-spark-s")
+def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched: Watched) -> None:
+    watched.fill()
+    watched.begin("innocent", "bomb")
+    watched.check(after=5)
+    for _ in range(8):
+        watched.check(after=1)
+    assert watched.cancelled == ["bomb"], "it has not ended yet"
+    watched.watch.ended("bomb")
+    watched.check(after=1)
+    assert watched.cancelled == ["bomb"], "its tasks have not yet"
+    watched.live = HALF
+    watched.check(after=1)
+    assert (watched.cancelled, watched.now) == (["bomb"], HALF)
+    watched.fill()
+    watched.begin("young")
+    watched.check(after=5)
+    watched.check(after=9)
+    assert watched.cancelled == ["bomb", "young"]
+    for seconds in (2, 20):
+        watched.check(after=seconds)
+        assert watched.cancelled == ["bomb", "young", "innocent"], "the first does not end in time; each only once"
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("Job aborted: Lost task 0.0: java.lang.OutOfMemoryError: Java heap space", "out_of_memory"),
+        ("Traceback\n  File x\nMemoryError", "out_of_memory"),
+        ("org.apache.arrow.memory.OutOfMemoryException: Failure allocating buffer.", "out_of_memory"),
+        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", "python_worker_crashed"),
+        ("Total size of results (1 GiB) is bigger than spark.driver.maxResultSize (128 MiB)", "answer_too_large"),
+        ("[DIVIDE_BY_ZERO] Division by zero.", None),
+    ],
+)
+def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: str | None) -> None:
+    found = exhaustion(RuntimeError(text))
+    assert (found and found.condition) == condition
+
+
 def test_reasons_for_groups_that_end_at_their_cancel_fill_no_memory() -> None:
     """The watch has chosen such a group before its end, which has removed no reason."""
     sessions = SparkSessions()
@@ -215,12 +205,10 @@ class Gateway:
 
     def __init__(self, *outcomes: OSError | None) -> None:
         self.outcomes = list(outcomes)
-        self.probes = 0
         self.now = 100.0
         self.watch = GatewayWatch(self.connect, monotonic=lambda: self.now)
 
     def connect(self) -> None:
-        self.probes += 1
         outcome = self.outcomes.pop(0)
         if outcome is not None:
             raise outcome
@@ -233,7 +221,8 @@ class Gateway:
         return results
 
 
-ROW = [TimeoutError("timed out")] * (MAX_UNANSWERED - 1)
+SILENT = TimeoutError("timed out")
+ROW = [SILENT] * (MAX_UNANSWERED - 1)
 
 
 @pytest.mark.parametrize(
@@ -249,15 +238,11 @@ def test_what_a_probe_says_about_the_gateway(outcomes: list[OSError | None], is_
     assert set(Gateway(*outcomes).checks()) == {is_open}
 
 
-def test_checks_of_many_keys_share_one_probe() -> None:
-    gateway = Gateway(None)
-    assert all(gateway.watch.check() for _ in range(200))
-    assert gateway.probes == 1
-
-
 @pytest.mark.proves("spark/jvm-accepts-new-connections")
-def test_gateway_is_closed_after_several_probes_without_an_answer() -> None:
-    gateway = Gateway(*[TimeoutError("timed out")] * MAX_UNANSWERED)
+def test_gateway_is_closed_after_several_probes_without_an_answer_which_many_keys_share() -> None:
+    gateway = Gateway(None, *ROW, SILENT)
+    assert all(gateway.watch.check() for _ in range(200))
+    assert len(gateway.outcomes) == MAX_UNANSWERED, "one probe"
+    gateway.now += PROBE_INTERVAL
     assert gateway.checks() == [True] * (MAX_UNANSWERED - 1) + [False]
-    assert not gateway.watch.check()
-    assert gateway.probes == MAX_UNANSWERED, "a closed gateway is not probed again"
+    assert not gateway.watch.check(), "a closed gateway is not probed again"
