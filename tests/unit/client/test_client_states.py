@@ -53,11 +53,6 @@ async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second()
     assert also_reported == []
 
 
-def test_invalid_pool_id_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Not a pool"):
-        AsyncClient(URI, "Not a pool")
-
-
 async def test_no_secret_in_a_repr_or_an_error() -> None:
     client = AsyncClient(URI, "pool")
     assert "s3cret" not in f"{client!r} {vars(client)!r}"
@@ -65,38 +60,40 @@ async def test_no_secret_in_a_repr_or_an_error() -> None:
         async with AsyncClient("http://user:s3cret@localhost/", "pool"):
             pass
     assert "s3cret" not in str(raised.value)
-
-
-def test_client_waits_until_a_pool_reports_that_a_request_expired() -> None:
-    """It reports it `max_clock_skew` after the deadline, and RabbitMQ may be a second late."""
+    with pytest.raises(ConfigurationError, match="Not a pool"):
+        AsyncClient(URI, "Not a pool")
+    # A pool reports an expiry `max_clock_skew` after the deadline, and RabbitMQ may be a second late.
     assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
+
+
+def connected(connection: Any, **options: Any) -> tuple[AsyncClient, Session]:
+    """A client whose session has this connection."""
+    client = AsyncClient(URI, "pool", **options)
+    channel: Any = SimpleNamespace(is_closed=False)
+    session = Session(PoolNames("pool"), connection, channel, Consumer("replies"))
+    client._state.set(session)
+    return client, session
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["lost", "too-many-channels"])
 async def test_call_waits_while_its_connection_opens_no_channel(is_closed: bool) -> None:
     """It is lost, although its first channel is not closed yet, or has too many."""
     fails = AsyncMock(side_effect=BrokerUnavailableError("Could not open a channel."))
-    connection: Any = SimpleNamespace(is_blocked=False, is_closed=is_closed, channel=fails)
-    channel: Any = SimpleNamespace(is_closed=False)
-    client = AsyncClient(URI, "pool")
-    client._state.set(Session(PoolNames("pool"), connection, channel, Consumer("replies")))
+    client, _ = connected(SimpleNamespace(is_blocked=False, is_closed=is_closed, channel=fails))
     with pytest.raises(RequestTimeoutError, match="not sent"):
         await client.call("k", timeout=0.01)
 
 
 async def test_call_that_an_alarm_holds_back_says_so() -> None:
     """RabbitMQ sends `connection.blocked` only after a publish, so that the request counts as sent."""
-    connection: Any = SimpleNamespace(is_blocked=False, is_closed=False)
-    channel: Any = SimpleNamespace(is_closed=False)
-    client = AsyncClient(URI, "pool", answer_slack=0)
-    session = Session(PoolNames("pool"), connection, channel, Consumer("replies"))
+    connection = SimpleNamespace(is_blocked=False, is_closed=False)
+    client, session = connected(connection, answer_slack=0)
 
     async def publish(request: OutgoingRequest) -> None:
         request.sent = connection.is_blocked = True
         await asyncio.Event().wait()
 
     session.publish = publish  # type: ignore[method-assign]
-    client._state.set(session)
     with pytest.raises(RequestTimeoutError, match="alarm") as raised:
         await client.call("k", timeout=0.01)
     assert raised.value.sent

@@ -69,10 +69,14 @@ async def test_parts_are_handed_out_in_order_and_credit_follows_their_consumptio
     assert queue.grant is None
 
 
-async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one(queue: PartQueue) -> None:
-    queue.arrived(part(1))
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "never seen before"])
+async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_one(
+    queue: PartQueue, seen: bool
+) -> None:
+    if seen:
+        queue.arrived(part(1))
     queue.arrived(part(1, SECOND, attempt=2))
-    queue.arrived(part(2))
+    queue.arrived(part(2) if seen else part(1))
     assert not queue.ends(last(2)), "the first worker was cut off and wakes up again"
     queue.arrived(part(2, SECOND, attempt=2))
     assert queue.worker_id == "b"
@@ -80,20 +84,20 @@ async def test_stream_that_begins_anew_before_the_first_row_replaces_the_former_
     assert await received(queue) == [b"b1", b"b2"]
 
 
-async def test_stream_that_begins_anew_after_the_first_row_ends_the_call(queue: PartQueue) -> None:
+async def test_lost_part_and_stream_that_begins_anew_after_the_first_row_end_the_call(queue: PartQueue) -> None:
+    queue.arrived(Reply(progress=True, body=b"50 %"))  # of a handler: no part
     queue.arrived(part(1))
-    await queue.next()
+    for error in (Reply(Status.EXPIRED), last(7, status=Status.ERROR)):
+        assert queue.ends(error)
+    with pytest.raises(StreamInterruptedError):
+        queue.arrived(part(3))
+    with pytest.raises(StreamInterruptedError):
+        queue.ends(last(2))
+    assert await queue.next() == b"a1"
     with pytest.raises(StreamInterruptedError):
         queue.arrived(part(1, SECOND, attempt=2))
     with pytest.raises(StreamInterruptedError):
         queue.ends(Reply(content_type="application/json"))
-
-
-async def test_parts_of_an_earlier_attempt_that_were_never_seen_before_are_ignored(queue: PartQueue) -> None:
-    queue.arrived(part(1, SECOND, attempt=2))
-    queue.arrived(part(1, FIRST, attempt=1))
-    assert queue.ends(last(1, SECOND, attempt=2))
-    assert await received(queue) == [b"b1"]
 
 
 async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning() -> None:
@@ -106,21 +110,6 @@ async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning
     queue.arrived(part(1, SECOND, attempt=1))
     assert queue.ends(last(1, SECOND, attempt=1))
     assert await received(queue) == [b"b1"]
-
-
-def test_lost_part_ends_the_call(queue: PartQueue) -> None:
-    queue.arrived(part(1))
-    with pytest.raises(StreamInterruptedError):
-        queue.arrived(part(3))
-    with pytest.raises(StreamInterruptedError):
-        queue.ends(last(2))
-
-
-def test_progress_of_a_handler_and_errors_are_no_parts(queue: PartQueue) -> None:
-    queue.arrived(Reply(progress=True, body=b"50 %"))
-    queue.arrived(part(1))
-    assert queue.ends(Reply(Status.EXPIRED))
-    assert queue.ends(last(7, status=Status.ERROR))
 
 
 @given(
@@ -154,28 +143,15 @@ async def test_caller_gets_every_part_once_or_an_error(size: int, attempts: list
     assert not ended or len(numbers) == size
 
 
-def test_body_that_is_no_arrow_stream_is_an_error() -> None:
-    with pytest.raises(InvalidMessageError):
-        list(BatchDecoder().decode(b"{}{}{}{}{}{}"))
-
-
-@pytest.mark.parametrize(
-    ("value", "credit"), [(4, 4), (1000, 64), (0, None), (-1, None), ("4", None), (True, None), (None, None)]
-)
-def test_wanted_credit_is_a_positive_number(value: object, credit: int | None) -> None:
-    assert read_wanted_credit({"x-stream-credit": value}) == credit
-
-
-@pytest.mark.parametrize(
-    ("stream", "credit"), [(None, None), (FIRST, None), ("x" * 32, 1), (FIRST, -1), (FIRST, "9"), (1, 1)]
-)
-def test_malformed_credit_message_is_none(stream: object, credit: object) -> None:
-    assert Grant.from_wire({STREAM_HEADER: stream, "x-stream-credit": credit}) is None
-
-
-def test_credit_message_survives_the_wire() -> None:
+def test_credit_messages_are_read_from_the_wire_unless_they_are_malformed() -> None:
+    for value, credit in ((4, 4), (1000, 64), (0, None), (-1, None), ("4", None), (True, None), (None, None)):
+        assert read_wanted_credit({"x-stream-credit": value}) == credit
+    for stream, wanted in ((None, None), (FIRST, None), ("x" * 32, 1), (FIRST, -1), (FIRST, "9"), (1, 1)):
+        assert Grant.from_wire({STREAM_HEADER: stream, "x-stream-credit": wanted}) is None
     grant = Grant(FIRST, 7)
     assert Grant.from_wire(grant.wire_headers()) == grant
+    with pytest.raises(InvalidMessageError):
+        list(BatchDecoder().decode(b"{}{}{}{}{}{}"))
 
 
 class LossySession(Session):
