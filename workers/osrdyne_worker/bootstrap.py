@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, ReplyAddresses
 from osrdyne_worker.app.app import App, Context
+from osrdyne_worker.app.coroutines import run_here
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.processor import Answering, Processor
 from osrdyne_worker.requests.replies import ReplySender
@@ -31,6 +32,14 @@ class SharedProcess(Protocol):
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
         """Make the threads for the handlers of this worker."""
+        ...
+
+    async def run_handler(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine of a handler where it can block no other worker."""
+        ...
+
+    async def run_hook(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The same for a hook of the application, which may block for longer."""
         ...
 
 
@@ -104,8 +113,20 @@ def build_parts(
         settings=settings,
         clock=clock,
         ready_file=ready_file,
-        loader=Loader(app, first_context(app, environment), threads, start_times),
-        dispatcher=Dispatcher(app, threads=threads, side_threads=side_threads, debug=settings.debug),
+        loader=Loader(
+            app,
+            first_context(app, environment),
+            threads,
+            start_times,
+            run_coroutine=run_here if host is None else host.run_hook,
+        ),
+        dispatcher=Dispatcher(
+            app,
+            threads=threads,
+            side_threads=side_threads,
+            run_coroutine=run_here if host is None else host.run_handler,
+            debug=settings.debug,
+        ),
         reporter=Reporter(
             key=environment.key,
             worker_id=environment.worker_id,

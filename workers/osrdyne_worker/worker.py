@@ -54,7 +54,7 @@ from osrdyne_worker.runtime.control import (
     parse_seconds,
     without_implausible_generation,
 )
-from osrdyne_worker.runtime.exit import ExitReason, StartFailed, Stop, Unrecoverable
+from osrdyne_worker.runtime.exit import ExitReason, LoopBlocked, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.loop_watchdog import Blocked, LoopWatchdog
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeContext
@@ -467,8 +467,11 @@ class Worker:
             log.info("stopping", in_flight=self._processor.in_flight)
             self._reporter.report(Event.STOPPING)
         else:
-            refusal = reason.refusal if isinstance(reason, StartFailed) else None
-            details = {} if refusal is None else {REFUSAL_FIELD: refusal.to_wire()}
+            details: dict[str, object] = {}
+            if isinstance(reason, StartFailed) and reason.refusal is not None:
+                details[REFUSAL_FIELD] = reason.refusal.to_wire()
+            if isinstance(reason, LoopBlocked) and reason.text is not None:
+                details[BLOCKED_FIELD] = reason.text
             # Lost: the start counts as a failed one, and the next attempt reports the refusal again.
             self._reporter.report(Event.FAILED, reason=reason.reason, **details)
         reserve = CLOSING_TIME

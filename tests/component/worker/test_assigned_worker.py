@@ -14,19 +14,22 @@ from structlog.testing import capture_logs
 from worker_bench import PATIENCE, environment
 from worker_bench import until_in_time as until
 
-from osrdyne.protocol.activity import Event
+from osrdyne.protocol.activity import Event, text_fingerprint
 from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.messages import Request, Status
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne.protocol.rates import EventRate
 from osrdyne.testing.clock import VirtualClock
-from osrdyne_worker import App, Context, RequestError
+from osrdyne_worker import App, Call, Context, RequestError
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled import assigned_worker as module
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
+from osrdyne_worker.pooled.handler_loop import HandlerLoop
+from osrdyne_worker.requests.dispatch import HandlerExitError
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
-from osrdyne_worker.runtime.exit import ExitCode
+from osrdyne_worker.runtime.exit import ExitCode, LoopBlocked
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext
 
@@ -43,6 +46,12 @@ class Sessions:
 
     def build(self, context: Context) -> str:
         return f"session of {context.key}"
+
+    def request_session(self, session: str) -> str:
+        return session
+
+    def run_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
+        return function()
 
     def close(self, session: str) -> None:
         self.closed.append(session)
@@ -167,3 +176,80 @@ async def test_start_that_refuses_the_key_is_reported_with_its_code(
     how = await running
     (failed,) = [draft for draft in reports if draft.event is Event.FAILED]
     assert (how.code, failed.details.get("refusal")) == (ExitCode.START_FAILED, refusal)
+
+
+@pytest.mark.proves("pooled/coroutine-blocks")
+async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(
+    assigned: Assigned, clock: VirtualClock
+) -> None:
+    app, blocking, go_on = App(), threading.Event(), threading.Event()
+
+    @app.handler("/block")
+    async def block_for_long(call: Call) -> None:
+        blocking.set()
+        go_on.wait(PATIENCE)
+
+    @app.handler("/ask")
+    async def ask(call: Call) -> str:
+        return call.context.key
+
+    async def send(worker: AssignedWorker, path: str, key: str) -> Any:
+        made = environment(key=key, config={"runtime": {"blocked_timeout": 0.2}})
+        parts = worker._parts = build_parts(app, made, clock=clock, host=worker)
+        call = Call(Context(Key(key), session=f"session of {key}"), Request(key=key, body=b"", path=path))
+        return await parts.dispatcher.run(call, group_id=key)
+
+    blocked, other = assigned(app), assigned(app)
+    blocks = asyncio.create_task(send(blocked, "/block", "a"))
+    try:
+        await until(blocking.is_set)
+        answer = await send(other, "/ask", "b")
+        assert (answer.status, answer.body) == (Status.OK, b"b")
+        await until(lambda: blocked._reason is not None)
+        assert isinstance(blocked._reason, LoopBlocked)
+        assert "block_for_long" in blocked._reason.reason
+        assert blocked._reason.text == text_fingerprint("/block", b"")
+    finally:
+        go_on.set()
+        await blocks
+        for worker in (blocked, other):
+            worker._coroutines.close()
+
+
+class TestHandlerLoop:
+    @pytest.fixture
+    def loop(self) -> Iterator[HandlerLoop]:
+        loop = HandlerLoop(enter=lambda: None, on_blocked=lambda reason: None)
+        yield loop
+        loop.close()
+
+    async def test_cancelled_coroutine_is_waited_for(self, loop: HandlerLoop) -> None:
+        started, cleaned = threading.Event(), threading.Event()
+
+        async def clean_up() -> None:
+            started.set()
+            try:
+                await asyncio.sleep(PATIENCE)
+            finally:
+                await asyncio.sleep(0)
+                cleaned.set()
+
+        running = asyncio.create_task(loop.run(clean_up()))
+        await until(started.is_set)
+        assert loop.running == 1
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert cleaned.is_set()
+        assert loop.running == 0
+
+    async def test_exit_of_a_handler_is_its_own_error_and_the_loop_goes_on(self, loop: HandlerLoop) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        async def answer() -> asyncio.AbstractEventLoop:
+            return asyncio.get_running_loop()
+
+        with pytest.raises(HandlerExitError):
+            await loop.run(leave())
+        assert await loop.run(answer()) is await loop.run(answer()) is not asyncio.get_running_loop()

@@ -7,8 +7,9 @@ end are counted; its session is closed once they have ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
@@ -20,9 +21,10 @@ from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne_worker.app.app import App, Context, KeySessions, SessionFactory
 from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.bootstrap import WorkerParts, build_parts
+from osrdyne_worker.pooled.handler_loop import HandlerLoop
 from osrdyne_worker.pooled.log_lines import bind_worker
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
-from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
+from osrdyne_worker.runtime.exit import ExitCode, ExitReason, LoopBlocked, Stop
 from osrdyne_worker.runtime.loop_watchdog import Blocked
 from osrdyne_worker.runtime.start_times import StartTimes
 from osrdyne_worker.worker import Worker
@@ -109,6 +111,8 @@ class AssignedWorker:
         self.suspect_gate = suspect_gate
         self._clock = clock
         self._threads: KeyThreads | None = None
+        self._process_loop = asyncio.get_running_loop()
+        self._coroutines = HandlerLoop(enter=self._enter, on_blocked=self._blocked)
         self._parts: WorkerParts | None = None
         self._worker: Worker | None = None
         self._reason: ExitReason | None = None
@@ -170,12 +174,29 @@ class AssignedWorker:
     @property
     def left_behind(self) -> int:
         """The number of threads that still run although the worker has ended."""
-        return self._threads.running if self._threads is not None and self._ended.done() else 0
+        if self._threads is None or not self._ended.done():
+            return 0
+        return self._threads.running + min(self._coroutines.running, 1)
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
         """Make the threads for the handlers of this worker. Called by `build_parts`."""
         self._threads = KeyThreads(count, enter=self._enter)
         return self._threads
+
+    async def run_handler(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine of a handler on the event loop of this key."""
+        assert self._parts is not None
+        return await self._coroutines.run(coroutine, blocked_timeout=self._parts.settings.blocked_timeout)
+
+    async def run_hook(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a hook on the event loop of this key. It may block for long without being a fault."""
+        return await self._coroutines.run(coroutine)
+
+    def _blocked(self, blocked: Blocked) -> None:
+        """End this worker, and no other. Called by the thread of the watchdog."""
+        with suppress(RuntimeError):  # the process has ended its loop meanwhile
+            reason = LoopBlocked(blocked.reason, blocked.text)
+            self._process_loop.call_soon_threadsafe(self.request_exit, reason)
 
     def _enter(self) -> None:
         bind_worker(self._environment.worker_id, self._environment.key)
@@ -244,3 +265,4 @@ class AssignedWorker:
                 await loop.run_in_executor(self.side_threads, close)
             except Exception:
                 log.exception("session could not be closed")
+        self._coroutines.close()

@@ -1,7 +1,7 @@
 """Call the handler of a request: decode the body, run the handler, encode its result. Called by the processor.
 
-Coroutine functions run on the event loop, plain functions in a bounded pool of threads, in a job group if there is a
-session. The processor handles deadlines and cancels: it cancels `run`.
+Coroutine functions run on the event loop, in a pooled process on one of their key, plain functions in a bounded pool of
+threads, in a job group if there is a session. The processor handles deadlines and cancels: it cancels `run`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from osrdyne_worker.app.codec import (
     shown_path,
     stream_of,
 )
+from osrdyne_worker.app.coroutines import RunCoroutine, run_here
 from osrdyne_worker.app.errors import DataChangedError, RequestError, describe
 from osrdyne_worker.runtime.loop_watchdog import on_loop
 
@@ -81,11 +82,18 @@ class Dispatcher:
     """The handlers of an application. Raises `ConfigurationError` for an invalid handler.
 
     `threads` must have a thread for every request that runs at once; `side_threads` is for short calls about running
-    requests (cancel, progress) and about the session (health).
+    requests (cancel, progress) and about the session (health). `run_coroutine` runs the coroutine of a handler and ends
+    when it has ended; by default on this event loop.
     """
 
     def __init__(
-        self, app: App, *, threads: ThreadPoolExecutor, side_threads: ThreadPoolExecutor, debug: bool = False
+        self,
+        app: App,
+        *,
+        threads: ThreadPoolExecutor,
+        side_threads: ThreadPoolExecutor,
+        run_coroutine: RunCoroutine = run_here,
+        debug: bool = False,
     ) -> None:
         self._targets: Mapping[str, Target] = {
             path: Target(handler, decoder_for(handler)) for path, handler in app.registered_handlers().items()
@@ -96,6 +104,7 @@ class Dispatcher:
         # Not the threads of the handlers: a health check must not wait behind stuck handlers.
         self._threads = threads
         self._side_threads = side_threads
+        self._run_coroutine = run_coroutine
         self._debug = debug
 
     def has_handler(self, path: str) -> bool:
@@ -157,8 +166,10 @@ class Dispatcher:
                 arguments = await self._in_thread(lambda: _arguments(target, call), call, group_id)
             else:
                 arguments = _arguments(target, call)
-            # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
-            result = await on_loop(handler.function, *arguments, context=call.context, calls=[call])
+            # An asynchronous handler must not block, and a watchdog ends the worker if it does.
+            result = await self._run_coroutine(
+                on_loop(handler.function, *arguments, context=call.context, calls=[call])
+            )
             if not may_hold_rows(result) and not is_large(result):
                 return answer_to_response(result)
             # A job of Spark collects the rows, an iterator reads files, or the answer takes long to encode: nothing of
@@ -263,7 +274,9 @@ class Dispatcher:
             return await self._in_thread(
                 lambda: self._respond_all(handler, calls, handler.function(*arguments)), calls[0], group_id
             )
-        results = await on_loop(handler.function, *arguments, context=calls[0].context, calls=calls)
+        results = await self._run_coroutine(
+            on_loop(handler.function, *arguments, context=calls[0].context, calls=calls)
+        )
         return await self._in_thread(lambda: self._respond_all(handler, calls, results), calls[0], group_id)
 
     def _respond_all(self, handler: RegisteredHandler, calls: list[Call], results: Any) -> list[Response | Exception]:

@@ -65,6 +65,14 @@ class Unrecoverable(Failure):
     code = ExitCode.UNRECOVERABLE
 
 
+@dataclass(frozen=True, slots=True)
+class LoopBlocked(Failure):
+    """`text`: the text fingerprint of the request whose handler blocks the event loop, if it is known."""
+
+    text: str | None = None
+    code: ClassVar[ExitCode] = ExitCode.UNRECOVERABLE
+
+
 class AccessRefused(Failure):
     __slots__ = ()
     code = ExitCode.ACCESS_REFUSED

@@ -22,6 +22,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.data_versions import check_data_version
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.app.app import AnyFunction, App, Context
+from osrdyne_worker.app.coroutines import RunCoroutine, run_here
 from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.runtime.loop_watchdog import on_loop
 from osrdyne_worker.runtime.start_times import StartTimes
@@ -113,13 +114,20 @@ def first_context(app: App, environment: WorkerEnvironment) -> Context:
 
 
 class Loader:
-    """Starts and stops one application. `context` holds what is loaded so far."""
+    """Starts and stops one application. `context` holds what is loaded so far. `run_coroutine` runs hooks."""
 
     def __init__(
-        self, app: App, context: Context, threads: ThreadPoolExecutor, times: StartTimes | None = None
+        self,
+        app: App,
+        context: Context,
+        threads: ThreadPoolExecutor,
+        times: StartTimes | None = None,
+        *,
+        run_coroutine: RunCoroutine = run_here,
     ) -> None:
         self._app = app
         self._threads = threads
+        self._run_coroutine = run_coroutine
         self._times = times or StartTimes()
         self.context = context
         self._session: Any = None
@@ -166,7 +174,7 @@ class Loader:
         """Like `_call`, but one check at a time: if checks hang, for example in a file system, they must not occupy all
         threads of the worker."""
         if inspect.iscoroutinefunction(hook):
-            return await on_loop(hook, self.context, context=self.context)
+            return await self._run_coroutine(on_loop(hook, self.context, context=self.context))
         if self._left_checks:
             await asyncio.wait(self._left_checks)
         check = asyncio.ensure_future(self._in_thread(hook, self.context))
@@ -231,7 +239,7 @@ class Loader:
 
     async def _call(self, hook: AnyFunction, context: Context) -> Any:
         if inspect.iscoroutinefunction(hook):
-            return await on_loop(hook, context, context=context)
+            return await self._run_coroutine(on_loop(hook, context, context=context))
         return await self._in_thread(hook, context)
 
     async def _call_start_hook(self, hook: AnyFunction) -> Any:
