@@ -37,6 +37,13 @@ class Bench:
         self.refusal: BrokerError | None = None
         self.direct = DirectReplies(self.open, clock=self.clock)
 
+    def send(self, *bodies: bytes, to: str = CALLER) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self.direct.publish(Message(body), to)) for body in bodies]
+
+    @property
+    def received(self) -> list[bytes]:
+        return self.broker.bodies(CALLER)
+
     async def open(self) -> Connection:
         if self.refusal is not None:
             raise self.refusal
@@ -58,32 +65,25 @@ def bench() -> Bench:
 
 
 @pytest.mark.proves("hostile/forged-direct-reply-address")
-async def test_forged_address_is_refused_and_costs_its_connection_only(bench: Bench) -> None:
+@pytest.mark.parametrize("is_old", [False, True], ids=["new connection", "old connection"])
+async def test_forged_address_is_tried_once_and_costs_its_connection_only(bench: Bench, is_old: bool) -> None:
+    before = [b"x"] if is_old else []
+    for body in before:
+        await bench.direct.publish(Message(body), CALLER)
     with pytest.raises(AddressRefusedError, match="forged"):
         await bench.direct.publish(Message(), FORGED)
-    await bench.direct.publish(Message(b"x"), CALLER)
-    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"x"], 2)
-
-
-async def test_forged_address_is_tried_once_also_on_an_old_connection(bench: Bench) -> None:
-    await bench.direct.publish(Message(b"x"), CALLER)
-    with pytest.raises(AddressRefusedError):
-        await bench.direct.publish(Message(), FORGED)
     assert len(bench.opened) == 1
+    await bench.direct.publish(Message(b"x"), CALLER)
+    assert (bench.received, len(bench.opened)) == ([*before, b"x"], 2)
 
 
-async def test_answer_is_sent_again_when_its_connection_was_lost(bench: Bench) -> None:
+async def test_answer_is_sent_again_when_its_connection_is_lost_before_or_while_it_answers(bench: Bench) -> None:
     await bench.direct.publish(Message(b"1"), CALLER)
     bench.opened[0].cut()
-    await bench.direct.publish(Message(b"2"), CALLER)
-    assert bench.broker.bodies(CALLER) == [b"1", b"2"]
-
-
-async def test_connection_that_is_lost_while_it_answers_is_not_a_fault_of_the_address(bench: Bench) -> None:
     bench.losses = 3
-    sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
+    [sending] = bench.send(b"2")
     await bench.clock.advance(10.0)
-    assert (sending.done(), bench.broker.bodies(CALLER), len(bench.opened)) == (True, [b"x"], 4)
+    assert (sending.done(), bench.received, len(bench.opened)) == (True, [b"1", b"2"], 5)
 
 
 async def test_only_the_first_answer_to_an_address_goes_by_itself(bench: Bench) -> None:
@@ -92,11 +92,11 @@ async def test_only_the_first_answer_to_an_address_goes_by_itself(bench: Bench) 
             await bench.clock.sleep(1.0)
 
     bench.broker.hook = take_a_second
-    first, second = (asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(2))
+    first, second = bench.send(b"1", b"2")
     await bench.clock.advance(1.0)
     assert (first.done(), second.done()) == (True, False)
     await bench.clock.advance(1.0)
-    later = [asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(10)]
+    later = bench.send(*[b"later"] * 10)
     await bench.clock.advance(1.0)
     assert all(sent.done() for sent in (second, *later))
 
@@ -110,12 +110,12 @@ async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: B
         await bench._end(command)
 
     bench.broker.hook = end_while_they_are_under_way
-    sending = [asyncio.create_task(bench.direct.publish(Message(body), CALLER)) for body in (b"1", b"2", b"3")]
-    forged = asyncio.create_task(bench.direct.publish(Message(), FORGED))
+    sending = bench.send(b"1", b"2", b"3")
+    [forged] = bench.send(b"", to=FORGED)
     await bench.clock.advance(30.0)
     assert isinstance(forged.exception(), AddressRefusedError)
     assert all(sent.done() and sent.exception() is None for sent in sending)
-    assert bench.broker.bodies(CALLER) == [b"0", b"1", b"2", b"3"]
+    assert bench.received == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.proves("broker/node-leaves-cluster-rabbitmq")
@@ -135,38 +135,44 @@ async def test_address_that_becomes_invalid_is_refused_and_not_another_one_in_fl
             raise BrokerInternalError("INTERNAL_ERROR")
 
     bench.broker.hook = end_while_the_first_reply_is_in_flight
-    first = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
-    invalid = asyncio.create_task(bench.direct.publish(Message(), left))
+    [first] = bench.send(b"x")
+    [invalid] = bench.send(b"", to=left)
     await bench.clock.advance(30.0)
     assert isinstance(invalid.exception(), AddressRefusedError)
-    assert (first.exception(), bench.broker.bodies(CALLER)) == (None, [b"x"])
+    assert (first.exception(), bench.received) == (None, [b"x"])
 
 
-async def test_connection_that_was_being_opened_at_the_end_is_closed(bench: Bench) -> None:
+@pytest.mark.parametrize("opens", [True, False], ids=["being opened", "refused"])
+async def test_no_connection_is_open_after_the_end(bench: Bench, opens: bool) -> None:
     async def open_later() -> Connection:
+        connection = await bench.open()
         await bench.clock.sleep(1.0)
-        return await bench.open()
+        return connection
 
     direct = DirectReplies(open_later, clock=bench.clock)
+    bench.refusal = None if opens else BrokerUnavailableError("away")
     sending = asyncio.create_task(direct.publish(Message(b"x"), CALLER))
-    await bench.clock.advance(0.5)
+    await bench.clock.advance(0.5 if opens else 1.5)
     await direct.close()
+    bench.refusal = None
     await bench.clock.advance(30.0)
     assert isinstance(sending.exception(), BrokerUnavailableError)
-    assert [connection.is_closed for connection in bench.opened] == [True]
+    assert [connection.is_closed for connection in bench.opened] == [True] * opens
 
 
-async def test_no_connection_is_opened_before_the_next_attempt_is_due(bench: Bench) -> None:
+@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
+async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench: Bench) -> None:
+    """No connection is opened before the next attempt is due."""
     attempts = []
 
     async def refuse() -> Connection:
         attempts.append(bench.clock.monotonic())
         raise BrokerUnavailableError("away")
 
-    direct = DirectReplies(refuse, clock=bench.clock)
-    sending = [asyncio.create_task(direct.publish(Message(), CALLER)) for _ in range(100)]
+    bench.direct = DirectReplies(refuse, clock=bench.clock)
+    sending = bench.send(*[b"x"] * 100)
     await bench.clock.advance(PATIENCE)
-    assert all(isinstance(sent.exception(), PublishRefusedError) for sent in sending)
+    assert {type(sent.exception()) for sent in sending} == {PublishRefusedError}
     assert len(attempts) == len(set(attempts)) < 30
 
 
@@ -174,25 +180,16 @@ async def test_no_connection_is_opened_before_the_next_attempt_is_due(bench: Ben
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
 async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal: BrokerError) -> None:
     bench.refusal = refusal
-    sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
+    [sending] = bench.send(b"x")
     await bench.clock.advance(PATIENCE / 2)
     bench.refusal = None
     await bench.clock.advance(PATIENCE / 2)
-    assert (sending.done(), bench.broker.bodies(CALLER)) == (True, [b"x"])
-
-
-@pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench: Bench) -> None:
-    bench.refusal = BrokerUnavailableError("away")
-    sending = [asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(3)]
-    await bench.clock.advance(PATIENCE)
-    results = await asyncio.gather(*sending, return_exceptions=True)
-    assert [type(result) for result in results] == [PublishRefusedError] * 3
+    assert (sending.done(), bench.received) == (True, [b"x"])
 
 
 async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
     bench.refusal = BrokerUnavailableError("away")
-    sending = asyncio.create_task(bench.direct.publish(Message(), CALLER))
+    [sending] = bench.send(b"x")
     await bench.clock.advance(1.0)
     with pytest.raises(BrokerUnavailableError):
         await bench.direct.has_consumer(CALLER)
@@ -202,26 +199,15 @@ async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
     assert await bench.direct.has_consumer(CALLER)
 
 
-async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
-    bench.refusal = BrokerUnavailableError("away")
-    sending = asyncio.create_task(bench.direct.publish(Message(), CALLER))
-    await bench.clock.advance(1.0)
-    await bench.direct.close()
-    bench.refusal = None
-    await bench.clock.advance(10.0)
-    assert (type(sending.exception()), bench.opened) == (BrokerUnavailableError, [])
-
-
-@pytest.mark.parametrize(("address", "known"), [(CALLER, True), (CALLER + "2", False), (FORGED, False)])
-async def test_question_for_an_address_does_no_harm(bench: Bench, address: str, known: bool) -> None:
-    assert await bench.direct.has_consumer(address) is known
-
-
-async def test_each_absent_caller_costs_no_connection(bench: Bench) -> None:
-    for number in range(3):
-        assert not await bench.direct.has_consumer(f"{CALLER}{number}")
-    await bench.direct.publish(Message(b"x"), CALLER)
-    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"x"], 1)
+async def test_question_for_an_address_does_no_harm(bench: Bench) -> None:
+    """It is never asked on the connection of requests: also RabbitMQ 4.3 ends one that asks for a forged address."""
+    requests = await bench.open()
+    guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
+    addresses = (CALLER, f"{CALLER}2", f"{CALLER}3")
+    assert [await guarded.has_consumer(address) for address in addresses] == [True, False, False]
+    assert len(bench.opened) == 2, "an absent caller costs no connection"
+    assert await guarded.has_consumer(FORGED) is False
+    assert not requests.is_closed
 
 
 async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) -> None:
@@ -231,7 +217,7 @@ async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) 
     await guarded.publish(Message(b"1"), exchange="", routing_key="replies")
     assert (bench.broker.bodies("replies"), len(bench.opened)) == ([b"1"], 1)
     await guarded.publish(Message(b"2"), exchange="", routing_key=CALLER)
-    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"2"], 2)
+    assert (bench.received, len(bench.opened)) == ([b"2"], 2)
 
 
 @pytest.mark.parametrize(("version", "connections"), [("3.10.8", 2), ("4.2.1", 2), ("4.3.0", 1), ("4.10.0", 1)])
@@ -241,15 +227,7 @@ async def test_version_that_takes_any_address_needs_no_second_connection_for_ans
     monkeypatch.setattr(FakeConnection, "server_version", version)
     guarded = await guarded_channel(await bench.open(), bench.open, clock=bench.clock)
     await guarded.publish(Message(b"1"), exchange="", routing_key=CALLER)
-    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"1"], connections)
-
-
-async def test_question_is_never_asked_on_the_connection_of_requests(bench: Bench) -> None:
-    """Also RabbitMQ 4.3 ends the connection that asks for a forged address."""
-    requests = await bench.open()
-    guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
-    assert await guarded.has_consumer(FORGED) is False
-    assert not requests.is_closed
+    assert (bench.received, len(bench.opened)) == ([b"1"], connections)
 
 
 async def test_refusal_of_another_publish_costs_the_channel_and_not_the_connection(bench: Bench) -> None:

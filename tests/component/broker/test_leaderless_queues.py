@@ -45,23 +45,17 @@ async def test_queue_that_gets_its_leader_in_time_is_kept(stack: Stack, clock: V
 
 
 @pytest.mark.proves("broker/rabbitmq-4-0-killed")
-async def test_leader_waits_for_a_queue_whose_node_is_down(clock: VirtualClock, broker: FakeBroker) -> None:
-    broker.queues[QUEUE].is_leaderless = False
-    async with leading(clock, broker=broker) as stack:
-        await stack.publish("a", b"1")
-        await clock.advance(10 * LEADERLESS_AFTER)
-        assert broker.count("delete", QUEUE) == 0
-
-
-@pytest.mark.proves("broker/rabbitmq-4-0-killed")
-async def test_queue_that_was_bound_is_never_deleted_and_declared_again(
-    clock: VirtualClock, broker: FakeBroker
+@pytest.mark.parametrize("was_bound", [True, False], ids=["it may hold requests", "its node is down"])
+async def test_queue_is_never_deleted_that_was_bound_or_whose_node_is_down(
+    clock: VirtualClock, broker: FakeBroker, was_bound: bool
 ) -> None:
-    """It may hold requests."""
+    broker.queues[QUEUE].is_leaderless = was_bound
     for exchange in pool_topology(POOL).exchanges:
         broker.declare_exchange(exchange.name, exchange.kind, exchange.arguments)
-    await FakeChannel(broker).bind_queue(QUEUE, f"{POOL}-req-xchg", "a")
-    async with leading(clock, broker=broker):
+    if was_bound:
+        await FakeChannel(broker).bind_queue(QUEUE, f"{POOL}-req-xchg", "a")
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
         await clock.advance(10 * LEADERLESS_AFTER)
         assert broker.count("delete", QUEUE) == 0
 
