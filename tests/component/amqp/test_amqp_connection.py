@@ -29,6 +29,7 @@ LOST = spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0)
 @pytest.fixture
 async def connection(broker: ScriptedBroker) -> AsyncIterator[Connection]:
     opened = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0, rpc_timeout=0.2))
+    assert (opened.server_version, opened.max_channels) == ("4.9.0", CHANNEL_MAX)
     yield opened
     broker.silent = False
     await opened.close()
@@ -43,71 +44,45 @@ async def settled() -> None:
     await passes(20)
 
 
-async def test_server_properties_and_limits_are_those_of_the_log_in(connection: Connection) -> None:
-    assert (connection.server_version, connection.max_channels) == ("4.9.0", CHANNEL_MAX)
-
-
-async def test_block_is_seen_and_opens_no_channel_until_it_is_withdrawn(
-    broker: ScriptedBroker, connection: Connection
+@pytest.mark.proves("broker/memory-disk-alarm")
+@pytest.mark.parametrize("end", [spec.Connection.Unblocked(), LOST], ids=["withdrawn", "connection lost"])
+async def test_block_is_logged_once_and_opens_no_channel_until_it_ends(
+    broker: ScriptedBroker, connection: Connection, end: Any
 ) -> None:
     seen = [connection.is_blocked]
-    broker.send(BLOCKED, channel=0)
-    await settled()
+    with capture_logs() as logs:
+        for _ in range(2):
+            broker.send(BLOCKED, channel=0)
+        await settled()
+    assert [one["connection"] for one in logs if one["log_level"] == "warning"] == [connection.options.name]
     waiting = asyncio.create_task(connection.wait_unblocked())
     opening = asyncio.create_task(connection.channel())
     await settled()
     seen += [connection.is_blocked, waiting.done()]
     assert not any(isinstance(frame, spec.Channel.Open) for _, frame in broker.received)
-    broker.send(spec.Connection.Unblocked(), channel=0)
-    await asyncio.wait_for(waiting, PATIENCE)
+    broker.send(end, channel=0)
+    async with asyncio.timeout(PATIENCE):
+        [opened] = await asyncio.gather(opening, return_exceptions=True)
     assert [*seen, connection.is_blocked] == [False, True, False, False]
-    assert not (await asyncio.wait_for(opening, PATIENCE)).is_closed
+    assert not isinstance(opened, BrokerSilentError)
+    assert isinstance(opened, BrokerUnavailableError if end is LOST else Channel)
+    if end is not LOST:
+        await asyncio.wait_for(waiting, PATIENCE)
 
 
-@pytest.mark.proves("broker/memory-disk-alarm")
-async def test_alarm_is_logged_once_with_the_name_of_the_connection(
-    broker: ScriptedBroker, connection: Connection
-) -> None:
-    with capture_logs() as logs:
-        for method in (BLOCKED, BLOCKED, spec.Connection.Unblocked()):
-            broker.send(method, channel=0)
-        await settled()
-    warnings = [one for one in logs if one["log_level"] == "warning"]  # the end is logged as information
-    assert [one["connection"] for one in warnings] == [connection.options.name]
-
-
-async def test_lost_connection_ends_the_opening_of_a_channel_while_blocked(
-    broker: ScriptedBroker, connection: Connection
-) -> None:
-    broker.send(BLOCKED, channel=0)
-    await settled()
-    opening = asyncio.create_task(connection.channel())
-    await settled()
-    broker.send(LOST, channel=0)
-    with pytest.raises(BrokerUnavailableError) as caught:
-        await asyncio.wait_for(opening, PATIENCE)
-    assert not isinstance(caught.value, BrokerSilentError)
-    assert not connection.is_blocked
-
-
-async def test_deliveries_that_arrive_together_with_the_cancel_notice_come_first(
+async def test_deliveries_that_arrive_before_the_end_of_their_consumer_are_handed_out(
     broker: ScriptedBroker, channel: Channel
 ) -> None:
+    """The broker ends one, and the program another."""
     consumer = await channel.consume("q")
     broker.send(*deliveries(consumer.tag, b"1", b"2"), spec.Basic.Cancel(consumer.tag))
     assert [(await consumer.get()).body for _ in range(2)] == [b"1", b"2"]
     with pytest.raises(BrokerUnavailableError, match="consumer of q"):
         await consumer.get()
-    assert not channel.is_closed
-
-
-async def test_deliveries_that_arrive_before_the_answer_to_a_cancel_are_handed_out(
-    broker: ScriptedBroker, channel: Channel
-) -> None:
-    consumer = await channel.consume("q")
-    broker.deliver(consumer.tag, b"1", b"2")
-    await channel.cancel(consumer)
-    assert [delivery.body async for delivery in consumer] == [b"1", b"2"]
+    another = await channel.consume("q")
+    broker.deliver(another.tag, b"3", b"4")
+    await channel.cancel(another)
+    assert [delivery.body async for delivery in another] == [b"3", b"4"]
 
 
 async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker, channel: Channel) -> None:
@@ -133,21 +108,6 @@ async def test_consumer_that_is_cancelled_while_it_gets_a_new_prefetch_stays_can
     assert order[-1] is spec.Basic.Cancel
 
 
-async def test_acknowledgements_end_with_the_connection(broker: ScriptedBroker, channel: Channel) -> None:
-    """More than aiormq's queue of frames holds."""
-    acknowledging = [asyncio.create_task(channel.ack(tag)) for tag in range(1, 60)]
-    await asyncio.sleep(0)
-    broker.abort()
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.wait(acknowledging)
-
-
-async def test_channel_whose_close_is_not_answered_counts_as_closed(broker: ScriptedBroker, channel: Channel) -> None:
-    broker.silent = True
-    await channel.close()
-    assert channel.is_closed
-
-
 async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedBroker, channel: Channel) -> None:
     consumer = await channel.consume("q")
     broker.close_channel(1, 406, "PRECONDITION_FAILED - unknown delivery tag 9")
@@ -159,10 +119,10 @@ async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedB
 
 @pytest.mark.parametrize("what", ["channel", "connection"])
 async def test_own_close_has_no_reason(connection: Connection, channel: Channel, what: str) -> None:
-    await (channel if what == "channel" else connection).close()
-    assert await asyncio.wait_for(channel.wait_closed(), PATIENCE) is None
-    if what == "connection":
-        assert await asyncio.wait_for(connection.wait_closed(), PATIENCE) is None
+    closed = channel if what == "channel" else connection
+    await closed.close()
+    for one in (channel, closed):
+        assert await asyncio.wait_for(one.wait_closed(), PATIENCE) is None
 
 
 REQUESTS: dict[str, Callable[[Channel], Coroutine[Any, Any, Any]]] = {
@@ -177,27 +137,19 @@ REQUESTS: dict[str, Callable[[Channel], Coroutine[Any, Any, Any]]] = {
     "ping": lambda channel: channel.ping(),
     "get": lambda channel: channel.get("q"),
     "publish": lambda channel: channel.publish(amqp.Message(), exchange="", routing_key="q"),
-    "close": lambda channel: channel.close(),
 }
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_request_without_an_answer_is_given_up_in_time(
-    broker: ScriptedBroker, channel: Channel, name: str
+    broker: ScriptedBroker, connection: Connection, channel: Channel, name: str
 ) -> None:
     broker.silent = True
-    request = asyncio.wait_for(REQUESTS[name](channel), PATIENCE)
-    if name == "close":  # never raises
-        await request
-    else:
+    for request in (REQUESTS[name](channel), connection.channel()):
         with pytest.raises(BrokerSilentError):
-            await request
-
-
-async def test_channel_without_an_answer_is_given_up_in_time(broker: ScriptedBroker, connection: Connection) -> None:
-    broker.silent = True
-    with pytest.raises(BrokerSilentError):
-        await asyncio.wait_for(connection.channel(), PATIENCE)
+            await asyncio.wait_for(request, PATIENCE)
+    await asyncio.wait_for(channel.close(), PATIENCE)
+    assert channel.is_closed
 
 
 async def test_close_ends_though_the_broker_neither_reads_nor_answers(
@@ -232,6 +184,8 @@ async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBro
         await settled()
         del channel
     assert observers() - before < 5
+    readers = [one for one in gc.get_objects() if isinstance(one, FrameReader)]
+    assert {one.login for one in readers} == {None}, "bytes of the log-in, and all that follow, are kept"
 
 
 async def test_lost_connection_is_collected_without_a_task(broker: ScriptedBroker) -> None:
@@ -257,22 +211,11 @@ async def test_cancelled_connect_leaves_no_socket(broker: ScriptedBroker) -> Non
     assert broker.is_closing()
 
 
-async def test_bytes_of_the_log_in_are_not_kept(broker: ScriptedBroker, connection: Connection) -> None:
-    broker.send(BLOCKED, channel=0)
-    await settled()
-    gc.collect()
-    readers = [one for one in gc.get_objects() if isinstance(one, FrameReader)]
-    assert readers
-    assert {one.login for one in readers} == {None}
-
-
 def test_refused_connection_prints_nothing_in_a_program_without_a_configuration_of_logging() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # nothing listens on it
         uri = f"amqp://127.0.0.1:{unused.getsockname()[1]}/"
-        program = (
-            f"import asyncio; from osrdyne import amqp; asyncio.run(amqp.connect(amqp.ConnectionOptions('{uri}')))"
-        )
+        program = f"import asyncio; from osrdyne.amqp import *; asyncio.run(connect(ConnectionOptions('{uri}')))"
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.stdout == ""
     assert ended.stderr.startswith("Traceback")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import structlog
@@ -111,19 +112,24 @@ async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> 
         (None, "unauthorized"),
         ("unknown", "unauthorized"),
         (f"{SECRET}-late", "unauthorized"),
+        (f"{SECRET}-keyless", "unauthorized"),
         ("two words", "unauthorized"),
         (f"{SECRET}-viewer", "forbidden"),
         (f"{SECRET}-b", "forbidden"),
     ],
     ids=str,
 )
-@pytest.mark.proves("managed/client-sends-token-one")
+@pytest.mark.proves("managed/client-sends-token-one", "managed/keys-verify-jwts-cannot")
 async def test_request_without_a_token_that_counts_is_refused_and_starts_nothing(
     stack: Stack, token: str | None, status: str
 ) -> None:
+    """Where keys cannot be read, the caller learns when to try again."""
     with structlog.testing.capture_logs() as logs:
         await ask(stack, "a", token)
     assert (answers(stack.broker), stack.has_queue("a"), stack.orphans()) == ([("a", status)], False, [])
+    [stored] = stack.broker.queues[REPLIES].ready
+    again = KEYS_RETRY_AFTER if token == f"{SECRET}-keyless" else None
+    assert stored.message.headers.get("x-retry-after") == again
     assert SECRET not in everything(stack.broker) + str(logs)
 
 
@@ -137,25 +143,21 @@ async def test_other_schemes_and_several_tokens_do_not_count(stack: Stack, broke
     assert waiting(stack, None, "d") == [b"x"]
 
 
-async def test_accepted_request_carries_its_principal_and_no_token(stack: Stack, broker: FakeBroker) -> None:
-    with structlog.testing.capture_logs() as logs:
-        await ask(stack, "a", SECRET, traceparent="t")
-        await ask(stack, "b/1", f"{SECRET}-b")
-    assert answers(broker) == []
-    assert [headers[PRINCIPAL_HEADER] for key in ("a", "b/1") for headers in forwarded(stack, key)] == ["alice", "bob"]
-    assert forwarded(stack)[0]["traceparent"] == "t"
-    assert SECRET not in everything(broker) + str(logs)
-
-
-async def test_client_cannot_name_a_principal(stack: Stack, broker: FakeBroker) -> None:
+async def test_accepted_request_carries_its_principal_and_neither_a_token_nor_one_that_its_client_names(
+    stack: Stack, broker: FakeBroker
+) -> None:
     await demand(stack, {"match": "a", "Authorization": "NotRequired"})
-    forged = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin"}
-    await ask(stack, "a", None, **forged, **{"x-osrdyne-replay": 1})
-    await ask(stack, "a", SECRET, **forged)
-    await ask(stack, "a", "unknown", **forged)
+    forged: dict[str, Any] = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin", "traceparent": "t"}
+    with structlog.testing.capture_logs() as logs:
+        await ask(stack, "a", None, **forged, **{"x-osrdyne-replay": 1})
+        for key, token in (("a", SECRET), ("a", "unknown"), ("b/1", f"{SECRET}-b")):
+            await ask(stack, key, token, **forged)
+    assert answers(broker) == []
+    found = [*forwarded(stack), *forwarded(stack, "b/1")]
+    assert [headers.get(PRINCIPAL_HEADER) for headers in found] == [None, "alice", None, "bob"]
+    assert {headers["traceparent"] for headers in found} == {"t"}
     assert "admin" not in everything(broker)
-    assert [headers.get(PRINCIPAL_HEADER) for headers in forwarded(stack)] == [None, "alice", None]
-    assert SECRET not in everything(broker)
+    assert SECRET not in everything(broker) + str(logs)
 
 
 @pytest.mark.proves("managed/keys-verify-jwts-cannot")
@@ -197,14 +199,6 @@ async def test_verifier_that_fails_dead_letters_the_request_and_ends_no_term(
     await ask(stack, "a", SECRET)
     assert waiting(stack, None) == [b"x"]
     assert SECRET not in everything(broker)
-
-
-@pytest.mark.proves("managed/keys-verify-jwts-cannot")
-async def test_keys_that_cannot_be_read_refuse_and_say_when_to_try_again(stack: Stack, broker: FakeBroker) -> None:
-    await ask(stack, "a", f"{SECRET}-keyless")
-    [stored] = broker.queues[REPLIES].ready
-    assert answers(broker) == [("a", "unauthorized")]
-    assert stored.message.headers["x-retry-after"] == KEYS_RETRY_AFTER
 
 
 async def test_accepted_request_is_not_checked_again(stack: Stack, broker: FakeBroker) -> None:
@@ -250,12 +244,15 @@ async def test_group_that_a_route_names_is_open_to_what_the_route_sends(stack: S
 
 
 async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verifier: Verifier) -> None:
+    """Conditions see no token, and no principal that a client names."""
+    leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
+    leaked = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 1}
     first = {"route": "FROM /* WHERE {$principal} = 'alice' INTO $upstream", "priority": 2}
-    await change(stack, first=first, rest="FROM /* INTO $upstream")
-    await ask(stack, "a", SECRET, b"1")
+    await change(stack, leaked=leaked, first=first, rest="FROM /* INTO $upstream")
+    await ask(stack, "a", SECRET, b"1", **{PRINCIPAL_HEADER: "root"})
     verifier.slow.clear()
     await ask(stack, "a", f"{SECRET}-slow", b"2", **{"$principal": "alice"})
-    assert (waiting(stack, 2), waiting(stack, None)) == ([b"1"], [b"2"])
+    assert [waiting(stack, level) for level in (1, 2, None)] == [[], [b"1"], [b"2"]]
     rules = json.dumps({"s": {"postfixFromRequest": {"header": "{$principal}"}}})
     await stack.term.routing.splitter.change(load_splitter(rules), author="me")
     await ask(stack, "s", SECRET)
@@ -265,14 +262,6 @@ async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verif
     for token in (SECRET, SECRET, f"{SECRET}-slow"):
         await ask(stack, "q", token)
     assert answers(stack.broker) == [("q", "quota-exceeded")]
-
-
-async def test_conditions_see_no_token_and_no_forged_principal(stack: Stack) -> None:
-    leak = f"{{authorization}} = 'Bearer {SECRET}' OR {{{PRINCIPAL_HEADER}}} = 'root'"
-    first = {"route": f"FROM /* WHERE {leak} INTO $upstream", "priority": 2}
-    await change(stack, first=first, rest="FROM /* INTO $upstream")
-    await ask(stack, "a", SECRET, **{PRINCIPAL_HEADER: "root"})
-    assert (waiting(stack, 2), waiting(stack, None)) == ([], [b"x"])
 
 
 async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_them(
@@ -362,7 +351,8 @@ async def test_workers_end_when_their_principal_loses_the_grant_and_start_when_i
     assert (receiving.running("a/1"), len(forwarded(receiving, "a/1"))) == (1, 1)
 
 
-async def test_next_leader_keeps_the_workers_that_may_listen(
+@pytest.mark.proves("managed/principal-workers-loses-grant")
+async def test_next_leader_keeps_the_workers_that_may_listen_and_lets_nothing_pass_without_the_settings(
     receiving: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
 ) -> None:
     await ask(receiving, "a/1")
@@ -372,34 +362,34 @@ async def test_next_leader_keeps_the_workers_that_may_listen(
     async with leading(clock, broker=broker, driver=driver, settings=settings, verifier=verifier) as stack:
         await clock.advance(30.0)
         assert (stack.running("a/1"), driver.count("start"), driver.count("stop")) == (1, 1, 0)
+        await stack.kill()
+    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
+        await ask(stack, "a/1")
+        await clock.advance(5.0)
+        assert (answers(broker), stack.running("a/1")) == ([("a/1", "forbidden")], 0)
 
 
 @pytest.mark.usefixtures("_shared_credentials")
-@pytest.mark.parametrize("what", ["principal", "credentials", "driver"])
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [("worker", {"principal": None}), ("broker", {"scoped_credentials": False}), (None, {})],
+    ids=["principal", "credentials", "driver"],
+)
 async def test_grant_of_workers_that_could_not_be_enforced_is_not_accepted(
-    clock: VirtualClock, broker: FakeBroker, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, what: str
+    clock: VirtualClock,
+    broker: FakeBroker,
+    verifier: Verifier,
+    monkeypatch: pytest.MonkeyPatch,
+    section: str | None,
+    changed: dict[str, object],
 ) -> None:
     settings = with_worker_principal()
-    if what == "principal":
-        settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"principal": None})})
-    elif what == "credentials":
-        changed = settings.broker.model_copy(update={"scoped_credentials": False})
-        settings = settings.model_copy(update={"broker": changed})
-    else:
+    if section is None:
         monkeypatch.setattr(FakeDriver, "instance_is_worker", False)
+    else:
+        settings = settings.model_copy(update={section: getattr(settings, section).model_copy(update=changed)})
     async with leading(clock, broker=broker, settings=settings, verifier=verifier) as stack:
         for authorization in ("Required", "RequiredToReceive"):
             with pytest.raises(InvalidDocumentError, match=r"worker\.principal"):
                 await demand(stack, {"match": "a", "Authorization": authorization})
         await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})
-
-
-@pytest.mark.proves("managed/principal-workers-loses-grant")
-async def test_stored_grant_of_workers_lets_nothing_pass_without_the_settings(
-    receiving: Stack, clock: VirtualClock, broker: FakeBroker, verifier: Verifier
-) -> None:
-    await receiving.kill()
-    async with leading(clock, broker=broker, settings=with_keys(), verifier=verifier) as stack:
-        await ask(stack, "a/1")
-        await clock.advance(5.0)
-        assert (answers(broker), stack.running("a/1")) == ([("a/1", "forbidden")], 0)
