@@ -22,7 +22,7 @@ TIMEOUT, HELD_UP = 30.0, 65.0
 
 
 class Node:
-    """Queues in memory, some of which have no leader, and the channels to them."""
+    """Queues in memory, some of which have no leader, the channels to them, and who publishes there."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
@@ -35,6 +35,8 @@ class Node:
         self.unblocked = asyncio.Event()
         self.refuses = False
         self.shared = HeldChannel(self)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.errors: dict[bytes, BrokerError] = {}
 
     async def wait_unblocked(self) -> None:
         if self.is_blocked:
@@ -47,10 +49,21 @@ class Node:
         self.channels.append(HeldChannel(self))
         return self.channels[-1]
 
+    @cached_property
     def publisher(self) -> LeaderPublisher:
+        """Its bounds are those of the node at the first publish."""
         shared: Any = self.shared
         connection: Any = self
         return LeaderPublisher(shared, connection, clock=self.clock)
+
+    def publish(self, queue: str, *bodies: bytes) -> None:
+        self.tasks += [asyncio.create_task(self._publish(queue, body)) for body in bodies]
+
+    async def _publish(self, queue: str, body: bytes) -> None:
+        try:
+            await self.publisher.publish(Message(body=body), exchange="", routing_key=queue)
+        except BrokerError as error:
+            self.errors[body] = error
 
 
 class HeldChannel:
@@ -93,39 +106,11 @@ class HeldChannel:
             raise SILENT
 
 
-class Callers:
-    """Who publishes, and what became of it."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.tasks: list[asyncio.Task[None]] = []
-        self.errors: dict[bytes, BrokerError] = {}
-
-    @cached_property
-    def publisher(self) -> LeaderPublisher:
-        """Its bounds are those of the node at the first publish."""
-        return self._node.publisher()
-
-    def publish(self, queue: str, *bodies: bytes) -> None:
-        self.tasks += [asyncio.create_task(self._publish(queue, body)) for body in bodies]
-
-    async def _publish(self, queue: str, body: bytes) -> None:
-        try:
-            await self.publisher.publish(Message(body=body), exchange="", routing_key=queue)
-        except BrokerError as error:
-            self.errors[body] = error
-
-
 @pytest.fixture
-def node(clock: VirtualClock) -> Node:
-    return Node(clock)
-
-
-@pytest.fixture
-async def callers(node: Node) -> AsyncIterator[Callers]:
-    callers = Callers(node)
-    yield callers
-    for task in callers.tasks:
+async def node(clock: VirtualClock) -> AsyncIterator[Node]:
+    node = Node(clock)
+    yield node
+    for task in node.tasks:
         if task.done():
             task.result()
         task.cancel()
@@ -136,141 +121,114 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("alive", "is_silence"), [(True, True), (False, False)], ids=["queue", "connection"])
-async def test_silence_is_distinguished_from_a_lost_connection(
-    clock: VirtualClock, node: Node, alive: bool, is_silence: bool, callers: Callers
-) -> None:
+async def test_silence_is_distinguished_from_a_lost_connection(node: Node, alive: bool, is_silence: bool) -> None:
     node.without_leader.add("a")
-    node.shared._free_at = clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
-    callers.publish("a", b"1")
-    await clock.advance(3 * TIMEOUT)
-    assert isinstance(callers.errors[b"1"], BrokerSilentError) is is_silence
-    assert isinstance(callers.errors[b"1"], BrokerUnavailableError)
+    node.shared._free_at = node.clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
+    node.publish("a", b"1")
+    await node.clock.advance(3 * TIMEOUT)
+    assert isinstance(node.errors[b"1"], BrokerSilentError) is is_silence
+    assert isinstance(node.errors[b"1"], BrokerUnavailableError)
 
 
 @pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node, callers: Callers) -> None:
+async def test_queue_without_a_leader_holds_up_no_other(node: Node) -> None:
     node.without_leader |= {"a", "b"}
-    callers.publish("a", b"1")
-    callers.publish("b", b"2")
-    callers.publish("c", b"3", b"4", b"5")
-    await clock.settle()
+    node.publish("a", b"1")
+    node.publish("b", b"2")
+    node.publish("c", b"3", b"4", b"5")
+    await node.clock.settle()
     assert node.taken == [("c", b"3"), ("c", b"4"), ("c", b"5")]
-    await clock.advance(TIMEOUT)
-    assert set(callers.errors) == {b"1", b"2"}
+    await node.clock.advance(TIMEOUT)
+    assert set(node.errors) == {b"1", b"2"}
 
 
 async def test_isolated_publishes_leave_half_of_the_channels_that_the_broker_allows(
-    clock: VirtualClock, node: Node, callers: Callers
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.max_channels = 8  # the ninth would end the connection
-    for number in range(20):
-        node.without_leader.add(f"{number}")
-        callers.publish(f"{number}", b"%d" % number)
-    await clock.settle()
-    assert len(node.channels) == 4
-
-
-async def test_message_without_a_free_isolation_channel_fails_with_those_behind_it(
-    clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch, callers: Callers
-) -> None:
+    """Messages without a free channel fail, together with those behind them. More would end the connection."""
     monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
-    node.max_channels = 2
-    node.without_leader.add("a")
-    callers.publish("a", b"1")
-    await clock.settle()
-    callers.publish("b", b"2", b"3")
-    await clock.settle()
-    assert ([*callers.errors], node.taken) == ([b"2", b"3"], [])
-    await clock.advance(TIMEOUT)
-    assert {type(error) for error in callers.errors.values()} == {BrokerSilentError}
+    node.max_channels = 8
+    bodies = numbered(40)
+    node.without_leader |= {f"{number}" for number in range(20)}
+    for number in range(20):
+        node.publish(f"{number}", *bodies[2 * number : 2 * number + 2])
+    await node.clock.settle()
+    assert (set(node.errors), node.taken, len(node.channels)) == (set(bodies[8:]), [], 4)
+    await node.clock.advance(TIMEOUT)
+    assert {type(error) for error in node.errors.values()} == {BrokerSilentError}
 
 
-async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(
-    clock: VirtualClock, node: Node, callers: Callers
-) -> None:
+async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(node: Node) -> None:
     """Else they would overtake it, if the queue had its leader again in between."""
     node.without_leader.add("a")
-    callers.publish("a", b"1", b"2", b"3")
-    await clock.advance(TIMEOUT / 2)
+    node.publish("a", b"1", b"2", b"3")
+    await node.clock.advance(TIMEOUT / 2)
     node.without_leader.clear()
-    await clock.advance(TIMEOUT)
-    assert ([*callers.errors], node.taken) == ([b"1", b"2", b"3"], [])
-    await clock.advance(HELD_UP)
-    callers.publish("a", b"1", b"2", b"3")
-    await clock.settle()
+    await node.clock.advance(TIMEOUT)
+    assert ([*node.errors], node.taken) == ([b"1", b"2", b"3"], [])
+    await node.clock.advance(HELD_UP)
+    node.publish("a", b"1", b"2", b"3")
+    await node.clock.settle()
     assert [body for _, body in node.taken] == [b"1", b"2", b"3"]
 
 
-async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(
-    clock: VirtualClock, node: Node, callers: Callers
-) -> None:
-    """With 32 of them unconfirmed, RabbitMQ would hold up the whole connection."""
-    callers.publish("a", b"first", b"second")
-    await clock.settle()
+async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(node: Node) -> None:
+    """With 32 of them unconfirmed, RabbitMQ would hold up the whole connection. Repeats go on one channel of their
+    own."""
+    node.publish("a", b"first", b"second")
+    await node.clock.settle()
     node.without_leader.add("a")
-    callers.publish("a", *numbered(10 * MAX_UNCONFIRMED))
-    callers.publish("b", b"3", b"4")
-    await clock.settle()
+    node.publish("a", *numbered(10 * MAX_UNCONFIRMED))
+    node.publish("b", b"3", b"4")
+    await node.clock.settle()
     assert node.taken == [("a", b"first"), ("a", b"second"), ("b", b"3"), ("b", b"4")]
-    await clock.advance(TIMEOUT)
-    assert len(callers.errors) == 10 * MAX_UNCONFIRMED
-    assert set(node.shared.sent) & set(callers.errors) == set(numbered(MAX_UNCONFIRMED))
-
-
-async def test_repeats_to_a_silent_queue_go_on_one_channel_of_their_own(
-    clock: VirtualClock, node: Node, callers: Callers
-) -> None:
-    callers.publish("a", b"first", b"second")
-    await clock.settle()
-    node.without_leader.add("a")
+    await node.clock.advance(TIMEOUT)
+    assert len(node.errors) == 10 * MAX_UNCONFIRMED
+    assert set(node.shared.sent) & set(node.errors) == set(numbered(MAX_UNCONFIRMED))
+    sent, opened = len(node.shared.sent), len(node.channels)
     for body in numbered(5):
-        callers.publish("a", body)
-        await clock.advance(TIMEOUT)
-    assert (node.shared.sent, len(node.channels)) == ([b"second", b"0"], 1)
+        node.publish("a", body)
+        await node.clock.advance(TIMEOUT)
+    assert (len(node.shared.sent), len(node.channels)) == (sent, opened)
 
 
-async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(
-    clock: VirtualClock, node: Node, callers: Callers
-) -> None:
+async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(node: Node) -> None:
     for body in numbered(3):
-        callers.publish("a", body)
-        await clock.advance(2 * FRESH)
+        node.publish("a", body)
+        await node.clock.advance(2 * FRESH)
     assert (node.shared.sent, len(node.channels), len(node.taken)) == ([], 1, 3)
 
 
 async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> None:
-    publisher = node.publisher()
     node.refuses = True
     with pytest.raises(PublishRefusedError):
-        await publisher.publish(Message(body=b"1"), exchange="", routing_key="a")
+        await node.publisher.publish(Message(body=b"1"), exchange="", routing_key="a")
     node.refuses = False
-    await publisher.publish(Message(body=b"2"), exchange="", routing_key="a")
+    await node.publisher.publish(Message(body=b"2"), exchange="", routing_key="a")
     assert (node.taken, len(node.channels)) == ([("a", b"2")], 1)
 
 
-async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(
-    clock: VirtualClock, node: Node, callers: Callers
-) -> None:
+async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(node: Node) -> None:
     node.blocks_at_open = True
-    callers.publish("a", b"1")
-    await clock.advance(10 * HELD_UP)
-    assert (node.taken, callers.errors) == ([], {})
+    node.publish("a", b"1")
+    await node.clock.advance(10 * HELD_UP)
+    assert (node.taken, node.errors) == ([], {})
     node.blocks_at_open = node.is_blocked = False
     node.unblocked.set()
-    await clock.settle()
+    await node.clock.settle()
     assert node.taken == [("a", b"1")]
 
 
-async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node, callers: Callers) -> None:
+async def test_unneeded_channels_are_closed(node: Node) -> None:
     node.without_leader.add("a")
-    running = asyncio.create_task(callers.publisher.run())
-    callers.publish("a", b"1")
-    await clock.advance(TIMEOUT)
+    running = asyncio.create_task(node.publisher.run())
+    node.publish("a", b"1")
+    await node.clock.advance(TIMEOUT)
     for queue in map(str, range(SPARE + 5)):
-        callers.publish(queue, b"")
-    await clock.advance(3 * FORGET_AFTER)
+        node.publish(queue, b"")
+    await node.clock.advance(3 * FORGET_AFTER)
     assert sum(not channel.is_closed for channel in node.channels) <= SPARE
-    assert (node.channels[0].is_closed, callers.publisher._destinations._destinations) == (True, {})
+    assert (node.channels[0].is_closed, node.publisher._destinations._destinations) == (True, {})
     running.cancel()
 
 
