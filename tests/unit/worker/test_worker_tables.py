@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from osrdyne.client.streams import BatchDecoder
@@ -86,8 +86,7 @@ async def test_every_form_of_a_table_is_answered_alike(ask: Ask, form: str, is_a
 
 
 async def test_code_headers_and_type_of_an_answer_hold_for_its_rows(ask: Ask) -> None:
-    answer = Answer(TABLE, content_type=ARROW_TYPE, code=203, headers={"x-model": "3"})
-    response = await ask(answer, accept=JSON_TYPE)
+    response = await ask(Answer(TABLE, content_type=ARROW_TYPE, code=203, headers={"x-model": "3"}), accept=JSON_TYPE)
     assert (response.content_type, response.code) == (ARROW_TYPE, 203)
     assert response.headers == {"x-truncated": "false", "x-model": "3"}
     with pytest.raises(ConfigurationError, match=r"row_limit.*'/p'"):
@@ -191,24 +190,34 @@ def opened(value: Any, **options: Any) -> ArrowStream:
     return stream
 
 
-@given(sizes=st.lists(st.integers(0, 300), max_size=8), part_bytes=st.integers(600, 20_000), at_once=st.booleans())
-def test_parts_are_one_stream_and_each_can_be_decoded_alone(sizes: list[int], part_bytes: int, at_once: bool) -> None:
+@example(sizes=[3, 3], part_bytes=600, at_once=False, limit=6)
+@example(sizes=[3, 3], part_bytes=600, at_once=False, limit=4)
+@given(
+    sizes=st.lists(st.integers(0, 300), max_size=8),
+    part_bytes=st.integers(600, 20_000),
+    at_once=st.booleans(),
+    limit=st.none() | st.integers(0, 600),
+)
+def test_parts_are_one_stream_and_each_can_be_decoded_alone(
+    sizes: list[int], part_bytes: int, at_once: bool, limit: int | None
+) -> None:
     batches = [batch(sum(sizes[:place]), rows) for place, rows in enumerate(sizes)]
-    stream = ArrowStream(SCHEMA, batches, limit=None, at_once=at_once, part_bytes=part_bytes)
+    stream = ArrowStream(SCHEMA, batches, limit=limit, at_once=at_once, part_bytes=part_bytes)
     parts = parts_of(stream)
     end = stream.end()
     whole = pa.ipc.open_stream(b"".join([*parts, end.body])).read_all()
-    assert whole.column("number").to_pylist() == list(range(sum(sizes)))
-    assert end.headers[ROWS_HEADER] == sum(sizes)
+    count = sum(sizes) if limit is None else min(limit, sum(sizes))
+    assert whole.column("number").to_pylist() == list(range(count))
+    assert (end.headers[ROWS_HEADER], stream.truncated) == (count, count < sum(sizes))
     schema_bytes = len(ArrowStream(SCHEMA, [], limit=None).end().body)
     assert all(len(part) <= part_bytes + schema_bytes for part in parts)
 
     decoder = BatchDecoder()
     decoded = [[one.num_rows for one in decoder.decode(part)] for part in parts]
     assert all(sum(rows) > 0 for rows in decoded), "no part is without rows"
-    assert sum(map(sum, decoded)) == sum(sizes)
+    assert sum(map(sum, decoded)) == count
     last = list(decoder.decode(end.body))
-    assert [one.num_rows for one in last] == ([] if sum(sizes) else [0])
+    assert [one.num_rows for one in last] == ([] if count else [0])
     assert all(one.schema.names == SCHEMA.names for one in last)
 
 
@@ -220,15 +229,6 @@ def test_each_batch_of_a_generator_is_sent_at_once_and_batches_of_a_table_are_co
     stream, decoder = opened(iter([pa.record_batch({"c": column}) for column in columns])), BatchDecoder()
     found = [value for part in parts_of(stream) for one in decoder.decode(part) for value in one["c"].to_pylist()]
     assert found == ["a", "b", "a", None, "z", "b"], "each batch has another dictionary"
-
-
-@pytest.mark.parametrize(
-    ("limit", "rows", "truncated"), [(4, 4, "true"), (6, 6, "false"), (7, 6, "false"), (0, 0, "true")]
-)
-def test_limit_of_rows_is_exact_and_said(limit: int, rows: int, truncated: str) -> None:
-    stream = opened(pa.Table.from_batches([batch(0, 3), batch(3, 3)]), limit=limit)
-    found = pa.ipc.open_stream(b"".join([*parts_of(stream), (end := stream.end()).body])).read_all()
-    assert (found.num_rows, end.headers["x-truncated"], end.headers[ROWS_HEADER]) == (rows, truncated, rows)
 
 
 def test_stream_closes_its_generator_and_refuses_what_does_not_fit() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import pytest
 
 from osrdyne.errors import ConfigurationError
@@ -28,7 +26,6 @@ from osrdyne_worker.runtime.control import (
 )
 from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
-from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
 NOW = 1_800_000_000.0
 Q, HIGH, LOW = QueueName("q"), QueueName("q_Pri0"), QueueName("q_Pri7")
@@ -118,24 +115,6 @@ async def test_cancel_needs_both_names_and_counts_once_within_a_minute(clock: Vi
     assert memory.take(str(MAX_REMEMBERED), "r")
 
 
-async def test_slot_goes_to_the_highest_priority_then_the_longest_waiting() -> None:
-    slots, order = Slots(1), list[str]()
-
-    async def take(name: str, priority: int) -> None:
-        await slots.acquire(priority)
-        order.append(name)
-        slots.release()
-
-    await slots.acquire(0)
-    waiting = [
-        asyncio.ensure_future(take(name, priority)) for name, priority in [("low", 2), ("a", 1), ("b", 1), ("high", 0)]
-    ]
-    await asyncio.sleep(0)
-    slots.release()
-    await asyncio.gather(*waiting)
-    assert order == ["high", "a", "b", "low"]
-
-
 async def test_slot_of_a_cancelled_waiter_is_passed_on() -> None:
     slots = Slots(1)
     await slots.acquire(0)
@@ -155,11 +134,6 @@ def events(drafts: list[Any]) -> list[tuple[Event, Any]]:
     return [(draft.event, draft.details.get("count")) for draft in drafts]
 
 
-@pytest.fixture
-def window() -> ReportWindow:
-    return ReportWindow()
-
-
 OK = Completion("ok", "/sql", redelivered=False)
 
 
@@ -168,7 +142,8 @@ def completed(window: ReportWindow, outcome: Completion, duration: int = 1, requ
     window.completed(outcome, duration_ms=duration, request=request)
 
 
-def test_requests_within_a_second_are_one_report_with_counts(window: ReportWindow) -> None:
+def test_requests_within_a_second_are_one_report_with_counts() -> None:
+    window = ReportWindow()
     window.received()
     assert window.due_in(100.0) == 0, "the first request of a quiet worker is reported at once"
     assert events(window.take(100.0)) == [(Event.REQUEST_RECEIVED, 1)]
@@ -200,25 +175,17 @@ def test_requests_within_a_second_are_one_report_with_counts(window: ReportWindo
     ],
 )
 def test_different_outcomes_are_different_reports(
-    window: ReportWindow, header: str, outcomes: list[dict[str, Any]], reports: list[tuple[object, int]]
+    header: str, outcomes: list[dict[str, Any]], reports: list[tuple[object, int]]
 ) -> None:
+    window = ReportWindow()
     for changes in outcomes:
         completed(window, replace(OK, **changes), request="r")
     found = [(draft.headers.get(header), draft.details["count"]) for draft in window.take(1.0)[1:3]]
     assert found == reports
 
 
-def test_parts_of_a_start_are_measured_in_their_order() -> None:
-    now = 0.0
-    times = StartTimes(lambda: now)
-    times.note("process", 0.4)
-    with times.part("python"):
-        now = 0.75
-    assert list(times.milliseconds().items()) == [("process", 400), ("python", 750)]
-    assert abs(time.time() - (process_age() or 0.0) - psutil.Process().create_time()) < 5
-
-
-def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full(window: ReportWindow) -> None:
+def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full() -> None:
+    window = ReportWindow()
     for number in range(MAX_OUTCOMES):
         assert not window.is_full
         completed(window, replace(OK, code=201), request=str(number))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from osrdyne.errors import ConfigurationError
 from osrdyne_worker.pipelines.views import data_versions
 from osrdyne_worker.pipelines.views.data_versions import ABANDONED_AFTER, SETTLED_AFTER, DataFiles, data_files
 from osrdyne_worker.pipelines.views.datasets import parse_config, resolve
@@ -116,31 +115,12 @@ def test_file_removed_during_a_listing_does_not_hide_the_others(table: Table, mo
     monkeypatch.setattr(Path, "stat", stat)
     assert table.files().being_written() is not None
     assert table.files().tables["t"].count == 1
-
-
-def test_files_that_cannot_be_listed_have_no_version(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table.files(path="s3a://bucket/t").signature is None
     assert table.files(path=f"{table.path}/*").newest_ms is None
+    assert table.files().signature is not None
     monkeypatch.setattr(data_versions, "MAX_FILES", 1)
-    table.write("part-1", "part-2", "part-3")
-    assert table.files().signature is None
-
-
-@pytest.mark.parametrize(
-    ("table", "is_listed"),
-    [
-        ({"path": "/data/{k}/*.parquet"}, False),
-        ({"path": "file:/data/{k}"}, True),
-        ({"path": "s3a://bucket/{k}"}, True),
-    ],
-)
-def test_watch_takes_files_of_any_file_system_that_can_be_listed(table: dict[str, str], is_listed: bool) -> None:
-    config = {"datasets": [{"key": "{k}", "watch": True, "tables": [{"view": "t", **table}]}]}
-    if is_listed:
-        assert resolve(parse_config(config), "a").watch
-    else:
-        with pytest.raises(ConfigurationError, match=r"datasets\.0: .*watch"):
-            parse_config(config)
+    table.write("part-3", "part-4")
+    assert table.files().signature is None, "too many to be listed"
 
 
 class Remote:

@@ -152,6 +152,7 @@ def test_local_path_has_a_directory_not_to_leave(
         (config(keys="{scale}/%"), "telemetry and last-values"),
         (config(format="last-values", path="/data/v.db", keys="%"), "pool"),
         ({"datasets": [{"key": "k", "watch": True, "tables": [{**TELEMETRY, "keys": "%"}]}]}, "watch"),
+        ({"datasets": [{"key": "k", "watch": True, "tables": [{"view": "t", "path": "/data/*.parquet"}]}]}, "watch"),
         ({"row_limit": 10, "max_row_limit": 5}, "max_row_limit"),
         ({"datasets": [{"key": "k", "tables": [{"view": v, "path": "/x"} for v in "aA"]}]}, "twice"),
     ],
@@ -170,6 +171,9 @@ def test_path_below_the_base_directory_and_options_of_readers_are_accepted(tmp_p
         parse_config({**config("k={scale}", path=path), "base_directory": f"{tmp_path}/base"})
     parse_config(config(format="csv", options={"HEADER": True, "pathglobfilter": "*.csv"}))
     parse_config(config(options={"parquet.bloom.filter.enabled": True, "basePath": "/data"}))
+    for path in ("file:/data/{k}", "s3a://bucket/{k}"):
+        watched = {"datasets": [{"key": "{k}", "watch": True, "tables": [{"view": "t", "path": path}]}]}
+        assert resolve(parse_config(watched), "a").watch
 
 
 @pytest.mark.parametrize(
