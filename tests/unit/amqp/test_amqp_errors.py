@@ -74,18 +74,18 @@ def test_other_error_passes_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, translated("anything"):
         raise error
     assert caught.value is error
+    for end in (None, ConnectionResetError(), ConnectionError("gone."), aiormq.AMQPConnectionError()):
+        assert describe_end(end).strip(". ") == describe_end(end) != ""
 
 
-@pytest.mark.parametrize("end", [None, ConnectionResetError(), ConnectionError("gone."), aiormq.AMQPConnectionError()])
-def test_every_end_of_a_connection_has_a_reason(end: BaseException | None) -> None:
-    assert describe_end(end).strip(". ") == describe_end(end) != ""
-
-
-async def test_waiter_that_the_library_cancels_is_a_lost_channel() -> None:
+async def test_waiter_that_the_library_cancels_or_that_is_out_of_time_is_a_lost_channel() -> None:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.cancel()
     with pytest.raises(BrokerUnavailableError, match="declare queue q"), translated("declare queue q"):
         await future
+    with pytest.raises(BrokerUnavailableError), translated("connect"):
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("uri", ["", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"])
@@ -141,16 +141,6 @@ class TestConsumer:
     def delivery(self, tag: int) -> Delivery:
         return Delivery(None, tag, "", "", False, b"", None)  # type: ignore[arg-type]
 
-    async def test_deliveries_before_the_end_are_handed_out_and_those_after_it_dropped(self) -> None:
-        consumer = Consumer("q")
-        for tag in (1, 2):
-            consumer.put(self.delivery(tag))
-        consumer.end()
-        consumer.put(self.delivery(3))
-        assert consumer.waiting() == 2
-        assert [delivery.tag async for delivery in consumer] == [1, 2]
-        assert [delivery.tag async for delivery in consumer] == []
-
     async def test_end_with_a_fault_raises_it_to_every_reader_from_then_on(self) -> None:
         consumer = Consumer("q")
         readers = [asyncio.create_task(consumer.get()) for _ in range(2)]
@@ -181,14 +171,19 @@ class TestConsumer:
         consumer.end()
         assert ([*rooms, consumer.has_room], consumer.received) == ([False, True, True, False, True, False], 3)
 
-    async def test_cancelled_reader_loses_no_delivery(self) -> None:
+    async def test_deliveries_before_the_end_are_handed_out_and_those_after_it_dropped(self) -> None:
         consumer = Consumer("q")
         reader = asyncio.create_task(consumer.get())
         await asyncio.sleep(0)
-        consumer.put(self.delivery(1))
+        for tag in (1, 2):
+            consumer.put(self.delivery(tag))
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
-        assert (await consumer.get()).tag == 1
+        consumer.end()
+        consumer.put(self.delivery(3))
+        assert consumer.waiting() == 2
+        assert [delivery.tag async for delivery in consumer] == [1, 2]
+        assert [delivery.tag async for delivery in consumer] == []
 
 
 async def cancelled_while_it_waits(work: Coroutine[Any, Any, None]) -> None:
@@ -231,21 +226,12 @@ async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again() -> None
     assert done == ["closed"]
 
 
-async def test_own_time_out_that_is_over_cancels_nothing() -> None:
-    with pytest.raises(BrokerUnavailableError), translated("connect"):
-        async with asyncio.timeout(0):
-            await asyncio.Event().wait()
-
-
-def test_broker_is_checked_unless_that_is_turned_off() -> None:
+def test_broker_is_checked_unless_that_is_turned_off_and_the_authorities_of_a_file_are_the_only_ones(
+    tmp_path: Path,
+) -> None:
     contexts = [ssl_context(TlsFiles()), ssl_context(TlsFiles(verify=False))]
-    assert [(context.verify_mode, context.check_hostname) for context in contexts] == [
-        (ssl.CERT_REQUIRED, True),
-        (ssl.CERT_NONE, False),
-    ]
-
-
-def test_authorities_of_a_file_are_the_only_ones(tmp_path: Path) -> None:
+    found = [(context.verify_mode, context.check_hostname) for context in contexts]
+    assert found == [(ssl.CERT_REQUIRED, True), (ssl.CERT_NONE, False)]
     pem = Path(certifi.where()).read_text(encoding="utf-8")
     (tmp_path / "ca.pem").write_text(pem[pem.index("-----BEGIN") : pem.index("-----END") + 25] + "\n")
     assert ssl_context(TlsFiles(ca_file=str(tmp_path / "ca.pem"))).cert_store_stats()["x509_ca"] == 1
@@ -286,16 +272,12 @@ def alert(reason: str) -> ssl.SSLError:
         (alert("TLSV13_ALERT_CERTIFICATE_REQUIRED"), "client certificate"),
         (alert("TLSV1_ALERT_UNKNOWN_CA"), "unknown ca"),
         (alert("UNEXPECTED_EOF"), "unexpected eof"),
+        (ConnectionError("other"), ""),
     ],
-    ids=["authority", "expired", "host", "address", "plain port", "no certificate", "foreign certificate", "else"],
+    ids=["authority", "expired", "host", "address", "port", "no certificate", "foreign", "else", "no TLS"],
 )
-def test_failed_handshake_is_described_also_behind_another_error(fault: ssl.SSLError, marker: str) -> None:
+def test_failed_handshake_is_described_also_behind_another_error(fault: OSError, marker: str) -> None:
     error = ConnectionError("lost")
-    error.__cause__ = fault
+    error.__cause__, fault.__cause__ = fault, error
     assert marker in (describe_tls_error(error) or "")
-
-
-def test_errors_that_are_causes_of_each_other_end() -> None:
-    one, other = ConnectionError("one"), ConnectionError("other")
-    one.__cause__, other.__cause__ = other, one
-    assert describe_tls_error(one) is None
+    assert (describe_tls_error(error) is None) is (marker == "")

@@ -85,7 +85,7 @@ FRAMES = b"".join(
 )
 
 
-async def test_closes_are_seen_however_the_frames_arrive() -> None:
+async def test_closes_are_seen_however_the_frames_arrive_and_the_end_of_the_socket_at_once() -> None:
     for size in range(1, len(FRAMES) + 1):
         closed: list[int] = []
         reader = FrameReader(asyncio.get_running_loop())
@@ -94,6 +94,10 @@ async def test_closes_are_seen_however_the_frames_arrive() -> None:
             reader.feed_data(FRAMES[start : start + size])
         assert closed == [7, 0x1234], size
         assert await reader.readexactly(len(FRAMES)) == FRAMES, size
+    ended, failed = (FrameReader(asyncio.get_running_loop()) for _ in range(2))
+    ended.feed_eof()
+    failed.set_exception(ConnectionResetError())
+    assert (ended.is_lost, failed.is_lost) == (True, True)
 
 
 @pytest.mark.parametrize("size", [1, 8, 1000])
@@ -112,13 +116,6 @@ async def test_state_of_the_connection_is_seen_in_its_frames(size: int) -> None:
             reader.feed_data(data[start : start + size])
         seen.append((reader.is_blocked, reader.is_lost))
     assert (seen, told) == ([(True, False), (False, False), (False, True)], [True, False])
-
-
-async def test_end_of_the_socket_is_seen_at_once() -> None:
-    ended, failed = (FrameReader(asyncio.get_running_loop()) for _ in range(2))
-    ended.feed_eof()
-    failed.set_exception(ConnectionResetError())
-    assert (ended.is_lost, failed.is_lost) == (True, True)
 
 
 async def test_nothing_follows_a_close_before_the_next_open(

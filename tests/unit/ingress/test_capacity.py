@@ -107,34 +107,27 @@ def ask(**question: Any) -> dict[str, Any]:
     return answer(CapacityQuestion.model_validate(question), PriceSettings().by_tier())
 
 
-def test_more_units_than_a_tier_has_lead_to_the_next_tier() -> None:
+def test_more_units_than_a_tier_has_lead_to_the_next_tier_and_a_new_store() -> None:
     found = ask(load=[{"rate": "200000000/day"}], hub="iot-hub-s1", hub_units=200, store="store-s1")
     assert (found["fits"], found["cheapest"]) == (False, None)
     found = ask(load=[{"rate": "90000000/day"}], hub="iot-hub-s1", hub_units=200)
-    assert found["cheapest"] == {
-        "hub": "iot-hub-s3", "hub_units": 1, "store": None, "store_units": None, "price": 2500.0,
-    }  # fmt: skip
-
-
-def test_large_messages_and_events_count_in_blocks() -> None:
-    found = ask(load=[{"rate": "1/min", "message_size": "10KiB", "event_size": "2.6KiB"}], store="store-s1")
-    assert [meter["demand"] for meter in found["meters"]] == [3 * 1440, pytest.approx(1 / 60), 3]
-
-
-def test_another_edition_of_the_store_is_a_new_store() -> None:
+    cheapest = {"hub": "iot-hub-s3", "hub_units": 1, "store": None, "store_units": None, "price": 2500.0}
+    assert found["cheapest"] == cheapest
     found = ask(load=[{"rate": "7200/min"}], hub="iot-hub-s2", hub_units=2, store="store-s1", store_units=10)
     assert (found["fits"], found["cheapest"]["store"], len(found["notes"])) == (True, "store-s2", 1)
+
+
+def test_large_messages_count_in_blocks_and_the_send_rate_is_used_up_at_once() -> None:
+    found = ask(load=[{"rate": "1/min", "message_size": "10KiB", "event_size": "2.6KiB"}], store="store-s1")
+    assert [meter["demand"] for meter in found["meters"]] == [3 * 1440, pytest.approx(1 / 60), 3]
+    found = ask(load=[{"rate": "150/s", "duration": "1m"}])
+    assert (found["meters"][1]["gives_out"], found["meters"][1]["excess"], found["accepted"]) == (0, 3000, 6000)
 
 
 def test_a_queue_that_outlasts_the_day_is_counted_from_the_second_day() -> None:
     spike = [{"duration": "6h", "rate": "2000/min"}]
     found = ask(load=spike, start="20h", repeats=True, hub="iot-hub-s2", store="store-s1")
     assert (found["queue"]["drained"] is not None, found["queue"]["worst_events"]) == (True, 6 * 60 * 1280)
-
-
-def test_send_rate_is_used_up_at_once() -> None:
-    found = ask(load=[{"rate": "150/s", "duration": "1m"}])
-    assert (found["meters"][1]["gives_out"], found["meters"][1]["excess"], found["accepted"]) == (0, 3000, 6000)
 
 
 @pytest.mark.parametrize(

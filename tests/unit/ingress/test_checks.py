@@ -48,21 +48,20 @@ def delivery_check(decide: Callable[[], Refusal | None], log: list[str]) -> Deli
     )
 
 
-def test_checks_are_applied_in_the_order_of_the_module_whatever_the_order_given() -> None:
+@pytest.mark.parametrize("refusing", [*REQUEST_CHECKS, None])
+def test_checks_follow_the_order_of_the_module_until_the_first_refusal_and_then_nothing_counts(
+    refusing: str | None,
+) -> None:
     log: list[str] = []
-    checks = IngressChecks([request_check(name, log) for name in reversed(REQUEST_CHECKS)])
-    assert checks.refuse_request(sample(), now_ms=0) is None
-    assert log == [*REQUEST_CHECKS, *(f"{name} passed" for name in REQUEST_CHECKS)]
-
-
-@pytest.mark.parametrize("refusing", REQUEST_CHECKS)
-def test_first_refusal_ends_the_order_and_nothing_is_counted(refusing: str) -> None:
-    log: list[str] = []
-    checks = IngressChecks([request_check(name, log, refuses=name == refusing) for name in REQUEST_CHECKS])
+    checks = IngressChecks([request_check(name, log, refuses=name == refusing) for name in reversed(REQUEST_CHECKS)])
     refusal = checks.refuse_request(sample(), now_ms=0)
-    assert refusal is not None
-    assert (refusal.detail, refusal.retry_after) == (refusing, 1.5)
-    assert log == [*REQUEST_CHECKS[: REQUEST_CHECKS.index(refusing) + 1]]
+    if refusing is None:
+        assert refusal is None
+        assert log == [*REQUEST_CHECKS, *(f"{name} passed" for name in REQUEST_CHECKS)]
+    else:
+        assert refusal is not None
+        assert (refusal.detail, refusal.retry_after) == (refusing, 1.5)
+        assert log == [*REQUEST_CHECKS[: REQUEST_CHECKS.index(refusing) + 1]]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +103,8 @@ def test_explanation_shows_what_each_check_says_and_counts_nothing() -> None:
 @pytest.mark.parametrize("stage", ["request", "delivery"])
 def test_explanation_ends_with_the_refusal_of_a_check(stage: str) -> None:
     log: list[str] = []
-    refusal = Refusal(Status.CAPACITY, "no room")
-    if stage == "request":
-        checks = IngressChecks([request_check("quota", log, refuses=True), request_check("size", log)])
-    else:
-        checks = IngressChecks([], [delivery_check(lambda: refusal, log)])
+    of_requests = [request_check("quota", log, refuses=stage == "request"), request_check("size", log)]
+    checks = IngressChecks(of_requests, [delivery_check(lambda: Refusal(Status.CAPACITY, "no room"), log)])
     explanation = explain(sample(), None, splitter=None, names=PoolNames("p"), limits=LIMITS, checks=checks)
     assert (explanation.refused, explanation.deliveries) == (Status.CAPACITY, ())
     assert explanation.steps[-1].name == "refusal"

@@ -80,10 +80,7 @@ def test_stored_document_is_the_same_configuration(configuration: CircuitConfigu
         ({"unlockSampleQueues": {"interval": None}}, "unlockSampleQueues.interval"),
         ({"onOpen": "drop"}, "onOpen"),
         ({"circuitScope": None}, "circuitScope"),
-        (
-            {"onOpen": 1, "unlockQueues": {"enabled": 1}},
-            "onOpen unlockQueues.enabled",
-        ),
+        ({"onOpen": 1, "unlockQueues": {"enabled": 1}}, "onOpen unlockQueues.enabled"),
     ],
 )
 def test_every_wrong_value_is_refused_with_its_path(given_keys: dict[str, Any], path: str) -> None:

@@ -15,12 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.ingress.circuits import breaker as breaker_module
-from osrdyne.ingress.circuits.breaker import (
-    CircuitBreaker,
-    PauseGroup,
-    SendProbe,
-    Verdict,
-)
+from osrdyne.ingress.circuits.breaker import CircuitBreaker, PauseGroup, SendProbe, Verdict
 from osrdyne.ingress.circuits.configuration import CircuitConfiguration, OnOpen, TimedStep
 from osrdyne.ingress.circuits.samples import succeeded
 from osrdyne.ingress.circuits.state import CircuitId, CircuitState, state_from_json
@@ -82,6 +77,8 @@ def test_closed_circuits_are_forgotten_before_there_are_too_many(monkeypatch: py
     for route in ("second", "third"):
         breaker.record(route, Key("k"), "request", success=True, now_ms=NOW)
     assert [circuit_id.route for circuit_id in breaker.state.circuits] == ["r", "third"]
+    hashes = {CircuitId(route, key).hash for route in ("r", None, "") for key in (Key("k"), Key(""), None)}
+    assert (len(hashes), CircuitId("r").hash) == (9, "cf65d21d5536356e")
 
 
 def test_rejected_request_learns_when_the_circuit_is_half_open_unless_only_a_person_knows() -> None:
@@ -99,10 +96,7 @@ def test_rejecting_circuit_holds_the_request_that_it_needs_as_a_probe() -> None:
     assert breaker.advance(now_ms=NOW + 1_000)[1:] == (SendProbe(ROUTE, Key("a")),)
     breaker.probe_missing(ROUTE, now_ms=NOW + 1_000)
     admission = breaker.admit("r", Key("b"), now_ms=NOW + 1_000)
-    assert (admission.verdict, admission.effects) == (
-        Verdict.HOLD,
-        (PauseGroup(Key("b")), SendProbe(ROUTE, Key("b"))),
-    )
+    assert (admission.verdict, admission.effects) == (Verdict.HOLD, (PauseGroup(Key("b")), SendProbe(ROUTE, Key("b"))))
     rejected = breaker.admit("r", Key("b"), now_ms=NOW + 1_200)
     assert (rejected.verdict, rejected.retry_after_ms) == (Verdict.REJECT, 300)
 
@@ -133,12 +127,6 @@ def test_unreadable_state_is_refused_with_its_path(change: dict[str, Any], path:
     with pytest.raises(InvalidDocumentError) as caught:
         state_from_json(document)
     assert [problem.path for problem in caught.value.problems] == [path]
-
-
-def test_circuit_is_named_by_a_hash_of_route_and_group() -> None:
-    hashes = {CircuitId(route, key).hash for route in ("r", None, "") for key in (Key("k"), Key(""), None)}
-    assert len(hashes) == 9
-    assert CircuitId("r").hash == "cf65d21d5536356e"
 
 
 @given(st.binary(max_size=200))

@@ -46,23 +46,16 @@ def test_other_sink_of_a_stream_is_refused_with_the_form(sink: str) -> None:
         table(log=f'FROM /messages/* INTO BrokeredEndpoint("{sink}")')
 
 
-def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_the_pool_allows() -> None:
+def test_log_keeps_the_key_of_the_client_and_waits_for_as_long_as_pool_and_route_allow() -> None:
     split = split_arrival(arrival("device"), Split("device-2", rule="r"))
     hot, log = accept(split, table(hot=HOT, log=LOG), limits=LIMITS)
     assert (hot.key, hot.log, hot.keeps_reply) == ("device-2", None, True)
     assert (log.key, log.log, log.keeps_reply) == ("device", "plant", False)
     assert (hot.deadline.limiter, log.deadline.limiter) == (Limiter.POOL, Limiter.POOL_MAXIMUM)
     assert (hot.deadline.at_ms, log.deadline.at_ms) == ((NOW + 600) * 1000, (NOW + 86400) * 1000)
-
-
-def test_time_to_live_of_the_route_limits_the_wait_for_the_log() -> None:
-    [log] = accept(arrival(), table(log={"route": LOG, "timeToLiveSecs": 60}), limits=LIMITS)
-    assert (log.deadline.at_ms, log.deadline.limiter) == ((NOW + 60) * 1000, Limiter.ROUTE)
-
-
-def test_two_routes_to_the_log_make_one_message() -> None:
-    [log] = accept(arrival(), table(low=LOG, high={"route": LOG, "priority": 1}), limits=LIMITS)
-    assert log.route == "high"
+    high = {"route": LOG, "priority": 1, "timeToLiveSecs": 60}
+    [log] = accept(arrival(), table(low=LOG, high=high), limits=LIMITS)  # two routes to the log make one message
+    assert (log.route, log.deadline.at_ms, log.deadline.limiter) == ("high", (NOW + 60) * 1000, Limiter.ROUTE)
 
 
 def test_explanation_names_partition_and_stream() -> None:

@@ -98,19 +98,16 @@ class TestDailyQuota:
 
 
 class TestRules:
-    def test_the_first_rule_that_matches_counts_besides_the_pool(self) -> None:
-        world = World(
-            pool={"messages_per_day": 10},
-            rules=[
-                {"name": "one", "keys": "s-.*", "messages_per_day": 3},
-                {"name": "all", "messages_per_day": 5},
-            ],
-        )
+    def test_the_first_rule_that_matches_counts_besides_the_pool_and_its_refusals_use_up_nothing(self) -> None:
+        rules = [{"name": "one", "keys": "s-.*", "messages_per_day": 3}, {"name": "all", "messages_per_day": 5}]
+        world = World(pool={"messages_per_day": 10}, rules=rules)
         assert (world.flood(key="s-1"), world.flood(key="s-2")) == (3, 0)
-        assert world.flood(key="other") == 5
         excess = world.send(key="s-1")
         assert excess is not None
         assert "the rule one" in excess.detail
+        assert world.flood(key="other") == 5
+        world.quotas.use(manifest(pool={"messages_per_day": 10}))
+        assert world.flood() == 2
 
     @pytest.mark.parametrize("per", ["key", "principal"])
     def test_each_has_its_own_quota_and_rate(self, per: str) -> None:
@@ -119,11 +116,6 @@ class TestRules:
         assert (world.flood(), world.flood(**other)) == (4, 4)
         world.pass_time(10.0)
         assert (world.flood(), world.flood(**other)) == (3, 3)
-
-    def test_one_that_is_refused_by_a_rule_uses_up_nothing_of_the_pool(self) -> None:
-        world = World(pool={"messages_per_day": 10}, rules=[{"name": "r", "keys": "a", "messages_per_day": 1}])
-        assert [world.send(key="a") is None for _ in range(5)] == [True, False, False, False, False]
-        assert world.flood(key="b") == 9
 
 
 class TestFairShare:
@@ -167,22 +159,22 @@ class TestFairShare:
 class TestSendRate:
     @given(
         st.integers(1, 8),
-        st.lists(st.tuples(st.integers(0, 64), st.integers(0, 12)), max_size=40),
+        st.lists(st.tuples(st.integers(0, 64), st.integers(0, 12), st.sampled_from([0, DAY, -2 * DAY])), max_size=40),
     )
-    def test_it_is_a_token_bucket(self, burst: int, steps: list[tuple[int, int]]) -> None:
+    def test_it_is_a_token_bucket_whatever_the_wall_clock(
+        self, burst: int, steps: list[tuple[int, int, float]]
+    ) -> None:
         world, tokens = World(pool={"send_rate": 4, "burst": burst}), burst * 4
-        for sixteenths, messages in steps:
-            world.pass_time(sixteenths / 16)
+        for sixteenths, messages, jump in steps:
+            world.pass_time(sixteenths / 16, jump=jump)
             tokens = min(burst * 4, tokens + sixteenths)  # in quarters of a message
             for _ in range(messages):
                 excess = world.send()
                 assert (excess is None) == (tokens >= 4)
                 tokens -= 4 if tokens >= 4 else 0
                 if excess is not None:
-                    assert (excess.status, excess.retry_after) == (
-                        Status.RATE_LIMITED,
-                        pytest.approx((4 - tokens) / 16),
-                    )
+                    assert excess.status is Status.RATE_LIMITED
+                    assert excess.retry_after == pytest.approx((4 - tokens) / 16)
 
     @pytest.mark.parametrize("rate", [2, 3, 7, 1000])
     def test_client_that_waits_as_it_is_asked_to_is_accepted(self, rate: int) -> None:
@@ -200,13 +192,6 @@ class TestSendRate:
             world.pass_time(refusal.retry_after_ms / 1000)
             assert check.decide(arrival, 0) is None
         assert refused > 10
-
-    def test_a_jump_of_the_clock_means_nothing_to_it(self) -> None:
-        world = World(pool={"send_rate": 1})
-        world.flood()
-        for jump in (DAY, -2 * DAY):
-            world.pass_time(0.0, jump=jump)
-            assert world.send() is not None
 
 
 class TestClockJumps:
@@ -251,8 +236,7 @@ class TestRestart:
     def test_the_next_leader_decides_as_this_one(self, messages: list[tuple[str, int]], shared: bool) -> None:
         share = {"share": "principal"} if shared else {}
         world = World(
-            pool={"messages_per_day": 60, **share},
-            rules=[{"name": "r", "per": "principal", "messages_per_day": 20}],
+            pool={"messages_per_day": 60, **share}, rules=[{"name": "r", "per": "principal", "messages_per_day": 20}]
         )
         for principal, size in messages:
             world.send(size, principal=principal)
@@ -328,14 +312,10 @@ class TestForecast:
 
     def test_earlier_days_tell_of_a_peak_that_is_still_to_come(self) -> None:
         world = World(pool={"messages_per_day": 1_000})
-        for _ in range(2):
-            world.pass_time(18 * 3600.0)
-            for _ in range(800):
+        for hours, messages in ((18, 800), (24, 800), (18, 600)):
+            world.pass_time(hours * 3600.0)
+            for _ in range(messages):
                 world.send()
-            world.pass_time(6 * 3600.0)
-        world.pass_time(12 * 3600.0)
-        for _ in range(600):
-            world.send()
         forecast = world.quotas.usage(world.now).forecast
         assert forecast is not None
         assert forecast.by_history == pytest.approx(6 * 3600.0 + 450.0)  # in the middle of that quarter of an hour

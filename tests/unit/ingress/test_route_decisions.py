@@ -136,11 +136,8 @@ def test_two_endpoints_are_two_deliveries_and_the_first_keeps_the_reply() -> Non
         ("a", "/sql", 5, True),
         ("b", "/store", 0, False),
     ]
-
-
-def test_endpoint_that_names_the_own_group_and_path_is_upstream() -> None:
-    same = to("FROM /* INTO BrokeredEndpoint('/modules/a/inputs/sql')", priority=0)
-    assert [one.route for one in deliveries({"own": to(priority=5), "same": same}, arrival())] == ["same"]
+    upstream = to("FROM /* INTO BrokeredEndpoint('/modules/a/inputs/sql')", priority=0)
+    assert [one.route for one in deliveries({"own": to(priority=5), "same": upstream}, arrival())] == ["same"]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +172,9 @@ def test_deadline_is_the_earliest_limit(
     assert deadline == Deadline(NOW_MS + seconds * 1000, limiter)
 
 
-def test_longest_ttl_is_that_of_the_route_that_allows_most() -> None:
+def test_longest_ttl_is_that_of_the_route_that_allows_most_and_one_beyond_the_pool_is_warned_about() -> None:
     manifest = table({"short": to(timeToLiveSecs=30), "long": to(timeToLiveSecs=86400)}, ttl=60).manifest
     assert (longest_ttl(manifest, LIMITS), longest_ttl(None, LIMITS)) == (86400.0, 600.0)
-
-
-def test_ttl_beyond_the_longest_of_the_pool_is_warned_about_with_both_numbers() -> None:
     manifest = table({"seed": to(timeToLiveSecs=700_000), "fine": to(timeToLiveSecs=86400)}, ttl=800_000).manifest
     warned = [str(problem) for problem in warn_of_capped_ttls(manifest, LIMITS)]
     expected = ("routes.seed.timeToLiveSecs: 700000", "storeAndForwardConfiguration.timeToLiveSecs: 800000")
@@ -204,7 +198,7 @@ def test_explanation_shows_what_became_of_every_route() -> None:
     ]
 
 
-def test_explanation_names_queue_priority_deadline_and_what_the_route_adds() -> None:
+def test_explanation_names_queue_priority_deadline_and_what_the_route_adds_or_the_refusal() -> None:
     retry = {"codes": [503], "max_attempts": 2, "delays": [1]}
     explanation = explained({"data": to(priority=2, retry=retry, coalesce=True)}, arrival("k=1"))
     [delivery] = explanation.deliveries
@@ -213,12 +207,9 @@ def test_explanation_names_queue_priority_deadline_and_what_the_route_adds() -> 
     assert delivery.retry is not None
     assert (delivery.retry.codes, delivery.retry.max_attempts, delivery.retry.delays_ms) == (("503",), 2, (1000,))
     assert explanation.to_json()["deliveries"][0]["coalesce"] is True  # type: ignore[index]
-
-
-def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
-    explanation = explained({}, arrival())
-    assert (explanation.refused, explanation.deliveries) == ("no-route", ())
-    assert json.dumps(explanation.to_json())
+    refused = explained({}, arrival())
+    assert (refused.refused, refused.deliveries) == ("no-route", ())
+    assert json.dumps(refused.to_json())
 
 
 CONDITIONS = [

@@ -51,14 +51,13 @@ def refused(document: object) -> list[tuple[str, int | None]]:
 
 
 class TestRules:
-    def test_static_names_of_the_seed_come_in_turn(self) -> None:
-        found = keys(splitter(SEED), *[arrival("queue-static")] * 5)
-        assert found == [f"queue-static-{name}" for name in "ABCDA"]
-
-    def test_header_and_path_of_the_seed_are_appended(self) -> None:
+    def test_rules_of_the_seed_append_names_in_turn_headers_and_paths(self) -> None:
+        rules = splitter(SEED)
+        assert [rules.preview(arrival("queue-static")).key for _ in range(2)] == ["queue-static-A"] * 2
+        assert keys(rules, *[arrival("queue-static")] * 5) == [f"queue-static-{name}" for name in "ABCDA"]
         by_header = arrival("queue-header-test", **{"x-rp-deviceid": "A1B2C3D4"})
         by_path = arrival("queue-path-test", "/a/path1/path2/path3")
-        assert keys(splitter(SEED), by_header, by_path) == ["queue-header-test+A1B2C3D4", "queue-path-test_path2"]
+        assert keys(rules, by_header, by_path) == ["queue-header-test+A1B2C3D4", "queue-path-test_path2"]
 
     def test_expression_matches_the_whole_key_and_the_first_rule_takes_its_own_turn(self) -> None:
         rules = splitter({"a+": {"postfixFromStatic": ["1", "2"]}, "a.*": {"postfixFromStatic": ["3", "4"]}})
@@ -83,15 +82,13 @@ class TestRules:
         assert found == ["k-a", "k-7"]
 
     @given(st.text(), st.integers(1, 50))
-    def test_hash_gives_one_entity_one_bucket_in_every_process(self, value: str, buckets: int) -> None:
+    def test_hash_gives_one_entity_one_bucket_and_never_changes(self, value: str, buckets: int) -> None:
         rules = {"k": {"postfixFromHash": {"header": "h", "buckets": buckets}}}
         [found] = keys(splitter(rules), arrival("k", h=value))
         assert [found] == keys(splitter(rules), arrival("k", h=value))
         assert 0 <= int(found.removeprefix("k-")) < buckets
-
-    def test_hash_never_changes(self) -> None:
-        rules = splitter({"k": {"postfixFromHash": {"header": "h", "buckets": 1000}}})
-        assert keys(rules, arrival("k", h="a"), arrival("k", h="é")) == ["k-912", "k-653"]
+        many = splitter({"k": {"postfixFromHash": {"header": "h", "buckets": 1000}}})
+        assert keys(many, arrival("k", h="a"), arrival("k", h="é")) == ["k-912", "k-653"]
 
     @given(st.integers(1, 50), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200))
     def test_another_bucket_takes_entities_from_all_and_moves_no_other(self, buckets: int, values: list[int]) -> None:
@@ -108,10 +105,6 @@ class TestRules:
     def test_key_is_data(self) -> None:
         rules = splitter({"(?s).*": {"postfixDelimiter": "", "postfixFromStatic": ["+"]}})
         assert keys(rules, *map(arrival, ODD_KEYS.values())) == [f"{key}+" for key in ODD_KEYS.values()]
-
-    def test_preview_takes_no_turn(self) -> None:
-        rules = splitter(SEED)
-        assert [rules.preview(arrival("queue-static")).key for _ in range(2)] == ["queue-static-A"] * 2
 
     def test_expression_that_would_backtrack_exponentially_takes_no_time(self) -> None:
         rules = splitter({"(a+)+b": {"postfixFromStatic": ["1"]}, "k": {"postfixFromRequest": {"url": "(.*)*x(.*)*y"}}})
@@ -181,19 +174,13 @@ def warned(*expressions: str) -> list[str]:
 
 
 class TestOverlaps:
-    def test_rules_that_match_one_key_are_warned_of_with_the_key(self) -> None:
+    def test_rules_that_match_one_key_are_warned_of_with_the_key_and_the_search_is_bounded(self) -> None:
         [warning] = warned("queue-[a-z]+", "other", "queue-.*-x", "queue-static")
         assert warning.startswith("queue-static: ")
         assert "'queue-[a-z]+'" in warning and "'queue-static'" in warning
         assert len(warned("queue-[a-z]+", "queue-[a-c]", "queue-.*")) == 3
-
-    def test_rules_of_the_seed_do_not_overlap(self) -> None:
         assert load_splitter(SEED).warnings == ()
-
-    def test_expression_that_is_not_understood_is_warned_of(self) -> None:
         assert [text.partition(": ")[0] for text in warned("(?i)a", "b")] == ["(?i)a"]
-
-    def test_search_is_bounded(self) -> None:
         assert "cannot determine" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
 
     ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "\\d", "\\w", "(a|bc)", "(?:b|)", "7"])
