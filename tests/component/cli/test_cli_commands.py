@@ -293,8 +293,7 @@ def test_check_tells_every_error_with_its_place(run: Run, command: str, document
 
 
 @pytest.mark.parametrize(
-    ("command", "document"),
-    [("routes", MANIFEST), ("splitter", RULES), ("profiles", '{"profiles": [{"match": "a"}]}')],
+    ("command", "document"), [("routes", MANIFEST), ("splitter", RULES), ("profiles", '{"profiles": [{"match": "a"}]}')]
 )
 def test_apply_sends_the_document_with_its_author(run: Run, daemon: Daemon, command: str, document: str) -> None:
     _, out, err = run(command, "apply", "-", "--author", "you", stdin=document)

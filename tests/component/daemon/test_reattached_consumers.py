@@ -20,13 +20,7 @@ from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack
 
 NAMES = PoolNames(POOL)
 NOTICED = 10.0
-QUEUES = (
-    NAMES.orphan_queue,
-    NAMES.dead_letter_queue,
-    NAMES.activity_queue,
-    NAMES.cancel_queue,
-    NAMES.progress_queue,
-)
+QUEUES = (NAMES.orphan_queue, NAMES.dead_letter_queue, NAMES.activity_queue, NAMES.cancel_queue, NAMES.progress_queue)
 
 
 @pytest.fixture

@@ -81,14 +81,10 @@ def test_tags_decide_what_the_user_may(tags: set[str], ok: bool, fatal: bool) ->
 def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_named(
     configure: str, write: str, read: str, missing: str | None
 ) -> None:
-    finding = checks.check_permissions(Permissions(configure, write, read), pool="p", user="u ser", vhost="/")
+    finding = checks.check_permissions(Permissions(configure, write, read), pool="p", user="u ser", vhost="v")
+    remedy = "set_permissions -p v 'u ser' '^p-' '^(p-.*|amq\\.default)$' '^p-'"
     assert finding.ok is (missing is None)
-    assert missing is None or (missing in finding.message and "'u ser'" in (finding.remedy or ""))
-
-
-def test_the_remedy_for_permissions_grants_what_is_needed() -> None:
-    finding = checks.check_permissions(None, pool="p", user="u", vhost="v")
-    assert "set_permissions -p v u '^p-' '^(p-.*|amq\\.default)$' '^p-'" in (finding.remedy or "")
+    assert missing is None or (missing in finding.message and remedy in (finding.remedy or ""))
 
 
 @pytest.mark.parametrize(("offset", "ok"), [(None, True), (0.4, True), (-5.9, True), (6.1, False), (-3600, False)])
@@ -116,16 +112,13 @@ def test_what_is_wrong_with_a_node_is_found(node: NodeStatus, subject: str | Non
     assert finding.ok or (finding.subject, finding.fatal) == (subject, fatal)
 
 
-def test_disabled_optional_feature_flags_are_fine() -> None:
-    assert checks.check_feature_flags(["user_limits"]).ok
-    assert not checks.check_feature_flags(["stream_queue"]).ok
-
-
 @pytest.mark.parametrize(("policy", "ok"), [("p-req", True), (None, True), ("everything", False)])
-def test_a_policy_that_displaces_ours_is_found(policy: str | None, ok: bool) -> None:
+def test_a_policy_that_displaces_ours_and_a_missing_feature_flag_are_found(policy: str | None, ok: bool) -> None:
     queue = read_totals({"name": "p-req-a", "policy": policy}, asked_at=0.0)
     assert queue is not None
     assert checks.check_policy([queue], pool="p").ok is ok
+    flags = ("user_limits", "stream_queue")  # the first is optional
+    assert [checks.check_feature_flags([flag]).ok for flag in flags] == [True, False]
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
@@ -147,9 +140,7 @@ def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
         ("4.2", (4, 2, 0), True, True),
         ("4.3.0-rc.1", (4, 3, 0), True, True),
         ("4.4.0", (4, 4, 0), True, False),
-        ("5.0.0", (5, 0, 0), True, False),
         ("next", (0, 0, 0), False, False),
-        ("", (0, 0, 0), False, False),
     ],
 )
 def test_version_is_read_and_judged(text: str, expected: tuple[int, int, int], supported: bool, tested: bool) -> None:
@@ -158,7 +149,3 @@ def test_version_is_read_and_judged(text: str, expected: tuple[int, int, int], s
     assert (version.is_supported, version.is_tested) == (supported, tested)
     finding = checks.check_version(version)
     assert (finding.ok, finding.remedy is None) == (supported, supported)
-
-
-def test_versions_are_ordered_by_number() -> None:
-    assert BrokerVersion.parse("3.9.29") < BrokerVersion.parse("3.10.8") < BrokerVersion.parse("4.0.0")

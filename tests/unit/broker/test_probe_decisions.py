@@ -46,24 +46,16 @@ def test_probe(first: QueueInfo, second: QueueInfo, deliveries: int, outcome: De
     assert judge_probe(first, second, deliveries) is outcome
 
 
-async def test_request_that_is_refused_or_not_confirmed_is_published_until_it_is_taken() -> None:
-    clock = VirtualClock()
-    outcomes: list[BrokerError | None] = [BrokerSilentError("no confirm"), PublishRefusedError("no queue"), None]
+async def test_request_that_is_refused_or_not_confirmed_is_published_until_it_is_taken_or_the_connection_lost() -> None:
+    for end in (None, BrokerUnavailableError("gone")):
+        clock = VirtualClock()
+        outcomes: list[BrokerError | None] = [BrokerSilentError("no confirm"), PublishRefusedError("no queue"), end]
 
-    async def publish() -> None:
-        outcome = outcomes.pop(0)
-        if outcome is not None:
-            raise outcome
+        async def publish(outcomes: list[BrokerError | None] = outcomes) -> None:
+            outcome = outcomes.pop(0)
+            if outcome is not None:
+                raise outcome
 
-    giving_back = asyncio.create_task(publish_until_taken(publish, clock=clock, log=structlog.get_logger()))
-    await clock.advance(60.0)
-    assert (giving_back.done(), outcomes) == (True, [])
-    await giving_back
-
-
-async def test_request_whose_connection_is_lost_is_left_to_the_broker() -> None:
-    async def publish() -> None:
-        raise BrokerUnavailableError("gone")
-
-    with pytest.raises(BrokerUnavailableError):
-        await publish_until_taken(publish, clock=VirtualClock(), log=structlog.get_logger())
+        giving_back = asyncio.create_task(publish_until_taken(publish, clock=clock, log=structlog.get_logger()))
+        await clock.advance(60.0)
+        assert (giving_back.done(), outcomes, giving_back.exception()) == (True, [], end)

@@ -40,28 +40,24 @@ class Register:
         pass
 
 
-class RefusingToken:
-    """A token channel on which RabbitMQ refuses everything."""
+class Token:
+    """A token channel on which RabbitMQ refuses the first commands; notes which commands may share an answer."""
 
-    async def do(self, command: object, *, begin: object) -> None:
-        raise CommandRefusedError("403 ACCESS_REFUSED")
-
-
-class NotingToken:
-    """A token channel that refuses the first command, and notes which commands may share an answer."""
-
-    def __init__(self) -> None:
+    def __init__(self, refuses: int) -> None:
+        self.refuses = refuses
         self.shared: list[bool] = []
 
     async def do(self, command: object, *, begin: object) -> None:
         self.shared.append(begin is not None)
-        if len(self.shared) == 1:
-            raise CommandRefusedError("404 NOT_FOUND")
+        if len(self.shared) <= self.refuses:
+            raise CommandRefusedError("403 ACCESS_REFUSED")
 
 
-def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> RequestQueueCommands:
-    """Commands that need nothing but the token channel."""
+def commands_over(token: Token, clock: VirtualClock) -> RequestQueueCommands:
+    """Commands for the key a that need nothing but the token channel."""
     unused: Any = None
+    layout = QueueLayout(PoolNames("pool"))
+    layout.note(A, None)
     return RequestQueueCommands(
         channels=LeaderChannels(
             token=cast("TokenChannel", token), spare=unused, probing=unused, declaring=unused, publisher=unused
@@ -77,9 +73,8 @@ def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> Re
 @pytest.mark.proves("controller/rabbitmq-refuses-one-several")
 async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
     """Which of them was refused is not known; the second refusal would be of the right one."""
-    layout, token = QueueLayout(PoolNames("pool")), NotingToken()
-    layout.note(A, None)
-    commands = commands_over(token, layout, clock)
+    token = Token(refuses=1)
+    commands = commands_over(token, clock)
     with pytest.raises(CommandRefusedError):
         await commands.bind(A)
     await commands.bind(A)
@@ -87,11 +82,9 @@ async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> 
 
 
 async def test_key_that_ended_the_token_channel_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
-    layout = QueueLayout(PoolNames("pool"))
-    layout.note(A, None)
-    commands = commands_over(RefusingToken(), layout, clock)
-    for _ in range(2):
-        with pytest.raises(CommandRefusedError):
+    token = Token(refuses=3)
+    commands = commands_over(token, clock)
+    for error in (CommandRefusedError, CommandRefusedError, BrokerConflictError):
+        with pytest.raises(error, match="403 ACCESS_REFUSED"):
             await commands.bind(A)
-    with pytest.raises(BrokerConflictError, match="403 ACCESS_REFUSED"):
-        await commands.bind(A)
+    assert len(token.shared) == 2

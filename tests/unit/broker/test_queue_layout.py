@@ -15,14 +15,10 @@ def names_of(layout: QueueLayout) -> list[tuple[str, str]]:
     return [(queue.name, queue.exchange) for queue in layout.queues(A)]
 
 
-def test_direct_group_has_one_queue_and_no_exchange_of_its_own() -> None:
+def test_direct_group_has_one_queue_and_keeps_the_priority_queues_from_a_managed_pool() -> None:
     layout = QueueLayout(NAMES)
     assert names_of(layout) == [("p-req-a", "p-req-xchg")]
     assert layout.exchanges.declarations == ()
-
-
-def test_group_of_a_direct_pool_keeps_the_priority_queues_from_a_managed_pool() -> None:
-    layout = QueueLayout(NAMES)
     layout.note(A, 3)
     assert [(queue.priority, queue.used) for queue in layout.queues(A)] == [(3, False), (None, True)]
     assert layout.possible(A) == ("p-req-a_Pri3", "p-req-a")
@@ -30,29 +26,20 @@ def test_group_of_a_direct_pool_keeps_the_priority_queues_from_a_managed_pool() 
 
 def test_managed_group_has_a_queue_for_each_class_and_what_it_cannot_route_becomes_an_orphan() -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[7, 0])
-    expected = [
-        ("p-req-a_Pri0", "p-work-xchg_Pri0"),
-        ("p-req-a_Pri7", "p-work-xchg_Pri7"),
-        ("p-req-a", "p-work-xchg"),
-    ]
+    expected = [("p-req-a_Pri0", "p-work-xchg_Pri0"), ("p-req-a_Pri7", "p-work-xchg_Pri7"), ("p-req-a", "p-work-xchg")]
     assert names_of(layout) == expected
     exchanges = {exchange.name: exchange.arguments["alternate-exchange"] for exchange in layout.exchanges.exchanges}
     assert exchanges == dict.fromkeys((exchange for _, exchange in expected), "p-orphan-xchg")
 
 
-def test_group_keeps_an_unused_priority_queue() -> None:
+def test_group_keeps_an_unused_priority_queue_that_workers_do_not_consume_until_it_is_used_again() -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, 1)
     layout.use([2])
     assert [queue.priority for queue in layout.queues(A)] == [1, 2, None]
     assert [queue.priority for queue in layout.queues(Key("b"))] == [2, None]
-
-
-def test_workers_do_not_consume_an_unused_priority_queue_until_it_is_used_again() -> None:
-    layout = QueueLayout(NAMES, managed=True)
-    layout.note(A, 1)
     layout.stop_serving(A, 1)
-    assert (layout.unused(), layout.served(A)) == ([(A, 1)], ["p-req-a"])
+    assert (layout.unused(), layout.served(A)) == ([(A, 1)], ["p-req-a_Pri2", "p-req-a"])
     layout.use([1])
     assert (layout.unused(), layout.served(A)) == ([], ["p-req-a_Pri1", "p-req-a"])
 

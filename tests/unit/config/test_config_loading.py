@@ -150,10 +150,7 @@ def test_mistake_in_the_file_names_place_and_remedy(text: str, place: str, marke
         ({"OSRDYNE__": "x"}, "(environment OSRDYNE__)"),
         ({"CheckEntireQueueOnCleanup": "often"}, "(environment CheckEntireQueueOnCleanup)"),
         (
-            {
-                "OSRDYNE__REQUESTS__CHECK_ENTIRE_QUEUE_ON_CLEANUP": "true",
-                "checkEntireQueueOnCleanup": "true",
-            },
+            {"OSRDYNE__REQUESTS__CHECK_ENTIRE_QUEUE_ON_CLEANUP": "true", "checkEntireQueueOnCleanup": "true"},
             "requests.check_entire_queue_on_cleanup (environment checkEntireQueueOnCleanup)",
         ),
         ({"OSRDYNE__POOL__PINNED_KEYS": "a,b"}, "pool.pinned_keys (environment OSRDYNE__POOL__PINNED_KEYS)"),

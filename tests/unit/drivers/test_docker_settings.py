@@ -8,8 +8,8 @@ import tarfile
 from dataclasses import replace
 
 import pytest
+import requests
 from docker.errors import APIError
-from requests import Response
 from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
@@ -17,7 +17,7 @@ from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext, Exit, InstanceId, InstanceState
 from osrdyne.drivers.docker import DockerDriver
 from osrdyne.drivers.docker.containers import Containers
-from osrdyne.drivers.docker.engine import Engine, root_cause
+from osrdyne.drivers.docker.engine import Engine
 from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker.launch import host_settings, refuse_loopback, start_error
 from osrdyne.drivers.docker.options import BrokerUri, DockerOptions, Mount
@@ -35,7 +35,7 @@ OPTIONS = DockerOptions(image="worker:1")
 
 
 def refusal(status, text):
-    response = Response()
+    response = requests.Response()
     response.status_code = status
     return APIError("refused", response=response, explanation=text)
 
@@ -61,20 +61,16 @@ def test_wrong_option_is_refused_with_its_path(options, path):
         create_driver(DriverSettings(name="docker", options={"image": "x", **options}), CONTEXT)
 
 
-def test_mounts_may_be_written_short_or_long():
-    options = DockerOptions.model_validate(
-        {"image": "x", "mounts": ["/srv/a:/a:ro", "cache:/c", {"source": "/b", "target": "/b"}]}
-    )
+def test_mounts_may_be_written_short_or_long_and_limited_memory_leaves_no_swap() -> None:
+    mounts = ["/srv/a:/a:ro", "cache:/c", {"source": "/b", "target": "/b"}]
+    options = DockerOptions.model_validate({"image": "x", "mounts": mounts, "memory": 2**30, "cpus": 1.5})
     assert options.mounts == (
         Mount(source="/srv/a", target="/a", read_only=True),
         Mount(source="cache", target="/c"),
         Mount(source="/b", target="/b"),
     )
-    assert [mount["Type"] for mount in host_settings(options)["mounts"]] == ["bind", "volume", "bind"]
-
-
-def test_limited_memory_leaves_no_swap():
-    settings = host_settings(OPTIONS.model_copy(update={"memory": 2**30, "cpus": 1.5}))
+    settings = host_settings(options)
+    assert [mount["Type"] for mount in settings["mounts"]] == ["bind", "volume", "bind"]
     assert (settings["mem_limit"], settings["memswap_limit"], settings["nano_cpus"]) == (2**30, 2**30, 1_500_000_000)
 
 
@@ -123,26 +119,18 @@ def test_container_names_are_names_and_differ():
 
 def test_labels_are_read_back_and_name_the_only_container_that_is_ours():
     for key in ODD_KEYS.values():
-        spec = make_spec(key, slot=3)
+        spec, name = make_spec(key, slot=3), IDENTITY.container_name(key, 3)
         labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
-        owned = [IDENTITY.owns(name, labels) for name in (IDENTITY.container_name(key, 3), "/copy", "/name")]
-        assert owned == [True, False, False]
-        assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
+        names = (name, "/copy", "/name", IDENTITY.container_name(key, 1))
+        assert [IDENTITY.owns(one, labels) for one in names] == [True, False, False, False]
+        assert not Identity("green", IDENTITY.stack).owns(name, labels)
+        assert not Identity("blue", "other:5672//").owns(name, labels)
+        assert not IDENTITY.owns(name, {}) and not IDENTITY.owns(name, None)
         instance = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
         assert instance is not None
         assert (instance.instance_id, instance.external_id) == (InstanceId("id"), "name")
         assert (instance.key, instance.slot, instance.worker_id) == (key, 3, spec.worker_id)
         assert (instance.spec_hash, instance.started_at) == ("abc", 1234.5)
-
-
-def test_container_of_another_stack_pool_or_person_is_not_owned():
-    labels = IDENTITY.labels(make_spec(), spec_hash="abc", started_at=1.0)
-    name = f"/{IDENTITY.container_name(KEY, 0)}"
-    assert IDENTITY.owns(name, labels)
-    assert not Identity("green", IDENTITY.stack).owns(name, labels)
-    assert not Identity("blue", "other:5672//").owns(name, labels)
-    assert not IDENTITY.owns(name, {})
-    assert not IDENTITY.owns(name, None)
     marks = {"osrdyne.pool": "blue", "osrdyne.stack": IDENTITY.stack}
     assert read_instance("id", "/mine", marks, state=InstanceState.RUNNING) is None
 
@@ -205,6 +193,16 @@ def test_secret_is_a_file_for_its_owner_only():
 def test_user_of_an_image_is_found_by_its_name():
     passwd = "root:x:0:0:root:/root:/bin/sh\nworker:x:4711:4711::/home/worker:/bin/sh\nbroken\n"
     assert [user_id(name, passwd) for name in ("worker", "root", "broken", "absent")] == [4711, 0, 0, 0]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo("passwd")
+        member.size = len(passwd)
+        archive.addfile(member, io.BytesIO(passwd.encode()))
+    link = ([b"an archive of the link"], {"linkTarget": "/nix/store/passwd"})
+    engine = ImageOfWorker({"/etc/passwd": link, "/nix/store/passwd": ([buffer.getvalue()], {"linkTarget": ""})})
+    assert owner_of(engine, "id") == 4711
+    with pytest.raises(DriverUnavailableError, match="/etc/passwd"):
+        owner_of(ImageOfWorker({"/etc/passwd": ([], None)}), "id")
 
 
 class ImageOfWorker:
@@ -223,31 +221,9 @@ class ImageOfWorker:
         return self.archives[path]
 
 
-def test_list_of_users_may_be_a_link():
-    text = b"worker:x:4711:4711::/home/worker:/bin/sh\n"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        member = tarfile.TarInfo("passwd")
-        member.size = len(text)
-        archive.addfile(member, io.BytesIO(text))
-    link = ([b"an archive of the link"], {"linkTarget": "/nix/store/passwd"})
-    engine = ImageOfWorker({"/etc/passwd": link, "/nix/store/passwd": ([buffer.getvalue()], {"linkTarget": ""})})
-    assert owner_of(engine, "id") == 4711
-
-
-def test_damaged_list_of_users_is_an_error_of_the_engine():
-    with pytest.raises(DriverUnavailableError, match="/etc/passwd"):
-        owner_of(ImageOfWorker({"/etc/passwd": ([], None)}), "id")
-
-
-def test_root_cause_is_what_the_system_said():
-    outer = RuntimeError("Connection aborted.", FileNotFoundError(2, "No such file or directory"))
-    assert isinstance(root_cause(outer), FileNotFoundError)
-
-
-def test_socket_that_may_not_be_used_is_reported_with_the_remedy(monkeypatch):
+def test_socket_that_may_not_be_used_is_reported_as_the_system_said(monkeypatch):
     def refuse(_engine):
-        raise PermissionError(13, "Permission denied")
+        raise requests.ConnectionError(RuntimeError("aborted", PermissionError(13, "Permission denied")))
 
     monkeypatch.setattr(Engine, "_connect", refuse)
     with pytest.raises(DriverUnavailableError, match="Permission denied"):
@@ -309,8 +285,7 @@ def state_of(containers):
 
 
 def test_own_start_that_broke_off_is_over_at_once(clock):
-    engine = EngineInMemory()
-    containers = containers_of(engine, clock)
+    containers = containers_of(EngineInMemory(), clock)
     with pytest.raises(DriverUnavailableError):
         containers.start(make_spec(), may_pull=False)
     assert state_of(containers) == (InstanceState.EXITED, "ended (its start was interrupted)")

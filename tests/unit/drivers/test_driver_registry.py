@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, Settings, WorkerSettings
+from osrdyne.config.models import DriverSettings, Settings
 from osrdyne.config.profiles import Profile
 from osrdyne.drivers import registry
 from osrdyne.drivers.base import Driver, DriverContext
@@ -47,9 +47,7 @@ class FakeEntryPoint:
 
 
 @pytest.mark.parametrize(
-    "loaded",
-    [ImportError("no module named docker"), dict, lambda: None],
-    ids=["import", "no driver", "no class"],
+    "loaded", [ImportError("no module named docker"), dict, lambda: None], ids=["import", "no driver", "no class"]
 )
 def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded):
     monkeypatch.setattr(registry, "entry_points", lambda **_: [FakeEntryPoint(loaded)])
@@ -84,13 +82,12 @@ def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes(master: str 
     assert replace(CONTEXT, worker_config={"spark": {"master": master}}).uses_kubernetes_executors is uses
 
 
-def pooled_settings(driver: DriverSettings) -> Settings:
-    return Settings(
-        pool=PoolSettings(id="pool"),
-        broker=BrokerSettings(uri="amqp://localhost"),
-        driver=driver,
-        worker=WorkerSettings(placement="pooled"),
-    )
+def pool_driver(*profiles: dict[str, object], driver: object = "subprocess", **worker: object) -> Driver:
+    settings = Settings.model_validate({"driver": driver, "worker": {"profiles": profiles, **worker}})
+    return registry.create_pool_driver(settings, clock=SystemClock())
+
+
+KUBERNETES = {"name": "kubernetes", "options": {"image": "i:1"}}
 
 
 @pytest.mark.parametrize(
@@ -102,16 +99,11 @@ def pooled_settings(driver: DriverSettings) -> Settings:
     ],
 )
 def test_driver_that_cannot_start_processes_is_refused(name: str, options: dict[str, object], message: str) -> None:
-    settings = pooled_settings(DriverSettings(name=name, options=options))
+    driver = {"name": name, "options": options}
     with pytest.raises(ConfigurationError, match=rf"worker\.placement: .*{message}"):
-        registry.create_pool_driver(settings, clock=SystemClock())
+        pool_driver(driver=driver, placement="pooled")
     with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.1\.placement: "):
-        pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver={"name": name, "options": options})
-
-
-def pool_driver(*profiles: dict[str, object], driver: object = "subprocess", **worker: object) -> Driver:
-    settings = Settings.model_validate({"driver": driver, "worker": {"profiles": profiles, **worker}})
-    return registry.create_pool_driver(settings, clock=SystemClock())
+        pool_driver({"match": "a"}, {"match": "b", "placement": "pooled"}, driver=driver)
 
 
 async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_them() -> None:
@@ -120,9 +112,8 @@ async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_t
         pool_driver(placement="pooled"),
         pool_driver({"match": "a", "placement": "pooled"}),
         pool_driver({"match": "a", "placement": "dedicated"}, placement="pooled"),
+        pool_driver(driver=KUBERNETES, placement="pooled"),
     ]
-    kubernetes = {"name": "kubernetes", "options": {"image": "i:1"}}
-    pooled.append(pool_driver(driver=kubernetes, placement="pooled"))
     assert [isinstance(driver, PooledDriver) for driver in (*plain, *pooled)] == [False] * 2 + [True] * 4
     assert pooled[-1].inner.context.pooled
     for driver in (*plain, *pooled):
@@ -131,9 +122,8 @@ async def test_driver_of_a_pool_has_pooled_workers_where_some_setting_asks_for_t
 
 @pytest.mark.parametrize(("pool", "profile"), [("pooled", "dedicated"), ("dedicated", "pooled")])
 def test_platform_that_counts_workers_has_one_placement_for_all_keys(pool: str, profile: str) -> None:
-    kubernetes = {"name": "kubernetes", "options": {"image": "i:1"}}
     with pytest.raises(ConfigurationError, match=r"^worker\.profiles\.0"):
-        pool_driver({"match": "a", "placement": profile}, driver=kubernetes, placement=pool)
+        pool_driver({"match": "a", "placement": profile}, driver=KUBERNETES, placement=pool)
 
 
 def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that_change_workers() -> None:
@@ -149,17 +139,14 @@ def test_driver_that_knows_no_configurations_by_key_is_refused_for_profiles_that
 
 
 def test_profile_with_a_kubernetes_master_needs_a_service_account() -> None:
-    settings = Settings.model_validate({"driver": {"name": "kubernetes", "options": {"image": "i:1"}}})
-    driver = registry.create_driver(settings.driver, registry.driver_context(settings, clock=SystemClock()))
+    driver, settings = pool_driver(driver=KUBERNETES), Settings.model_validate({"driver": KUBERNETES})
     found = registry.profile_obstacle(settings, Profile(match="a", spark_master="k8s://https://h:6443"), driver)
     assert found is not None and found.startswith("driver.options.service_account: ")
 
 
 @pytest.mark.parametrize("placement", ["dedicated", "pooled"])
 async def test_revision_of_the_application_changes_the_hash(placement):
-    settings = Settings(driver=DriverSettings(name="subprocess"), worker=WorkerSettings(placement=placement))
-    driver = registry.create_pool_driver(settings, clock=SystemClock())
-    profile = {"runtime": {}}
+    driver, profile = pool_driver(placement=placement), {"runtime": {}}
     before = [driver.spec_hash(), driver.spec_hash(profile)]
     driver.context.revision.number += 1
     assert set(before).isdisjoint([driver.spec_hash(), driver.spec_hash(profile)])

@@ -94,29 +94,18 @@ async def test_errors_of_keda_s_objects_are_passed_on_and_an_unknown_kind_names_
     [(("v1", "v2"), "v2"), (("v1", "v2beta1", "v2beta2"), "v2beta2"), (("v1",), "v1")],
     ids=["present", "1.20", "v1 alone"],
 )
-async def test_best_version_of_the_autoscaler_is_used(served, found):
+async def test_best_version_of_the_autoscaler_is_used_and_the_presence_of_keda_checked(served, found):
     api = WritingApi(*served)
     manager = await apply(api, Scaling.HPA)
     assert await hpa_version(api) == found
     assert api.calls == [("apply", f"autoscaling/{found}", "HorizontalPodAutoscaler", manager, True)]
+    assert [await has_keda(one) for one in (api, WritingApi(groups=("apps",)))] == [True, False]
 
 
-@pytest.mark.parametrize(("groups", "there"), [(("apps",), False), (("apps", "keda.sh"), True)], ids=str)
-async def test_presence_of_keda_is_checked(groups, there):
-    assert await has_keda(WritingApi(groups=groups)) is there
-
-
-@pytest.mark.parametrize(
-    ("resources", "ok"),
-    [
-        ({}, False),
-        ({"requests": {"memory": "1Gi"}}, False),
-        ({"requests": {"cpu": "1"}}, True),
-        ({"limits": {"cpu": "1"}}, True),
-    ],
-)
-def test_autoscaler_without_a_cpu_request_is_found_by_doctor(resources, ok):
-    assert check_cpu_request(KubernetesOptions(image="i", resources=resources)).ok is ok
+def test_autoscaler_without_a_cpu_request_is_found_by_doctor():
+    given = ({}, {"requests": {"memory": "1Gi"}}, {"requests": {"cpu": "1"}}, {"limits": {"cpu": "1"}})
+    findings = [check_cpu_request(KubernetesOptions(image="i", resources=resources)) for resources in given]
+    assert [finding.ok for finding in findings] == [False, False, True, True]
 
 
 def deployment(name, **metadata):

@@ -33,26 +33,17 @@ RUNNING = {"running": {}}
 
 
 def deployment(*conditions, **metadata):
-    document = {
-        "metadata": METADATA | metadata,
-        "spec": {"selector": {}, "template": {}},
-        "status": {"conditions": list(conditions)},
-    }
-    return Deployment.from_dict(document)
+    spec = {"selector": {}, "template": {}}
+    found = {"metadata": METADATA | metadata, "spec": spec, "status": {"conditions": list(conditions)}}
+    return Deployment.from_dict(found)
 
 
-def pod(
-    state=None, *, last=None, restarts=0, ready=False, phase="Running", conditions=(), name=f"{NAME}-5f4d-x", **metadata
-):
+def pod(state=None, *, last=None, restarts=0, ready=False, phase="Running", conditions=(), name=POD, **metadata):
     status = {"name": "worker", "image": "", "imageID": "", "ready": ready, "restartCount": restarts}
     status |= {"state": state or {}, "lastState": last or {}}
     reported = [{"type": "Ready", "status": "True" if ready else "False"}, *conditions]
-    return Pod.from_dict(
-        {
-            "metadata": METADATA | {"name": name} | metadata,
-            "status": {"phase": phase, "conditions": reported, "containerStatuses": [status] if state else []},
-        }
-    )
+    found = {"phase": phase, "conditions": reported, "containerStatuses": [status] if state else []}
+    return Pod.from_dict({"metadata": METADATA | {"name": name} | metadata, "status": found})
 
 
 def instance_of(deployments, pods):
@@ -60,11 +51,12 @@ def instance_of(deployments, pods):
     return to_instance(group)
 
 
-def test_deployment_is_an_instance_with_all_that_its_labels_say():
-    instance = instance_of([deployment()], [])
-    assert (instance.instance_id, instance.worker_id, instance.slot) == ("w1", "w1", 2)
-    assert (instance.key, instance.spec_hash, instance.external_id) == (Key("a=b"), "cafe", NAME)
-    assert (instance.state, instance.exit, instance.started_at) == (InstanceState.RUNNING, None, 1795176000.0)
+def test_process_is_an_instance_without_a_deployment_and_each_has_all_that_its_labels_say():
+    for instance in (instance_of([deployment()], []), instance_of([], [process(RUNNING)])):
+        assert (instance.instance_id, instance.worker_id, instance.slot) == ("w1", "w1", 2)
+        assert (instance.key, instance.spec_hash, instance.external_id) == (Key("a=b"), "cafe", NAME)
+        assert (instance.state, instance.exit, instance.started_at) == (InstanceState.RUNNING, None, 1795176000.0)
+    assert instance_of([], [process(RUNNING, **ENDING)]).state is InstanceState.STOPPING
 
 
 ALIVE = {
@@ -142,7 +134,7 @@ def test_groups_do_not_share_pods():
     assert {group.worker_id: len(group.pods) for group in groups} == {"w1": 2, "w2": 1}
 
 
-def test_trouble_is_reported_in_the_words_of_kubernetes():
+def test_trouble_is_reported_in_the_words_of_kubernetes_and_its_pod_comes_first():
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
     a, b, c = (f"{NAME}-5f4d-{letter}" for letter in "abc")
     pods = [pod(NO_IMAGE, name=a), pod(conditions=[unschedulable], name=b), pod(RUNNING, ready=True, name=c)]
@@ -150,6 +142,8 @@ def test_trouble_is_reported_in_the_words_of_kubernetes():
     said = ["FailedCreate: exceeded quota", f"{a}: ImagePullBackOff: not found", f"{b}: Unschedulable: 0/3 nodes fit"]
     for line, words in zip(trouble(group), said, strict=True):
         assert words in line
+    pods = [pod(RUNNING, ready=True, name="a"), pod(RUNNING, name="b"), pod(CRASH_LOOP, restarts=4, name="c")]
+    assert [one.metadata.name for one in sorted_by_trouble(pods)] == ["c", "b", "a"]
 
 
 PROCESS = {"labels": LABELS | {"osrdyne.dev/process": "true"}}
@@ -159,13 +153,6 @@ EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory
 def process(state=None, **metadata):
     """The pod of a process of pooled workers, which has the name that a Deployment would have."""
     return pod(state, **({"name": NAME} | PROCESS | metadata))
-
-
-def test_process_is_an_instance_without_a_deployment():
-    instance = instance_of([], [process(RUNNING)])
-    assert (instance.instance_id, instance.key, instance.slot) == ("w1", Key("a=b"), 2)
-    assert (instance.state, instance.exit, instance.spec_hash) == (InstanceState.RUNNING, None, "cafe")
-    assert instance_of([], [process(RUNNING, **ENDING)]).state is InstanceState.STOPPING
 
 
 @pytest.mark.parametrize(
@@ -185,8 +172,3 @@ def test_process_ends_with_its_container_or_its_node(state, phase, end):
         ended.status.reason, ended.status.message = EVICTED["reason"], EVICTED["message"]
     instance = instance_of([], [ended])
     assert (instance.state, instance.exit) == (InstanceState.EXITED, end)
-
-
-def test_pod_in_trouble_comes_first():
-    pods = [pod(RUNNING, ready=True, name="a"), pod(RUNNING, name="b"), pod(CRASH_LOOP, restarts=4, name="c")]
-    assert [one.metadata.name for one in sorted_by_trouble(pods)] == ["c", "b", "a"]

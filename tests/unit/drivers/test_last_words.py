@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx2
+import pytest
 
 from osrdyne.drivers.kubernetes.api import KubernetesApi
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
@@ -18,22 +19,18 @@ SAID = f"no connection to {AMQP_URI} today"
 MASKED = ("no connection to amqp://worker:***@broker.example:5672/ today",)
 
 
-async def test_password_in_the_journal_is_masked(monkeypatch):
+@pytest.mark.parametrize(
+    ("output", "lines"),
+    [(json.dumps({"MESSAGE": SAID}).encode(), MASKED), (b'{"MESSAGE": "last"}\n{"MESS', ("last",))],
+    ids=["password", "truncated entry"],
+)
+async def test_journal_is_read_without_passwords_and_parts_of_entries(monkeypatch, output, lines):
     async def journalctl(*_arguments, timeout):
-        return 0, json.dumps({"MESSAGE": SAID}).encode(), b""
+        return -9, output, b""
 
     monkeypatch.setattr(systemctl, "run_program", journalctl)
     journal = Journal(ManagerKind.SYSTEM, clock=VirtualClock())
-    assert await journal.tail("unit", since=0.0, lines=5, ended=False) == MASKED
-
-
-async def test_truncated_entry_of_the_journal_is_left_out(monkeypatch):
-    async def killed_journalctl(*_arguments, timeout):
-        return -9, b'{"MESSAGE": "last"}\n{"MESS', b""
-
-    monkeypatch.setattr(systemctl, "run_program", killed_journalctl)
-    journal = Journal(ManagerKind.SYSTEM, clock=VirtualClock())
-    assert await journal.tail("unit", since=0.0, lines=5, ended=False) == ("last",)
+    assert await journal.tail("unit", since=0.0, lines=5, ended=False) == lines
 
 
 async def test_password_in_the_log_of_a_pod_is_masked(monkeypatch):
