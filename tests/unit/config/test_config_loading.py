@@ -32,10 +32,13 @@ def mistakes(text: str = "", *assignments: str, environment: Mapping[str, str] |
 
 
 @pytest.mark.parametrize("name", ["checkEntireQueueOnCleanup", "CheckEntireQueueOnCleanup"])
-def test_variable_of_the_edge_hub_is_a_setting(name: str) -> None:
-    loaded = load("pool: {id: p, kind: managed}", environment={name: "true"})
+def test_variable_of_the_edge_hub_is_a_setting_and_one_of_kubernetes_or_of_a_command_is_none(name: str) -> None:
+    others = ("OSRDYNE_PORT", "OSRDYNE_API_PORT", "OSRDYNE_API_TOKEN", "OSRDYNE_SERVICE_HOST")
+    environment = {name: "true", **dict.fromkeys(others, "tcp://10.0.0.1:80")}
+    loaded = load("pool: {id: p, kind: managed}", environment=environment)
     assert loaded.settings.requests.check_entire_queue_on_cleanup
-    assert loaded.origins["requests", "check_entire_queue_on_cleanup"] == f"environment {name}"
+    changed = {path: origin for path, origin in loaded.origins.items() if origin.startswith("environment")}
+    assert changed == {("requests", "check_entire_queue_on_cleanup"): f"environment {name}"}
 
 
 def test_flag_wins_over_environment_over_file_over_default() -> None:
@@ -48,33 +51,16 @@ def test_flag_wins_over_environment_over_file_over_default() -> None:
     assert loaded.origins["log", "level"] == "file pool.yaml:3"
     assert loaded.origins["api", "host"] == "default"
     assert load_settings(environment={}, flags={"--pool": "pool.id=mine"}).origins["pool", "id"] == "flag --pool"
-
-
-def test_file_is_found_by_variable_and_by_name(tmp_path: Path) -> None:
-    (tmp_path / "osrdyne.yaml").write_text("pool: {id: by_name}")
-    (tmp_path / "other.yaml").write_text("pool: {id: by_variable}")
+    Path("osrdyne.yaml").write_text("pool: {id: by_name}")
     assert load_settings(environment={}).settings.pool.id == "by_name"
-    assert load_settings(environment={"OSRDYNE_CONFIG": "other.yaml"}).settings.pool.id == "by_variable"
+    assert load_settings(environment={"OSRDYNE_CONFIG": "pool.yaml"}).settings.pool.id == "file"
 
 
-@pytest.mark.parametrize(
-    ("variable", "right"),
-    [
-        ("OSRDYNE_POOL__ID", "OSRDYNE__POOL__ID"),
-        ("osrdyne_pool_id", "OSRDYNE__POOL__ID"),
-        ("OSRDYNE_BROKER__URI", "OSRDYNE__BROKER__URI"),
-        ("OSRDYNE_LIFECYCLE_UNBIND_DELAY", "OSRDYNE__LIFECYCLE__UNBIND_DELAY"),
-        ("OSRDYNE_WORKER__CONFIG__A", "OSRDYNE__WORKER__CONFIG__A"),
-    ],
-)
-def test_variable_of_a_setting_with_too_few_underscores_is_reported(variable: str, right: str) -> None:
-    found = mistakes(environment={variable: "secret"})
-    assert (f"environment {variable}" in found, right in found, "secret" in found) == (True, True, False)
-
-
-@pytest.mark.parametrize("variable", ["OSRDYNE_PORT", "OSRDYNE_API_PORT", "OSRDYNE_API_TOKEN", "OSRDYNE_SERVICE_HOST"])
-def test_variable_of_kubernetes_or_of_a_command_is_no_setting(variable: str) -> None:
-    assert load(environment={variable: "tcp://10.0.0.1:80"}).settings.api.port != 80
+def test_variable_of_a_setting_with_too_few_underscores_is_reported() -> None:
+    names = ("POOL__ID", "BROKER__URI", "LIFECYCLE__UNBIND_DELAY", "WORKER__CONFIG__A")
+    for variable, right in [("osrdyne_pool_id", "POOL__ID"), *((f"OSRDYNE_{name}", name) for name in names)]:
+        found = mistakes(environment={variable: "secret"})
+        assert f"environment {variable}" in found and f"OSRDYNE__{right}" in found and "secret" not in found
 
 
 def test_mappings_are_merged_key_by_key() -> None:
@@ -164,32 +150,27 @@ def test_mistake_in_a_flag_or_the_environment_names_it(given: str | dict[str, st
     assert place in (mistakes("", given) if isinstance(given, str) else mistakes(environment=given))
 
 
-def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it() -> None:
+def test_secret_in_a_flag_or_given_twice_is_refused_without_showing_it_and_all_mistakes_come_at_once() -> None:
     in_a_flag = mistakes("", "broker.uri=amqp://u:hidden@h")
     assert "OSRDYNE__BROKER__URI or broker.uri_file" in in_a_flag
     twice = mistakes("broker: {uri_file: x}", environment={"OSRDYNE__BROKER__URI": "amqp://u:hidden@h"})
     assert "broker.uri (environment OSRDYNE__BROKER__URI)" in twice
     assert "hidden" not in in_a_flag + twice
-
-
-def test_all_mistakes_come_at_once_one_line_each() -> None:
     text = mistakes("pool: {idd: x}\napi: {port: x}", "log.level=loud", environment={"OSRDYNE__X": "1"})
     assert len(text.splitlines()) == 1 + 4
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_secret_file_is_read_and_its_place_remembered(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "uri").write_text("amqp://u:secret@host/\n", encoding=encoding)
-    loaded = load("broker:\n  uri_file: uri")
+def test_secret_file_is_read_and_its_place_remembered_or_named(encoding: str) -> None:
+    file, text = Path("uri"), "broker:\n  uri_file: uri"
+    for content in (None, b"", b"\xff"):
+        if content is not None:
+            file.write_bytes(content)
+        assert "broker.uri_file" in mistakes(text)
+    file.write_text("amqp://u:secret@host/\n", encoding=encoding)
+    loaded = load(text)
     assert loaded.settings.broker.uri.get_secret_value() == "amqp://u:secret@host/"
     assert loaded.origins["broker", "uri"] == "file uri, named by file pool.yaml:2"
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\xff"], ids=["missing", "empty", "not UTF-8"])
-def test_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "uri").write_bytes(content)
-    assert "broker.uri_file" in mistakes("broker: {uri_file: uri}")
     with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
         load_settings(file="nowhere.yaml", environment={})
 
@@ -249,12 +230,8 @@ def test_no_password_is_shown_whatever_it_holds(password: str) -> None:
         ("amqp://u:p@h:1/v", "amqp://u:***@h:1/v"),
         ("amqp://u:p@[::1]:1/v", "amqp://u:***@[::1]:1/v"),
         ("amqps://h/%2F?password=x", "amqps://h/%2F?***"),
-        ("amqp://u:p/w@h", MASK),
-        ("amqp://u:1/w@h", MASK),
-        ("amqp://u:1?w@h", MASK),
-        ("amqp://u:1#w@h", MASK),
-        ("no uri", MASK),
-        ("amqp://u:p@[h", MASK),
+        *((uri, MASK) for uri in ("amqp://u:p/w@h", "amqp://u:1/w@h", "amqp://u:1?w@h", "amqp://u:1#w@h")),
+        *((uri, MASK) for uri in ("no uri", "amqp://u:p@[h")),
     ],
 )
 def test_uri_is_shown_without_its_secrets(uri: str, masked: str) -> None:

@@ -54,16 +54,12 @@ def test_invalid_uri_is_refused_without_showing_it(uri: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-def test_consumer_timeout_is_longer_than_the_work_on_one_request() -> None:
-    assert Settings().effective_consumer_timeout() == 2100
-    assert Settings.model_validate({"requests": {"consumer_timeout": "1h"}}).effective_consumer_timeout() == 3600
-
-
 def test_worker_configuration_is_what_the_runtime_reads() -> None:
-    config = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}}).worker_config()
-    assert set(config) == {"runtime", "spark", "app"}
-    assert config["app"] == {"a": 1}
+    settings = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}})
+    config = settings.worker_config()
+    assert (set(config), config["app"]) == ({"runtime", "spark", "app"}, {"a": 1})
     assert config["runtime"]["stop_grace"] == 5  # type: ignore[index]
-    assert runtime_settings(config).statuses == "full"
-    mapped = Settings.model_validate({"requests": {"statuses": "reference"}}).worker_config()
-    assert runtime_settings(mapped).statuses == "reference"
+    mapped = Settings.model_validate({"requests": {"statuses": "reference", "consumer_timeout": "1h"}})
+    found = [runtime_settings(one.worker_config()).statuses for one in (settings, mapped)]
+    assert found == ["full", "reference"]
+    assert [one.effective_consumer_timeout() for one in (settings, mapped)] == [2100, 3600]

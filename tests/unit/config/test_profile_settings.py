@@ -44,19 +44,18 @@ def test_profile_changes_what_it_gives_and_nothing_else() -> None:
     assert conf["spark.sql.shuffle.partitions"] == "1"
 
 
-def test_profile_of_delays_only_leaves_the_configuration_of_workers_as_it_is() -> None:
+def test_document_of_a_profile_loads_to_the_same_profile() -> None:
+    profile = settings_of({**BIG, "stop_delay": "1m", "cores": 2, "spark_master": "spark://h:7077"}).worker.profiles[0]
+    assert Profile.model_validate(profile.document()) == profile
     settings = settings_of({"match": "a", "stop_delay": "1h"})
     assert settings.with_profile(settings.worker.profiles[0]).worker_config() == settings.worker_config()
 
 
-def test_small_footprint_yields_to_the_settings_of_the_user() -> None:
+def test_small_footprint_and_memory_yield_to_the_settings_of_the_user() -> None:
     options = "spark.driver.extraJavaOptions"
     conf = {"spark.driver.memory": "1g", options: "-XX:+UseG1GC", "a.b": "c"}
     small = {**SMALL_FOOTPRINT, **conf, options: f"{SMALL_FOOTPRINT[options]} -XX:+UseG1GC"}
     assert settings_of(footprint="small", spark_conf=conf).worker.effective_spark_conf() == small
-
-
-def test_memory_yields_to_a_setting_of_spark() -> None:
     worker = settings_of(memory="1GiB", spark_conf={"spark.driver.memory": "2g"}).worker
     assert worker.effective_spark_conf() == {"spark.driver.memory": "2g"}
     assert settings_of(memory="1GiB", footprint="small").worker.effective_spark_conf()["spark.driver.memory"] == "1024m"
@@ -90,32 +89,20 @@ def test_second_profile_of_one_pattern_and_too_many_profiles_are_refused() -> No
         settings_of(*({"match": f"a{number}"} for number in range(MAX_PROFILES + 1)))
 
 
-def test_pattern_takes_linear_time_whatever_the_key() -> None:
+def test_keys_are_data_and_take_linear_time() -> None:
     """Python's `re` needs about 2 to the power of 40 steps for this key."""
     began = time.process_time()
     assert not Profile(match="{a:(?:x+x+)+y}").matches("x" * 40)
     assert time.process_time() - began < 60
-
-
-def test_keys_are_data() -> None:
     assert Profile(match="a.b|{x}").matches("a.b|\0\n\u00e9")
-    assert not Profile(match="a.b").matches("aXb")
-    assert not Profile(match="{x}").matches("..")
-    assert not Profile(match="{x}").matches("\ud800")  # no text
+    pairs = (("a.b", "aXb"), ("{x}", ".."), ("{x}", "\ud800"))  # the last is no text
+    assert not [pattern for pattern, key in pairs if Profile(match=pattern).matches(key)]
 
 
-def test_document_of_a_profile_loads_to_the_same_profile() -> None:
-    profile = settings_of({**BIG, "stop_delay": "1m", "cores": 2, "spark_master": "spark://h:7077"}).worker.profiles[0]
-    assert Profile.model_validate(profile.document()) == profile
-
-
-def test_check_config_hides_the_spark_settings_of_profiles() -> None:
+def test_spark_settings_of_profiles_are_hidden_and_refused_without_their_values(tmp_path) -> None:
     loaded = LoadedSettings(settings_of({**BIG, "spark_conf": {"spark.secret": "hidden"}}), load_settings().origins)
     [shown] = [one.value for one in shown_settings(loaded) if one.path == ("worker", "profiles")]
     assert shown == [{"match": BIG["match"], "memory": 8 * 2**30, "spark_conf": {"spark.secret": "***"}}]
-
-
-def test_profiles_of_a_configuration_are_refused_without_their_values(tmp_path) -> None:
     file = tmp_path / "pool.yaml"
     file.write_text("worker:\n  profiles:\n    - match: a\n      spark_conf: [hidden]\n")
     with pytest.raises(ConfigurationError, match=r"worker\.profiles\.0\.spark_conf \(file .*:\d\)") as failure:

@@ -12,18 +12,15 @@ hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{1,5}){0,2}", fullmatch=True
 ports = st.integers(1, 65535)
 
 
-@pytest.mark.parametrize("text", ["local", "local[1]", "local[*]", "local[4,2]", "local[*, 3]"])
-def test_local_master(text: str) -> None:
-    master = parse_spark_master(text)
-    assert (master.kind, master.addresses, master.is_cluster) == (MasterKind.LOCAL, (), False)
-    cluster = parse_spark_master("local-cluster[2,1,1024]")
-    assert (cluster.kind, cluster.is_cluster, cluster.is_shared) == (MasterKind.LOCAL_CLUSTER, True, False)
-
-
 @given(st.lists(st.tuples(hosts, ports), min_size=1, max_size=4))
-def test_standalone_master_has_its_addresses_in_order(addresses: list[tuple[str, int]]) -> None:
+def test_standalone_master_has_its_addresses_in_order_and_a_local_one_none(addresses: list[tuple[str, int]]) -> None:
     master = parse_spark_master("spark://" + ",".join(f"{host}:{port}" for host, port in addresses))
     assert (master.kind, master.addresses, master.is_shared) == (MasterKind.STANDALONE, tuple(addresses), True)
+    for text in ("local", "local[1]", "local[*]", "local[4,2]", "local[*, 3]"):
+        master = parse_spark_master(text)
+        assert (master.kind, master.addresses, master.is_cluster) == (MasterKind.LOCAL, (), False)
+    cluster = parse_spark_master("local-cluster[2,1,1024]")
+    assert (cluster.kind, cluster.is_cluster, cluster.is_shared) == (MasterKind.LOCAL_CLUSTER, True, False)
 
 
 @pytest.mark.parametrize(
