@@ -22,12 +22,8 @@ def request(*, query: str = "", key: str = "") -> Request:
 
 
 @given(KEYS)
-def test_any_key_survives_the_path(key: str) -> None:
+def test_any_key_survives_the_path_and_the_query_in_both_styles(key: str) -> None:
     assert asyncio.run(path_key(request(key=quote(key, safe="")))) == key
-
-
-@given(KEYS)
-def test_any_key_survives_the_query_in_both_styles(key: str) -> None:
     for encoded in (quote(key, safe=""), quote_plus(key)):
         assert asyncio.run(query_key(request(query=f"x=1&key={encoded}"))) == key
 
@@ -38,18 +34,12 @@ def test_repeated_keys_are_a_set_or_nothing(keys: set[str]) -> None:
     assert asyncio.run(query_keys(request(query=query))) == (keys or None)
 
 
-@given(st.lists(KEYS, min_size=1))
+@given(st.lists(KEYS, min_size=1) | st.just([f"infra={number},timetable={number}" for number in range(100)]))
 def test_keys_of_the_reference_client_are_all_asked_for(keys: list[str]) -> None:
     joined = ",".join(quote(key, safe="") for key in keys)
     asked = asyncio.run(status_keys(request(query=f"keys={joined}")))
     assert asked is not None
     assert set(keys) <= asked
-
-
-def test_many_keys_together_may_be_longer_than_one_key() -> None:
-    keys = [f"infra={number},timetable={number}" for number in range(100)]
-    query = "keys=" + ",".join(quote(key, safe="") for key in keys)
-    assert asyncio.run(status_keys(request(query=query))) == set(keys)
 
 
 def test_encoded_name_of_the_parameter_is_the_same_parameter() -> None:

@@ -37,32 +37,24 @@ async def create(api: httpx.AsyncClient, key: str, **elements: object) -> httpx.
     return await api.post("/v1/queues", json=elements, params={**ME, "key": key})
 
 
-async def test_queue_is_created_with_the_origin_of_each_value(api: httpx.AsyncClient) -> None:
+async def test_queue_is_created_renewed_and_removed(api: httpx.AsyncClient) -> None:
+    headers, queue = {"content-type": "application/json"}, {**ME, "key": "a/b"}
+    for method in ("GET", "PUT", "DELETE"):
+        unknown = await api.request(method, "/v1/queue", params=queue, headers=headers)
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "not-found")
     answer = await create(api, "a/b", MaxMessageSize=1, MaxConcurrentReaders=3)
     assert (answer.status_code, answer.headers["location"]) == (201, "/v1/queue?key=a%2Fb")
     elements = answer.json()["elements"]
     names = ("MaxMessageSize", "MaxConcurrentReaders", "MaxQueueCapacity", "ExpirationInstant")
     assert [elements[name]["origin"] for name in names] == ["clamped", "proposed", "computed", "default"]
-    shown = await api.get(answer.headers["location"])
-    assert shown.json() == answer.json()
+    assert (await api.get(answer.headers["location"])).json() == answer.json()
     assert (await create(api, "a/b")).status_code == 409
-
-
-async def test_queue_is_renewed_and_removed(api: httpx.AsyncClient) -> None:
-    await create(api, "a", MaxConcurrentReaders=3)
-    kept = await api.put("/v1/queue", params={**ME, "key": "a"}, headers={"content-type": "application/json"})
-    assert (kept.status_code, kept.json()["proposal"]) == (200, {"MaxConcurrentReaders": 3})
-    changed = await api.put("/v1/queue", params={**ME, "key": "a"}, json={"MaxDequeueRetries": 7})
+    kept = await api.put("/v1/queue", params=queue, headers=headers)
+    assert (kept.status_code, kept.json()["proposal"]) == (200, {"MaxMessageSize": 1, "MaxConcurrentReaders": 3})
+    changed = await api.put("/v1/queue", params=queue, json={"MaxDequeueRetries": 7})
     assert changed.json()["proposal"] == {"MaxDequeueRetries": 7}
-    removed = await api.delete("/v1/queue", params={**ME, "key": "a"})
+    removed = await api.delete("/v1/queue", params=queue)
     assert (removed.status_code, removed.json()["state"], removed.json()["reason"]) == (202, "ending", "deleted")
-
-
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_unknown_queue_is_not_found(api: httpx.AsyncClient, method: str) -> None:
-    headers = {"content-type": "application/json"}
-    answer = await api.request(method, "/v1/queue", params={**ME, "key": "a"}, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +104,13 @@ def test_answers_with_an_effective_policy_have_only_members_that_a_proposal_may_
     assert {*Queue.model_fields, *KeyPolicy.model_fields} <= ANSWER
 
 
-async def test_registry_has_pages(api: httpx.AsyncClient) -> None:
+async def test_registry_has_pages_and_json_comes_first_where_both_are_accepted(api: httpx.AsyncClient) -> None:
     keys = ["a", "b/c", "d e"]
     for key in keys:
         await create(api, key)
     found, path = [], "/v1/queues?limit=1"
     while path:
-        page = (await api.get(path)).json()
+        page = (await api.get(path, headers={"accept": "application/json, application/atom+xml"})).json()
         found += [queue["key"] for queue in page["queues"]]
         path = page["next"]
     assert found == keys
@@ -130,27 +122,22 @@ async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.As
     answer = await api.get("/v1/queues?limit=1", headers={"accept": "application/atom+xml"})
     assert answer.headers["content-type"] == "application/atom+xml;type=feed"
     feed = xml.fromstring(answer.content)
-    for required in ("id", "title", "updated", "author"):
-        assert feed.find(f"{ATOM}{required}") is not None
-    links = {link.get("rel"): link.get("href") for link in feed.findall(f"{ATOM}link")}
-    assert links == {"self": "/v1/queues?limit=1", "next": f"/v1/queues?limit=1&after={quote('a' + chr(1) + '<')}"}
-    (entry,) = feed.findall(f"{ATOM}entry")
+    assert [name for name in ("id", "title", "updated", "author") if feed.find(f"{ATOM}{name}") is None] == []
+
+    def links(element: xml.Element) -> dict[str | None, str | None]:
+        return {link.get("rel"): link.get("href") for link in element.findall(f"{ATOM}link")}
+
     key = quote("a\x01<")
-    found = {link.get("rel"): link.get("href") for link in entry.findall(f"{ATOM}link")}
-    assert found == {
+    assert links(feed) == {"self": "/v1/queues?limit=1", "next": f"/v1/queues?limit=1&after={key}"}
+    (entry,) = feed.findall(f"{ATOM}entry")
+    assert links(entry) == {
         "self": f"/v1/queue?key={key}",
         "alternate": f"/v1/group?key={key}",
         "queuehead": "amqp:/queues/fake-req-a%2B01%2B3C",
     }
-    assert (await api.get(found["self"])).json()["links"] == found
+    assert (await api.get(f"/v1/queue?key={key}")).json()["links"] == links(entry)
     assert entry.findtext(f"{ATOM}title") == "a\ufffd<"
-    elements = {name: entry.findtext(f"{POLICY}QueuePolicy/{POLICY}{name}") for name in SHOWN}
-    assert elements == SHOWN
-
-
-async def test_json_comes_first_where_both_are_accepted(api: httpx.AsyncClient) -> None:
-    answer = await api.get("/v1/queues", headers={"accept": "application/json, application/atom+xml"})
-    assert answer.json() == {"pool": "fake", "queues": [], "next": None}
+    assert {name: entry.findtext(f"{POLICY}QueuePolicy/{POLICY}{name}") for name in SHOWN} == SHOWN
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ ODD_KEYS = [
     "\"'`$(x)", "é漢🚄", "#?&=;", "*.:", ".", "..", "../x", "", "x" * 255, "\0",
 ]  # fmt: skip
 JSON = {"content-type": "application/json"}
+ME = {"author": "me"}
 PATIENCE = 120.0
 """Seconds for anything that must happen."""
 
@@ -73,17 +74,16 @@ async def api(pool: FakeInspector, served: tuple[FakeInspector, FastAPI]) -> Asy
         yield client
 
 
-async def test_health_and_version_answer_always(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    pool.failure = BrokerUnavailableError("gone")
-    assert (await api.get("/health")).json() == {"status": "ok"}
-    assert (await api.get("/version")).json() == {"version": "1.2.3"}
-
-
-async def test_ready_lists_every_component(api: httpx.AsyncClient) -> None:
+async def test_health_and_version_answer_always_and_ready_lists_every_component(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
     answer = await api.get("/ready")
     broker = {"name": "broker", "ok": True, "fatal": True, "detail": "connected"}
     leader = {"pool": "fake", "role": "leader", "leader": "http://leader:4242"}
     assert (answer.status_code, answer.json()) == (200, {"ready": True, **leader, "components": [broker]})
+    pool.failure = BrokerUnavailableError("gone")
+    assert (await api.get("/health")).json() == {"status": "ok"}
+    assert (await api.get("/version")).json() == {"version": "1.2.3"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,9 @@ async def test_standby_is_ready_and_says_who_leads(
     assert (leadership.json()["leading"], leadership.json()["leader"]) == (False, leader)
 
 
-async def test_metrics_tell_what_there_is_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_metrics_tell_what_there_is_now_and_do_not_wait_for_the_store_of_last_values(
+    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running(pool, "a", "b")
     pool.waiting_views = [WaitingView(0, 3, 12.5), WaitingView(None, 0, None)]
     pool.retrying_requests = {500: 3, 30_000: 0}
@@ -133,17 +135,11 @@ async def test_metrics_tell_what_there_is_now(api: httpx.AsyncClient, pool: Fake
     }
     assert 'osrdyne_oldest_waiting_seconds{priority="default"}' not in answer.text
     pool.leading = False
-    standby = (await api.get("/metrics")).text
-    assert ("osrdyne_waiting_requests{" in standby, "osrdyne_retrying_requests{" in standby) == (False, False)
-
-
-async def test_metrics_do_not_wait_for_the_store_of_last_values(
-    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("osrdyne.api.endpoints.metrics.LAST_VALUES_TIMEOUT", 0.0)
     monkeypatch.setattr(pool, "last_value_totals", asyncio.Event().wait)
-    text = (await api.get("/metrics")).text
-    assert ("osrdyne_leading 0.0" in text, "osrdyne_last_value_events{" in text) == (True, False)
+    standby = (await api.get("/metrics")).text
+    names = ("leading 0.0", "waiting_requests{", "retrying_requests{", "last_value_events{")
+    assert [f"osrdyne_{name}" in standby for name in names] == [True, False, False, False]
 
 
 def running(pool: FakeInspector, *keys: str) -> None:
@@ -151,51 +147,40 @@ def running(pool: FakeInspector, *keys: str) -> None:
         pool.group_views[Key(key)] = group_view(Key(key), worker_view(Key(key), f"w{number}"))
 
 
-async def test_status_without_keys_is_by_worker_id(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    key = "infra=42,timetable=24"
+async def test_status_is_by_worker_id_or_raw_key(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    """The reference client joins encoded keys with commas, the reference server repeats the parameter."""
+    key, k = "infra=42,timetable=24", Key("k")
     running(pool, key)
     metadata = {"external_id": "pid-w0", "worker_id": "w0", "worker_key": key, "metadata": {}}
     assert (await api.get("/status")).json() == {"workers": {"w0": {"worker_metadata": metadata, "status": "Ready"}}}
-
-
-async def test_status_of_keys_is_by_raw_key(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    """The reference client joins encoded keys with commas, the reference server repeats the parameter."""
-    running(pool, "infra=42,timetable=24", "b/c", "other")
+    running(pool, key, "b/c", "other")
     for query in ("infra%3D42%2Ctimetable%3D24,b%2Fc", "infra%3D42%2Ctimetable%3D24&keys=b/c"):
-        workers = (await api.get(f"/status?keys={query}")).json()["workers"]
-        assert set(workers) == {"infra=42,timetable=24", "b/c"}
+        assert set((await api.get(f"/status?keys={query}")).json()["workers"]) == {key, "b/c"}
+    loading, ready = worker_view(k, "w1", WorkerState.LOADING), worker_view(k, "w2", WorkerState.BUSY)
+    for workers, status in (([loading], "Loading"), ([loading, ready], "Ready")):
+        pool.group_views[k] = group_view(k, *workers)
+        assert (await api.get("/status?keys=k")).json()["workers"]["k"]["status"] == status
 
 
-async def test_status_is_loading_until_one_worker_serves(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    key = Key("k")
-    loading, ready = worker_view(key, "w1", WorkerState.LOADING), worker_view(key, "w2", WorkerState.BUSY)
-    pool.group_views[key] = group_view(key, loading)
-    assert (await api.get("/status?keys=k")).json()["workers"]["k"]["status"] == "Loading"
-    pool.group_views[key] = group_view(key, loading, ready)
-    assert (await api.get("/status?keys=k")).json()["workers"]["k"]["status"] == "Ready"
-
-
-async def test_group_tells_state_reason_and_what_comes_next(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+async def test_groups_are_listed_and_tell_state_reason_and_what_comes_next(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    running(pool, "b", "a", "a/b")
+    assert [group["key"] for group in (await api.get("/v1/groups")).json()["groups"]] == ["a", "a/b", "b"]
+    answer = await api.get("/v1/groups?key=a%2Fb&key=absent")
+    assert [group["key"] for group in answer.json()["groups"]] == ["a/b"]
     view = group_view(Key("k"), worker_view(Key("k"), "w0"))
     waiting = (WaitingView(0, 3, 12.5), WaitingView(None, 0, None))
     pool.group_views[Key("k")] = replace(view, waiting=waiting, profile="{x}", settings={"concurrency": 4})
     group = (await api.get("/v1/groups/k")).json()
     assert (group["state"], group["generation"], group["queue"]["name"]) == ("active", "7.3", "fake-req-k")
     assert group["next_transition"] == {"state": "unbound", "at": 1610.0}
-    assert group["reason"] == "active: a request arrived"
-    assert group["workers"][0]["worker_id"] == "w0"
+    assert (group["reason"], group["workers"][0]["worker_id"]) == ("active: a request arrived", "w0")
     assert (group["profile"], group["settings"]) == ("{x}", {"concurrency": 4})
     assert group["waiting"] == [
         {"priority": 0, "requests": 3, "oldest_age": 12.5},
         {"priority": None, "requests": 0, "oldest_age": None},
     ]
-
-
-async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    running(pool, "b", "a", "a/b")
-    assert [group["key"] for group in (await api.get("/v1/groups")).json()["groups"]] == ["a", "a/b", "b"]
-    answer = await api.get("/v1/groups?key=a%2Fb&key=absent")
-    assert [group["key"] for group in answer.json()["groups"]] == ["a/b"]
 
 
 @pytest.mark.parametrize("where", ["query", "path"])
@@ -239,25 +224,26 @@ async def test_logs_are_the_last_lines_without_secrets(api: httpx.AsyncClient, p
     pool.log_lines[Key("k")] = {"w1": ("one", "two", "to amqp://u:hidden@h")}
     answer = await api.get("/v1/groups/k/logs?lines=2")
     assert answer.json()["workers"] == {"w1": ["two", "to amqp://u:***@h"]}
-
-
-async def test_logs_of_ended_workers_say_how_they_ended(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     pool.ended_workers[Key("k")] = [WorkerDeath("w0", "exit code 4", "at amqp://u:hidden@h", 7.0, ("one", "two"))]
-    answer = (await api.get("/v1/group/logs?key=k&lines=1&previous=true")).json()
-    assert answer["workers"] == {"w0": ["two"]}
-    assert answer["ended"] == {"w0": {"ended_with": "exit code 4", "reason": "at amqp://u:***@h", "at": 7.0}}
+    ended = (await api.get("/v1/group/logs?key=k&lines=1&previous=true")).json()
+    assert ended["workers"] == {"w0": ["two"]}
+    assert ended["ended"] == {"w0": {"ended_with": "exit code 4", "reason": "at amqp://u:***@h", "at": 7.0}}
 
 
 async def test_poison_shows_evidence_and_hides_credentials(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     headers: dict[str, object] = {"authorization": "Bearer hidden", "x-rpc-path": b"/sql", "odd": [{"n": b"\xff"}]}
-    pool.poison_views = [poison_view("e1", headers=headers, body=b"\xff\x00a")]
-    entry = (await api.get("/v1/poison?bodies=true")).json()["entries"][0]
-    assert entry["headers"] == {"authorization": "***", "x-rpc-path": "/sql", "odd": [{"n": "/w=="}]}
+    headers |= {"x\udcff": "\udcfe", "nan": float("nan"), "surrogate": "\ud800"}
+    view = poison_view("e1", key="\udcff", correlation_id="\udcff", headers=headers, body=b"\xff\x00a")
+    pool.poison_views = [view]
+    [entry] = (await api.get("/v1/poison?bodies=true")).json()["entries"]
+    assert entry["headers"] == {
+        "authorization": "***", "x-rpc-path": "/sql", "odd": [{"n": "/w=="}],
+        "x\\udcff": "\\udcfe", "nan": "nan", "surrogate": "\\ud800",
+    }  # fmt: skip
+    assert entry["key"] == entry["correlation_id"] == "\\udcff"
     assert (entry["body"], entry["body_encoding"]) == ("/wBh", "base64")
-    assert [(one["ended_with"], one["others"]) for one in entry["deaths"]] == [
-        ("exit code 9", 0),
-        ("signal SIGKILL", 1),
-    ]
+    deaths = [(one["ended_with"], one["others"]) for one in entry["deaths"]]
+    assert deaths == [("exit code 9", 0), ("signal SIGKILL", 1)]
     assert (entry["deliveries"], entry["unexplained"]) == (6, 4)
 
 
@@ -287,14 +273,6 @@ async def test_poison_without_bodies_comes_in_pages(api: httpx.AsyncClient, pool
     assert ([entry["id"] for entry in second["entries"]], second["next"]) == (["e2"], None)
 
 
-async def test_poison_that_is_not_unicode_can_be_shown(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    headers: dict[str, object] = {"x\udcff": "\udcfe", "nan": float("nan"), "surrogate": "\ud800"}
-    pool.poison_views = [poison_view("e1", key="\udcff", correlation_id="\udcff", headers=headers)]
-    entry = (await api.get("/v1/poison/e1")).json()
-    assert entry["key"] == entry["correlation_id"] == "\\udcff"
-    assert entry["headers"] == {"x\\udcff": "\\udcfe", "nan": "nan", "surrogate": "\\ud800"}
-
-
 async def test_poison_is_replayed_and_dropped_by_id(api: httpx.AsyncClient, pool: FakeInspector) -> None:
     pool.poison_views = [poison_view("e1"), poison_view("e2"), poison_view("e3")]
     replayed = (await api.post("/v1/poison/replay?id=e1&id=absent", headers=JSON)).json()
@@ -314,26 +292,26 @@ async def test_poison_is_replayed_and_dropped_by_id(api: httpx.AsyncClient, pool
         (BrokerUnavailableError("No connection to amqp://u:hidden@h."), 503, "broker-unavailable"),
         (DriverError("Docker said no."), 502, "driver-error"),
         (OsrdyneError("Something else."), 500, "error"),
+        (IndexError("hidden"), 500, "internal"),
     ],
 )
 async def test_error_is_a_problem_with_code_and_without_secret(
-    api: httpx.AsyncClient, pool: FakeInspector, error: OsrdyneError, status: int, code: str
+    api: httpx.AsyncClient,
+    pool: FakeInspector,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    status: int,
+    code: str,
 ) -> None:
-    pool.failure = error
-    answer = await api.post("/v1/groups/k/start", headers=JSON)
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pool, "pin", fail)
+    answer = await api.post("/v1/groups/k/pin", headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json().get("leader") == ("http://leader:4242" if status == 421 else None)
-    assert "hidden" not in answer.text
-
-
-async def test_unexpected_error_tells_nothing_but_where_to_look(
-    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "groups", lambda: [][1])
-    answer = await api.get("/v1/groups")
-    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
-    assert "IndexError" not in answer.text
+    assert "hidden" not in answer.text and "IndexError" not in answer.text
 
 
 @pytest.mark.parametrize(
@@ -353,11 +331,8 @@ async def test_unexpected_error_tells_nothing_but_where_to_look(
 async def test_wrong_request_is_refused_with_a_code(api: httpx.AsyncClient, path: str, status: int, code: str) -> None:
     answer = await api.get(path)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
-
-
-async def test_wrong_method_shows_which_are_allowed(api: httpx.AsyncClient) -> None:
-    answer = await api.delete("/health", headers=JSON)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    refused = await api.delete("/health", headers=JSON)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}])
@@ -376,8 +351,13 @@ MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}
 
 
 async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.AsyncClient) -> None:
-    answer = (await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})).json()
+    answer = (await api.put("/v1/routes", json=MANIFEST, params=ME)).json()
     assert (answer["added_priorities"], answer["removed_priorities"], answer["pending"]) == ([2], [], {})
+    [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
+    assert (version["size"], version["manifest"]) == (1, None)
+    many = {"routes": {f"r{number}": 1 for number in range(1_000)}}
+    refused = await api.put("/v1/routes", json=many, params=ME)
+    assert (refused.status_code, len(refused.json()["problems"])) == (422, 101)
 
 
 @pytest.mark.parametrize(
@@ -395,28 +375,17 @@ async def test_change_of_routes_shows_the_priorities_that_it_adds(api: httpx.Asy
 async def test_text_of_the_document_is_read_and_errors_have_their_place(
     api: httpx.AsyncClient, body: bytes, place: tuple[str, int | None, int | None]
 ) -> None:
-    answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
+    answer = await api.put("/v1/routes", content=body, params=ME, headers=JSON)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
     assert [(one["path"], one["line"], one["column"]) for one in answer.json()["problems"]] == [place]
     assert (await api.get("/v1/routes")).json()["current"] is None
 
 
-async def test_history_without_manifests_has_their_sizes(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
-    [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
-    assert (version["size"], version["manifest"]) == (1, None)
-
-
-async def test_explanation_names_what_is_undefined(api: httpx.AsyncClient) -> None:
-    routes = {"r": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream"}
-    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
-    explanation = (await api.post("/v1/explain", json={"key": "k", "headers": {"level": "1"}})).json()
-    assert "temperature" in explanation["routes"][0]["undefined"]
-
-
-async def test_explanation_uses_the_properties_of_the_sample(api: httpx.AsyncClient) -> None:
+async def test_explanation_uses_the_properties_of_the_sample_and_names_what_is_undefined(
+    api: httpx.AsyncClient,
+) -> None:
     routes = {"r": "FROM /* WHERE $body.t > 3 AND $userId = 'u' INTO $upstream"}
-    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+    await api.put("/v1/routes", json={"routes": routes}, params=ME)
     sample = {"key": "k", "body": {"t": 4}, "system": {"userId": "u"}}
     refused = [
         (await api.post("/v1/explain", json=sample | given)).json()["refused"]
@@ -424,14 +393,20 @@ async def test_explanation_uses_the_properties_of_the_sample(api: httpx.AsyncCli
     ]
     assert refused == [None, "no-route", "no-route", "no-route"]
     assert (await api.post("/v1/explain", json=sample | {"system": {"key": "x"}})).status_code == 422
+    explanation = (await api.post("/v1/explain", json=sample | {"system": {}})).json()
+    assert "userId" in explanation["routes"][0]["undefined"]
 
 
-async def test_request_of_any_key_is_explained(api: httpx.AsyncClient) -> None:
-    await api.put("/v1/routes", json=MANIFEST, params={"author": "me"})
+async def test_request_of_any_key_and_with_half_of_a_surrogate_pair_is_explained(api: httpx.AsyncClient) -> None:
+    routes = {"r": {"route": "FROM /* INTO $upstream", "priority": 2}, "a": "FROM /* WHERE a = 'b' INTO $upstream"}
+    await api.put("/v1/routes", json={"routes": routes}, params=ME)
     sample = {"path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}
     for key in ODD_KEYS:
         [delivery] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["deliveries"]
         assert (delivery["key"], delivery["priority"], delivery["limited_by"]) == (key, 2, "caller")
+    for half in ({"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}):
+        answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **half}), headers=JSON)
+        assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
 
 
 @pytest.mark.parametrize(
@@ -449,32 +424,18 @@ async def test_invalid_sample_is_refused(api: httpx.AsyncClient, sample: str, co
     assert (answer.status_code, answer.json()["code"]) == (400 if code == "invalid-key" else 422, code)
 
 
-@pytest.mark.parametrize(
-    "sample", [{"path": "/\ud800"}, {"app_id": "\ud800"}, {"headers": {"\udcff": "\udcff"}}, {"body": "\ud800"}]
-)
-async def test_request_with_half_of_a_surrogate_pair_is_explained(
-    api: httpx.AsyncClient, sample: dict[str, object]
-) -> None:
-    routes = {"r": "FROM /* WHERE a REGEXP 'b' INTO $upstream"}
-    await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
-    answer = await api.post("/v1/explain", content=json.dumps({"key": "k", **sample}), headers=JSON)
-    assert (answer.status_code, [one["key"] for one in answer.json()["deliveries"]]) == (200, ["k"])
-
-
-async def test_of_very_many_errors_the_first_are_shown(api: httpx.AsyncClient) -> None:
-    document = {"routes": {f"r{number}": 1 for number in range(1_000)}}
-    answer = await api.put("/v1/routes", json=document, params={"author": "me"})
-    assert (answer.status_code, len(answer.json()["problems"])) == (422, 101)
-
-
 # --- capacity
 
 
-async def test_a_plan_needs_no_leader(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+async def test_a_plan_needs_no_leader_and_a_wrong_question_is_refused_with_the_place(
+    pool: FakeInspector, api: httpx.AsyncClient
+) -> None:
     pool.failure = LeadershipLostError("This daemon is on standby.")
     question = {"load": [{"rate": "720/min"}], "store": "store-s1"}
     found = (await api.post("/v1/capacity", json=question)).json()
     assert (found["fits"], found["accepted"], found["cheapest"]["price"]) == (False, 400_000, 225)
+    refused = await api.post("/v1/capacity", json={"load": [{"rate": "fast"}]})
+    assert (refused.status_code, "rate" in refused.json()["detail"]) == (422, True)
 
 
 @pytest.mark.proves("quotas/many-capacity-plans-requested")
@@ -500,39 +461,33 @@ async def test_many_plans_leave_the_other_threads_free(api: httpx.AsyncClient, m
         assert (await api.post("/v1/capacity", json=question)).status_code == 200
 
 
-async def test_a_wrong_question_is_refused_with_the_place(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/v1/capacity", json={"load": [{"rate": "fast"}]})
-    assert (answer.status_code, "rate" in answer.json()["detail"]) == (422, True)
-
-
-async def test_circuits_are_listed_and_shown_one_by_one(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+async def test_circuits_are_listed_shown_one_by_one_and_only_closed_by_hand(
+    pool: FakeInspector, api: httpx.AsyncClient
+) -> None:
+    first, second, third = "1" * 16, "2" * 16, "3" * 16
     pool.circuit_views = [
-        CircuitView("0123456789abcdef", None, None, CircuitState.CLOSED, 66, 1, 2, 5.0),
-        CircuitView("fedcba9876543210", "r", Key("a/b"), CircuitState.CLOSED, 0, 3, 0, 6.0),
+        CircuitView(first, None, None, CircuitState.OPEN, 66, 1, 2, 5.0),
+        CircuitView(second, "r", Key("a/b"), CircuitState.OPEN, 100, 0, 5, 6.0),
+        CircuitView(third, "r", None, CircuitState.OPEN, 100, 0, 5, 5.0, 2),
     ]
-    assert (await api.get("/v1/circuits")).json()["circuits"] == ["0123456789abcdef", "fedcba9876543210"]
+    assert (await api.get("/v1/circuits")).json()["circuits"] == [first, second, third]
     everything = (await api.get("/v1/circuits/_all")).json()["circuits"]
-    assert [(one["route"], one["key"], one["fail_ratio"]) for one in everything] == [(None, None, 66), ("r", "a/b", 0)]
-    assert (await api.get("/v1/circuits/fedcba9876543210")).json() == everything[1]
-    assert (await api.get("/v1/circuits/fedcba9876543210/status")).json() == {"status": "closed"}
+    found = [(one["route"], one["key"], one["fail_ratio"]) for one in everything]
+    assert found == [(None, None, 66), ("r", "a/b", 100), ("r", None, 100)]
+    assert (await api.get(f"/v1/circuits/{second}")).json() == everything[1]
+    assert (await api.get(f"/v1/circuits/{second}/status")).json() == {"status": "open"}
     wrong = [(await api.get(f"/v1/circuits/{one}")).status_code for one in ("0" * 16, "..%2f", "x" * 300)]
     assert wrong == [404, 422, 422]
 
-
-async def test_circuits_can_only_be_closed_by_hand(pool: FakeInspector, api: httpx.AsyncClient) -> None:
-    pool.circuit_views = [
-        CircuitView(f"{number}" * 16, "r", None, CircuitState.OPEN, 100, 0, 5, 5.0, 2) for number in (1, 2, 3)
-    ]
-
     async def put(circuit: str, status: str) -> httpx.Response:
-        return await api.put(f"/v1/circuits/{circuit}/status", json={"status": status}, params={"author": "me"})
+        return await api.put(f"/v1/circuits/{circuit}/status", json={"status": status}, params=ME)
 
     for status in ("open", "half_open", "", "CLOSED"):
-        assert [(await put(one, status)).status_code for one in ("1" * 16, "_all")] == [403, 403]
+        assert [(await put(one, status)).status_code for one in (first, "_all")] == [403, 403]
     assert {one.status for one in pool.circuit_views} == {CircuitState.OPEN}
-    assert (await put("1" * 16, "closed")).json()["closed"] == ["1" * 16]
+    assert (await put(first, "closed")).json()["closed"] == [first]
     assert (await put("0" * 16, "closed")).status_code == 404
-    assert (await put("_all", "closed")).json()["closed"] == ["2" * 16, "3" * 16]
+    assert (await put("_all", "closed")).json()["closed"] == [second, third]
     assert (await api.put("/v1/circuits/_all/status", json={"status": "closed"})).status_code == 422  # by whom?
 
 
@@ -574,13 +529,27 @@ async def test_circuits_have_the_shapes_of_gateleen(pool: FakeInspector, prefix:
         assert [one.status_code for one in wrong] == [404, 404, 403, 404]
 
 
-async def test_effective_policy_is_that_of_each_key(api: httpx.AsyncClient) -> None:
-    document = {"policies": [{"match": "a/{x}", "MaxMessageAge": 30.0}]}
-    await api.put("/v1/policies", json=document, params={"author": "me"})
+async def test_effective_policy_quota_and_lag_are_shown(pool: FakeInspector, api: httpx.AsyncClient) -> None:
+    document: dict[str, object] = {"policies": [{"match": "a/{x}", "MaxMessageAge": 30.0}]}
+    await api.put("/v1/policies", json=document, params=ME)
     found = (await api.get("/v1/policies/effective?key=a%2Fb")).json()
     assert (found["key"], found["match"]) == ("a/b", "a/{x}")
     assert found["elements"]["MaxMessageAge"] == {"value": 30.0, "origin": "proposed", "acts": True}
     assert (await api.get("/v1/policies/effective?key=b")).json()["elements"] is None
+    assert (await api.get("/v1/quota")).json()["usage"] is None
+    document = {"pool": {"messages_per_day": 10}, "rules": [{"name": "r", "per": "rule", "send_rate": 1}]}
+    await api.put("/v1/quota", json=document, params=ME)
+    meters = (await api.get("/v1/quota")).json()["usage"]["meters"]
+    assert [(one["name"], one["used"], one["quota"]) for one in meters] == [("pool", 0, 10), ("rule r", 0, None)]
+    assert 'osrdyne_quota_used_ratio{meter="pool"} 0.0' in (await api.get("/metrics")).text
+    pool.group_lags = Lags(1_700.5, Lag(None, 7, 2.0, 0.5, None), [Lag(Key("a"), 7, 2.0, -0.1, 70.0)])
+    found = (await api.get("/v1/lag")).json()
+    assert found["as_of"] == 1_700.5
+    assert found["total"] == {"messages": 7, "seconds": 2.0, "a_minute": 30.0, "drained_in": None}
+    assert found["groups"] == [{"key": "a", "messages": 7, "seconds": 2.0, "a_minute": -6.0, "drained_in": 70.0}]
+    pool.leading = False
+    nothing = {"as_of": None, "total": None, "groups": []}
+    assert (await api.get("/v1/lag")).json() == {"pool": "fake", "leading": False, **nothing}
 
 
 @pytest.mark.parametrize(
@@ -627,41 +596,19 @@ async def behind_a_proxy(pool: FakeInspector, user: bytes, role: bytes) -> Async
         yield api
 
 
-async def test_trusted_proxy_is_responsible_for_the_tls_of_its_clients(pool: FakeInspector) -> None:
-    running(pool, "a")
-    pool.tls_keys = {Key("a")}
-    async with behind_a_proxy(pool, b"alice", b"viewer") as api:
-        assert (await api.get("/v1/group?key=a")).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("name", "author"),
     [("élodie".encode(), "élodie"), ("Àgnes".encode(), "Àgnes"), ("山田".encode(), "山田"), (b"\xe9ric", None)],
     ids=["latin", "with a control character in latin-1", "other", "not UTF-8"],
 )
-async def test_user_that_a_proxy_names_is_read_as_utf_8(pool: FakeInspector, name: bytes, author: str | None) -> None:
+async def test_trusted_proxy_names_users_in_utf_8_and_is_responsible_for_their_tls(
+    pool: FakeInspector, name: bytes, author: str | None
+) -> None:
+    running(pool, "a")
+    pool.tls_keys = {Key("a")}
     async with behind_a_proxy(pool, name, b"admin") as api:
         changed = await api.put("/v1/policies", json={"policies": []}, params={"author": "other"})
         assert changed.status_code == (200 if author else 401)
         if author is not None:
             assert (await api.get("/v1/policies")).json()["current"]["author"] == author
-
-
-async def test_use_of_quotas_is_shown_and_measured(api: httpx.AsyncClient) -> None:
-    assert (await api.get("/v1/quota")).json()["usage"] is None
-    document = {"pool": {"messages_per_day": 10}, "rules": [{"name": "r", "per": "rule", "send_rate": 1}]}
-    await api.put("/v1/quota", json=document, params={"author": "me"})
-    meters = (await api.get("/v1/quota")).json()["usage"]["meters"]
-    assert [(one["name"], one["used"], one["quota"]) for one in meters] == [("pool", 0, 10), ("rule r", 0, None)]
-    assert 'osrdyne_quota_used_ratio{meter="pool"} 0.0' in (await api.get("/metrics")).text
-
-
-async def test_lag_is_that_of_the_pool_and_of_its_groups(pool: FakeInspector, api: httpx.AsyncClient) -> None:
-    pool.group_lags = Lags(1_700.5, Lag(None, 7, 2.0, 0.5, None), [Lag(Key("a"), 7, 2.0, -0.1, 70.0)])
-    found = (await api.get("/v1/lag")).json()
-    assert found["as_of"] == 1_700.5
-    assert found["total"] == {"messages": 7, "seconds": 2.0, "a_minute": 30.0, "drained_in": None}
-    assert found["groups"] == [{"key": "a", "messages": 7, "seconds": 2.0, "a_minute": -6.0, "drained_in": 70.0}]
-    pool.leading = False
-    nothing = {"as_of": None, "total": None, "groups": []}
-    assert (await api.get("/v1/lag")).json() == {"pool": "fake", "leading": False, **nothing}
+            assert (await api.get("/v1/group?key=a")).status_code == 200
