@@ -29,17 +29,13 @@ def check(environment: dict[str, str], **settings: object) -> Finding:
     return check_java(Settings.model_validate(settings), environment=environment)
 
 
-@pytest.mark.parametrize(
-    ("answer", "ok"),
-    [
-        ('openjdk version "17.0.9" 2023-10-17', True),
-        ('openjdk version "22-ea" 2023-10-17', True),
-        ('openjdk version "11.0.1" 2023-10-17', False),
-        ("hello", False),
-    ],
-)
-def test_java_must_be_17_or_later(tmp_path: Path, answer: str, ok: bool) -> None:
-    assert check(java_home(tmp_path, f"echo '{answer}' >&2")).ok is ok
+def test_java_must_be_17_or_later(tmp_path: Path) -> None:
+    versions = [f'openjdk version "{version}" 2023-10-17' for version in ("17.0.9", "22-ea", "11.0.1")]
+    found = []
+    for number, answer in enumerate([*versions, "hello"]):
+        (tmp_path / str(number)).mkdir()
+        found.append(check(java_home(tmp_path / str(number), f"echo '{answer}' >&2")).ok)
+    assert found == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -54,34 +50,21 @@ def test_no_java_is_fatal_unless_spark_is_elsewhere(tmp_path: Path, settings: di
     assert f"{tmp_path}/bin/java" in wrong_home.message
 
 
-def check_master(master: str) -> list[Finding]:
-    return check_spark_master(Settings.model_validate({"worker": {"spark_master": master}}))
+def test_masters_are_named_without_their_tokens_and_one_reachable_address_is_enough() -> None:
+    def check_master(master: str, *profiles: dict[str, str]) -> list[Finding]:
+        return check_spark_master(Settings.model_validate({"worker": {"spark_master": master, "profiles": profiles}}))
 
-
-def test_several_masters_are_named_without_their_tokens() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # no other socket can listen there
-        away = f"127.0.0.1:{closed.getsockname()[1]}"
-        worker = {
-            "spark_master": f"spark://{away}",
-            "profiles": [
-                {"match": "a", "spark_master": f"sc://{away}/;token=secret"},
-                {"match": "b", "spark_master": "local[2]"},
-            ],
-        }
-        found = check_spark_master(Settings.model_validate({"worker": worker}))
-    assert [one.subject for one in found] == [f"spark master spark://{away}", f"spark master sc://{away}"]
-
-
-def test_one_reachable_master_is_enough() -> None:
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as master:
         closed.bind(("127.0.0.1", 0))  # no other socket can listen there
         away = f"127.0.0.1:{closed.getsockname()[1]}"
+        profiles = (
+            {"match": "a", "spark_master": f"sc://{away}/;token=secret"},
+            {"match": "b", "spark_master": "local[2]"},
+        )
+        several = check_master(f"spark://{away}", *profiles)
         [found] = check_master(f"spark://{away},127.0.0.1:{master.getsockname()[1]}")
-        [missing] = check_master(f"spark://{away}")
-    assert found.ok
-    assert (missing.ok, missing.fatal) == (False, False)
-    assert away in missing.message
+    assert [one.subject for one in several] == [f"spark master spark://{away}", f"spark master sc://{away}"]
+    assert (several[0].ok, several[0].fatal, away in several[0].message, found.ok) == (False, False, True, True)
     assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
 
 

@@ -14,21 +14,10 @@ from osrdyne.cli.options import parse_header, positive_seconds, read_body
 from osrdyne.cli.output import log_line, print_json, print_table, printable
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("é漢🚄", "é漢🚄"),
-        ("a\nb\x1b[2J", r"a\nb\x1b[2J"),
-        ("\u202e", r"\u202e"),
-        ("\udcff", r"\udcff"),
-        ("", "''"),
-        (None, "-"),
-        (0, "0"),
-    ],
-)
-def test_printable_escapes_what_controls_a_terminal(value: object, shown: str) -> None:
-    assert printable(value) == shown
-    assert log_line("a\tb\x1b[31m") == "a\tb\\x1b[31m"
+def test_printable_escapes_what_controls_a_terminal() -> None:
+    shown = {"é漢🚄": "é漢🚄", "a\nb\x1b[2J": r"a\nb\x1b[2J", "\u202e": r"\u202e", "\udcff": r"\udcff", "": "''"}
+    assert {value: printable(value) for value in shown} == shown
+    assert (printable(None), printable(0), log_line("a\tb\x1b[31m")) == ("-", "0", "a\tb\\x1b[31m")
 
 
 def test_json_with_half_of_a_surrogate_pair_is_printed_and_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,34 +39,25 @@ def test_table_takes_markup_as_text_and_quotes_empty_text(capsys: pytest.Capture
 
 def test_body_comes_from_the_argument_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "body.json"
-    file.write_bytes(b'{"a": 1}')
+    file.write_bytes(b"")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[2]")))
-    assert [read_body(data) for data in ("{}", f"@{file}", "-", None, "")] == [b"{}", b'{"a": 1}', b"[2]", None, b""]
+    assert [read_body(data) for data in ("{}", f"@{file}", "-", None, "")] == [b"{}", b"", b"[2]", None, b""]
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"):
+        file.write_bytes('{"a": "ä"}'.encode(encoding))
+        assert read_body(f"@{file}") == '{"a": "ä"}'.encode()  # without a byte order mark
     for wrong in ("{", "select 1", "@/does/not/exist", "\udcff"):
         with pytest.raises(typer.BadParameter, match=r"JSON|cannot read"):
             read_body(wrong)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
-def test_body_of_a_file_is_sent_in_utf8_without_a_byte_order_mark(tmp_path: Path, encoding: str) -> None:
-    file = tmp_path / "body.json"
-    file.write_bytes('{"a": "ä"}'.encode(encoding))
-    assert read_body(f"@{file}") == '{"a": "ä"}'.encode()
-    file.write_bytes(b"")
-    assert read_body(f"@{file}") == b""
-
-
-@pytest.mark.parametrize("text", ["soon", "0s", "-1", ""])
-def test_invalid_duration_is_wrong_usage(text: str) -> None:
-    with pytest.raises(typer.BadParameter) as error:
-        positive_seconds(text, option="--expires")
-    assert error.value.param_hint == "--expires"
-
-
-def test_header_is_name_and_value_and_no_token() -> None:
+def test_header_is_name_and_value_and_no_token_and_an_invalid_duration_is_wrong_usage() -> None:
     assert parse_header("a=b=c") == ("a", "b=c")
     with pytest.raises(typer.BadParameter, match="name=value"):
         parse_header("a")
     with pytest.raises(typer.BadParameter, match="--token-file") as error:
         parse_header("Authorization=Bearer secret")
     assert "secret" not in str(error.value)
+    for text in ("soon", "0s", "-1", ""):
+        with pytest.raises(typer.BadParameter) as error:
+            positive_seconds(text, option="--expires")
+        assert error.value.param_hint == "--expires"
