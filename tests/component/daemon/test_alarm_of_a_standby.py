@@ -12,7 +12,7 @@ from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeConnection, connect_to
 from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne.testing.fakes.stack import POOL, settings_for
+from osrdyne.testing.fakes.stack import POOL, leading, settings_for
 
 
 def alarms(state: DaemonState, clock: VirtualClock) -> list[tuple[bool, bool]]:
@@ -22,16 +22,21 @@ def alarms(state: DaemonState, clock: VirtualClock) -> list[tuple[bool, bool]]:
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_standby_names_an_alarm_as_long_as_it_lasts(
+async def test_leader_and_standby_name_an_alarm_as_long_as_it_lasts(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with LeaderSession(settings_for(), clock=clock, connect=connect_to(broker)) as standby:
-        state, seen = DaemonState(session=standby), []
+    async with (
+        leading(clock) as stack,
+        LeaderSession(settings_for(), clock=clock, connect=connect_to(broker)) as standby,
+    ):
+        state = DaemonState(session=standby)
         state.note("broker", ok=True, detail="connected")
-        for blocked in (False, True, False):
-            monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=blocked))
-            seen.append(alarms(state, clock))
-    assert seen == [[], [(False, False)], []]
+        for one in (state, DaemonState(term=stack.term)):
+            seen = []
+            for blocked in (False, True, False):
+                monkeypatch.setattr(FakeConnection, "is_blocked", PropertyMock(return_value=blocked))
+                seen.append(alarms(one, clock))
+            assert seen == [[], [(False, False)], []]
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")

@@ -36,28 +36,23 @@ async def beginning(stack: Stack) -> AsyncIterator[None]:
     await asyncio.wait({stack.task})
 
 
-async def test_term_waits_for_the_api_and_is_served_then(clock: VirtualClock) -> None:
+@pytest.mark.parametrize("stops", [False, True])
+async def test_term_waits_for_the_api_unless_the_daemon_is_to_stop(clock: VirtualClock, stops: bool) -> None:
     stack = make_stack(clock, settings=SETTINGS)
     stack.management.available = False
     async with beginning(stack):
         assert (stack.leading.is_set(), stack.task.done()) == (False, False)
+        if stops:
+            stack.stop.requested.set()
+            await clock.advance(1.0)
+            error = stack.task.exception()
+            assert isinstance(error, ExceptionGroup) and error.subgroup(ManagementUnavailableError)
+            return
         stack.management.available = True
         await clock.advance(20.0)
         await stack.publish("a", b"1")
         await clock.advance(1.0)
         assert (stack.leading.is_set(), stack.waiting("a")) == (True, [b"1"])
-
-
-async def test_daemon_that_is_to_stop_does_not_wait_for_the_api(clock: VirtualClock) -> None:
-    stack = make_stack(clock, settings=SETTINGS)
-    stack.management.available = False
-    async with beginning(stack):
-        stack.stop.requested.set()
-        await clock.advance(1.0)
-        assert stack.task.done()
-        with pytest.raises(ExceptionGroup) as raised:
-            await stack.task
-        assert raised.group_contains(ManagementUnavailableError)
 
 
 async def test_no_call_that_fails_once_ends_the_term(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -94,21 +89,17 @@ async def unavailable() -> int | None:
     raise ManagementUnavailableError("too late")
 
 
-async def test_term_of_a_token_is_used_if_the_announced_one_is_unknown(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker)) as session:
-        _, first = await session.acquire()
-    async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker), last_term=unavailable) as session:
-        _, own = await session.acquire()
-    assert own.term == first.term + 1
-
-
-async def test_new_leader_queue_outwaits_an_earlier_leader_if_the_announced_term_is_unknown(
+async def test_term_of_a_token_is_used_if_the_announced_one_is_unknown_and_an_earlier_leader_outwaited(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker), last_term=unavailable) as session:
-        acquiring = asyncio.create_task(session.acquire())
-        await clock.advance(2 * SETTINGS.broker.leader_heartbeat)
-        assert not acquiring.done()
-        await clock.advance(2 * SETTINGS.broker.leader_heartbeat)
-        _, own = await acquiring
-    assert own.term > math.floor(clock.time()) - 60
+    heartbeat, terms = SETTINGS.broker.leader_heartbeat, []
+    for _ in range(2):
+        async with LeaderSession(SETTINGS, clock=clock, connect=connect_to(broker), last_term=unavailable) as session:
+            acquiring = asyncio.create_task(session.acquire())
+            await clock.advance(2 * heartbeat)
+            assert acquiring.done() is bool(terms), "the first one has a new queue"
+            await clock.advance(2 * heartbeat)
+            _, own = await acquiring
+        terms.append(own.term)
+    assert terms[0] > math.floor(clock.time()) - 60 - 4 * heartbeat
+    assert terms[1] == terms[0] + 1

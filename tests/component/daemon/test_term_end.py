@@ -13,14 +13,17 @@ from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import POOL, leading, make_stack
 
 
-async def test_stop_leaves_workers_queues_and_requests_in_place(clock: VirtualClock) -> None:
-    async with leading(clock) as stack:
-        await stack.publish("a", b"1")
-        await clock.settle()
-        stack.stop.requested.set()
-        await asyncio.wait({stack.task})
-        assert stack.task.exception() is None
-        assert (stack.is_bound("a"), stack.running("a"), stack.waiting("a")) == (True, 1, [b"1"])
+async def test_stop_leaves_workers_queues_and_requests_in_place_for_the_next_leader(clock: VirtualClock) -> None:
+    broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
+    for _ in range(3):
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            stack.stop.requested.set()
+            await asyncio.wait({stack.task})
+            assert stack.task.exception() is None
+            assert (stack.is_bound("a"), stack.running("a")) == (True, 1)
+    assert (driver.count("start"), stack.waiting("a")) == (1, [b"1"] * 3)
 
 
 async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClock) -> None:
@@ -49,14 +52,3 @@ async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClo
     stack.stop.requested.set()
     await asyncio.wait({stack.task})
     assert (stack.driver.backend.workers, stack.waiting("a"), stack.is_bound("b")) == ({}, [b"1"], True)
-
-
-async def test_next_leader_finds_what_the_last_one_left(clock: VirtualClock) -> None:
-    broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
-    for _ in range(3):
-        async with leading(clock, broker=broker, driver=driver) as stack:
-            await stack.publish("a", b"1")
-            await clock.settle()
-            stack.stop.requested.set()
-            await asyncio.wait({stack.task})
-    assert (driver.count("start"), stack.waiting("a")) == (1, [b"1"] * 3)

@@ -71,11 +71,13 @@ async def watched(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
-async def test_workers_are_replaced_once_the_files_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = await watched(Watch("aaabcdd"), monkeypatch)
-    assert (watch.replaced, len(watch.reports)) == (["d"], 1)
-
-
-async def test_application_that_cannot_be_used_leaves_the_workers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = await watched(Watch("abb", problem="no module"), monkeypatch)
-    assert (watch.replaced, "no module" in watch.reports[0]) == ([], True)
+@pytest.mark.parametrize(
+    ("states", "problem", "replaced"),
+    [("aaabcdd", None, ["d"]), ("abb", "no module", [])],
+    ids=["once the files rest", "not if the application cannot be used"],
+)
+async def test_workers_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, states: str, problem: str | None, replaced: list[str]
+) -> None:
+    watch = await watched(Watch(states, problem=problem), monkeypatch)
+    assert (watch.replaced, len(watch.reports), (problem or "") in watch.reports[0]) == (replaced, 1, True)

@@ -34,6 +34,9 @@ def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> 
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         loaded = load_settings(file=find_announcement(), environment={}).settings
         assert (loaded.broker.uri, loaded.api.port) == (SETTINGS.broker.uri, 4567)
+        before = file.read_text()
+        assert execute(["dev", "--set", "api.port=0"], debug=False) == 2  # a second stack
+        assert file.read_text() == before
     assert not file.exists()
 
 
@@ -58,13 +61,6 @@ def test_announcement_of_an_ended_process_is_ignored() -> None:
     assert find_announcement() is None
 
 
-def test_second_stack_is_refused_and_takes_nothing_from_the_first() -> None:
-    with announced(SETTINGS, api_port=4567) as file:
-        before = file.read_text()
-        assert execute(["dev", "--set", "api.port=0"], debug=False) == 2
-        assert file.read_text() == before
-
-
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "XDG_STATE_HOME"])
 def test_unwritable_directory_is_named_with_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -79,27 +75,22 @@ def test_unwritable_directory_is_named_with_its_variable(
         pass
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        subprocess.CalledProcessError(1, "tpchgen-cli", stderr="no space left"),
-        subprocess.TimeoutExpired("tpchgen-cli", 600.0),
-    ],
-    ids=["error", "time-out"],
-)
-def test_generator_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def run(command: list[str], **_: object) -> None:
-        Path(command[-1]).mkdir()
-        raise error
-
+def test_generator_that_fails_is_an_error_and_a_directory_that_cannot_be_written_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sample_data, "_generator", lambda: "tpchgen-cli")
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(ConfigurationError):
-        generate_tpch(tmp_path, "100")
-    assert list((tmp_path / "tpch").iterdir()) == []
+    failed = subprocess.CalledProcessError(1, "tpchgen-cli", stderr="no space left")
+    for error in (failed, subprocess.TimeoutExpired("tpchgen-cli", 600.0)):
 
+        def run(command: list[str], error: Exception = error, **_: object) -> None:
+            Path(command[-1]).mkdir()
+            raise error
 
-def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tpch").touch()
+        monkeypatch.setattr(subprocess, "run", run)
+        with pytest.raises(ConfigurationError):
+            generate_tpch(tmp_path, "100")
+        assert list((tmp_path / "tpch").iterdir()) == []
+    (tmp_path / "file" / "tpch").parent.mkdir()
+    (tmp_path / "file" / "tpch").touch()
     with pytest.raises(ConfigurationError, match=r"/tpch.*XDG_CACHE_HOME"):
-        generate_tpch(tmp_path, "0.001")
+        generate_tpch(tmp_path / "file", "0.001")

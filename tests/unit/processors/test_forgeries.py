@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -19,43 +18,34 @@ NAMES = PoolNames("pool")
 DIRECT = ("amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.g1h2AA==.bm93aGVyZQ==")
 
 
-def names_of_the_pool() -> list[str]:
+@given(st.text(max_size=200))
+def test_no_answer_goes_to_a_name_of_the_pools_own(text: str) -> None:
     declared = [item.name for item in pool_topology("pool").declarations if isinstance(item, Exchange | Queue)]
-    return [
-        *declared,
-        *NAMES.register_queues(1),
-        *NAMES.register_queues(2),
-        NAMES.retry_exchange,
-        NAMES.retried_exchange,
-        NAMES.retry_queue(5000),
-        NAMES.control_queue(WorkerId("w")),
-        *(NAMES.work_exchange(priority) for priority in (None, *PRIORITIES)),
-        *(NAMES.request_queue(Key("a+b"), priority) for priority in (None, *PRIORITIES)),
-    ]
-
-
-def test_no_answer_goes_to_a_name_of_the_pools_own() -> None:
-    names = names_of_the_pool()
+    names = [
+        *declared, *NAMES.register_queues(1), *NAMES.register_queues(2), NAMES.retry_exchange, NAMES.retried_exchange,
+        NAMES.retry_queue(5000), NAMES.control_queue(WorkerId("w")), f"pool-req-{text}", f"pool-ctl-{text}",
+    ]  # fmt: skip
+    for priority in (None, *PRIORITIES):
+        names += [NAMES.work_exchange(priority), NAMES.request_queue(Key("a+b"), priority)]
     assert len(names) > 30
     assert [name for name in names if not NAMES.owns(name)] == []
     assert [name for name in names if ReplyAddresses(NAMES).refuse(name) is None] == []
     assert [name for name in names if ReplyAddresses(NAMES, (name,)).refuse(name) is None] == []
 
 
-@given(st.text(max_size=200))
-def test_queue_of_any_key_or_worker_is_the_pools_own(text: str) -> None:
-    assert NAMES.owns(f"pool-req-{text}") and NAMES.owns(f"pool-ctl-{text}")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "replies", "pool-replies", "pool2-orphan", "xpool-orphan", "pool", "pool-", "pool-orphans", "pool-dl.1"],
-)
-def test_other_queues_may_be_answered_into(name: str) -> None:
-    assert ReplyAddresses(NAMES).refuse(name) is None
-
-
-def test_reply_queues_may_be_restricted_to_prefixes_but_direct_reply_to_and_no_reply_are_allowed() -> None:
+def test_other_queues_may_be_answered_into_unless_they_are_restricted_to_prefixes() -> None:
+    others = (
+        "",
+        "replies",
+        "pool-replies",
+        "pool2-orphan",
+        "xpool-orphan",
+        "pool",
+        "pool-",
+        "pool-orphans",
+        "pool-dl.1",
+    )
+    assert [name for name in others if ReplyAddresses(NAMES).refuse(name) is not None] == []
     addresses = ReplyAddresses(NAMES, ("replies.", "answers-"))
     allowed = [name for name in ("replies.1", "answers-1", "replies", "x", "") if addresses.refuse(name) is None]
     assert allowed == ["replies.1", "answers-1"]
