@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.amqp.stream_frames import StreamMessage
-from osrdyne.config.models import Settings
-from osrdyne.errors import ConfigurationError, LastValueStoreError
-from osrdyne.telemetry.last_values import query
+from osrdyne.errors import LastValueStoreError
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne.telemetry.last_values.values import Changes, Counts, LastValue, fold, pieces
 
@@ -114,23 +110,6 @@ def test_any_order_and_repetition_has_the_same_last_values(
     repeated = data.draw(st.permutations(messages + data.draw(st.lists(st.sampled_from(messages), max_size=4))))
     at = data.draw(st.integers(0, len(repeated)))
     assert stored([repeated[:at], repeated[at:]]) == stored([messages])
-
-
-async def test_driver_of_the_database_is_not_imported_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened_by = []
-
-    def open_store(settings: Settings, *, create: bool) -> NoReturn:
-        opened_by.append(threading.current_thread())
-        raise ConfigurationError("no driver")
-
-    monkeypatch.setattr(query, "open_store", open_store)
-    settings = Settings.model_validate({"pool": {"id": "p", "kind": "managed"}, "telemetry": {"name": "sensors"}})
-    values = query.LastValues(settings)
-    for asked in (values.totals(), values.page("k", series=None, after=None, limit=1)):
-        with pytest.raises(ConfigurationError):
-            await asked
-    assert len(opened_by) == 2
-    assert threading.main_thread() not in opened_by
 
 
 @pytest.mark.proves("last-values/database-last-values-locked")

@@ -155,21 +155,6 @@ def test_memory_does_not_grow_with_the_duration() -> None:
     assert used[-1] - used[0] < 25_000
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("devices", 0, "devices"),
-        ("events", Fraction(1, 2), "events"),
-        ("event_bytes", 100, "size"),
-        ("invalid", float("nan"), "invalid"),
-        ("start_ms", 10**15, "start"),
-    ],
-)
-def test_what_cannot_be_is_refused(name: str, value: Any, shown: str) -> None:
-    with pytest.raises(ValueError, match=f"^{shown}"):
-        Simulation(**{name: value})
-
-
 Running = asyncio.Task[RunSummary]
 TWO_A_SECOND = Simulation(messages_a_minute=Fraction(120), duration=Fraction(10))
 

@@ -1,18 +1,34 @@
-"""The options of a JVM: its archive of classes, its heap, and the priority of its second compiler."""
+"""The options of a JVM: its archive of classes, its heap, the priority of its second compiler, and what it gets where
+the user has no name, the locale no UTF-8, or `SPARK_HOME` another Spark."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import stat
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from osrdyne import user_directories
+from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.spark_master import parse_spark_master
+from osrdyne_worker.pipelines.sql import app
 from osrdyne_worker.spark.java import archive, compiler
-from osrdyne_worker.spark.java.archive import DRIVER_OPTIONS, archive_stem, find_archive, with_archive, written_aside
+from osrdyne_worker.spark.java.archive import (
+    DRIVER_OPTIONS,
+    archive_stem,
+    find_archive,
+    require_spark_home,
+    spark_home,
+    with_archive,
+    written_aside,
+)
+from osrdyne_worker.spark.java.surroundings import locale_variables, nameless_user, quoted, user_options
 from osrdyne_worker.spark.session import session_conf
 
 
@@ -125,26 +141,110 @@ def test_heap_that_is_too_small_driver_of_a_cluster_and_options_of_the_user_are_
 
 
 def test_priority_of_the_second_compiler_alone_is_lowered(tmp_path: Path) -> None:
-    ended, named = threading.Event(), threading.Barrier(3)
-    numbers: dict[str, int] = {}
+    named, ended = threading.Barrier(2), threading.Event()
 
-    def run(name: str) -> None:
-        numbers[name] = threading.get_native_id()
-        Path(f"/proc/self/task/{numbers[name]}/comm").write_text(name, encoding="utf-8")
+    def run() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("C2 CompilerThre", encoding="utf-8")
         named.wait(60)
         ended.wait(60)
 
-    threads = [threading.Thread(target=run, args=(f"{name} CompilerThre",)) for name in ("C1", "C2")]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
         named.wait(60)
-        before = os.getpriority(os.PRIO_PROCESS, numbers["C1 CompilerThre"])
+        before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         assert compiler.lower_priority(os.getpid()) == 1
-        assert os.getpriority(os.PRIO_PROCESS, numbers["C1 CompilerThre"]) == before
-        assert os.getpriority(os.PRIO_PROCESS, numbers["C2 CompilerThre"]) == min(19, before + compiler.NICENESS)
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+        assert os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) == min(19, before + compiler.NICENESS)
     finally:
         ended.set()
-        for thread in threads:
-            thread.join()
+        thread.join()
     assert compiler.lower_priority(1, proc=tmp_path) == 0, "a process that has ended is no error"
+
+
+@given(st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), min_size=1))
+def test_quoted_option_is_one_part_of_the_options(option: str) -> None:
+    parts = shlex.split(f"-Da=1 {quoted('-D' + option)} -Db=2", comments=False)
+    assert parts == ["-Da=1", f"-D{option}", "-Db=2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_changed"),
+    [
+        ({"LC_ALL": "C"}, True),
+        ({}, True),
+        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True),
+        ({"LANG": "C.UTF-8"}, False),
+        ({"LC_CTYPE": "en_US.utf8", "LANG": "C"}, False),
+    ],
+)
+def test_locale_without_utf8_is_replaced(environment: dict[str, str], *, is_changed: bool) -> None:
+    assert (locale_variables(environment) == {"LC_ALL": "C.UTF-8"}) is is_changed
+
+
+@pytest.fixture
+def nameless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the directory for temporary files of a user without a name; it belongs to the real user."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    for name in ("HOME", "HADOOP_USER_NAME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / f"osrdyne-home-{os.geteuid()}"
+
+
+@pytest.mark.proves("spark/user-id-without-name")
+def test_user_without_a_name_gets_a_home_and_a_name(nameless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        assert user_options() == [f"-Duser.home={nameless}", f"-Duser.name={os.geteuid()}"]
+        assert stat.S_IMODE(nameless.stat().st_mode) == 0o700
+    assert user_directories.cache_directory() == nameless / ".cache" / "osrdyne"
+    assert user_directories.state_directory() == nameless / ".local" / "state" / "osrdyne"
+    nameless.chmod(0o777)  # others could have made it
+    with pytest.raises(ConfigurationError, match="HOME"):
+        user_options()
+    nameless.rmdir()
+    nameless.touch()
+    with pytest.raises(ConfigurationError, match="HOME"):
+        user_options()
+    home = nameless.with_name("my home")
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HADOOP_USER_NAME", "me")
+    assert user_options() == [f'"-Duser.home={home}"', "-Duser.name=me"]
+    monkeypatch.undo()
+    assert (nameless_user(), user_options()) == (None, []), "a user with a name is left alone"
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"), [("3.5.7", False), (None, False), ("4.9.1", True), ("4.9.0-SNAPSHOT", True), ("4.8.0", False)]
+)
+@pytest.mark.proves("spark/spark-home-other-version")
+def test_spark_home_must_fit_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, *, fits: bool
+) -> None:
+    if version is not None:
+        for file in (tmp_path / "bin" / "spark-submit", tmp_path / "jars" / f"spark-core_2.13-{version}.jar"):
+            file.parent.mkdir()
+            file.touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setattr(archive, "_pyspark_version", lambda: "4.9.0")
+    app.sessions.check_settings({"spark": {"master": "sc://far"}})  # type: ignore[attr-defined]
+    if fits:
+        assert require_spark_home() == tmp_path
+        return
+    with pytest.raises(ConfigurationError, match=f"SPARK_HOME is {tmp_path}.*unset SPARK_HOME") as raised:
+        app.sessions.check_settings({})  # type: ignore[attr-defined]
+    assert (version or "spark-submit") in raised.value.message
+    assert "4.9.0" in raised.value.message
+
+
+def test_version_of_pyspark_is_known_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import __version__
+
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    assert archive._pyspark_version() == __version__
+    assert require_spark_home() == spark_home()
