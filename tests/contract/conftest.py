@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from leader_terms import Lead, leading
+from leader_terms import leading
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
@@ -17,7 +15,7 @@ from osrdyne.testing.fakes.management import FakeManagement
 
 
 @pytest.fixture(params=["memory", "rabbitmq"])
-async def lead(request: pytest.FixtureRequest) -> AsyncIterator[Lead]:
+async def lead(request):
     if request.param == "memory":
         settings, broker = Settings(pool=PoolSettings(id="p")), FakeBroker(SystemClock())
         yield lambda: leading(settings, connect_to(broker), FakeManagement(broker), broker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,7 @@ OpenStore = Callable[..., LastValueStore]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def open_store(request: pytest.FixtureRequest) -> Iterator[OpenStore]:
+def open_store(request):
     """Opens connections to one empty store: `open_store(pool="p", create=True)`."""
     opened: list[LastValueStore] = []
 
@@ -46,7 +46,7 @@ def found(store: LastValueStore, key: str = "k") -> list[float | None]:
     return [one.value for one in store.find(key, series=None, after=None, limit=100)]
 
 
-def test_values_and_positions_are_there_for_the_next_connection(open_store: OpenStore) -> None:
+def test_values_and_positions_are_there_for_the_next_connection(open_store):
     store = open_store()
     assert (store.positions(), store.totals()) == ({}, Counts())
     first = LastValue("kü", "a", -(2**40), 2**53, "alarm", 0.1, "x\n'\"", "192", '{"ä":null}', 9, 3, 2**60, 7, "m")
@@ -59,7 +59,7 @@ def test_values_and_positions_are_there_for_the_next_connection(open_store: Open
     assert other.totals() == written
 
 
-def test_only_newer_values_are_written_and_others_counted_as_late(open_store: OpenStore) -> None:
+def test_only_newer_values_are_written_and_others_counted_as_late(open_store):
     store = open_store()
     store.write([changes(value(1, ts=5, offset=5))])
     counts = store.write(
@@ -72,7 +72,7 @@ def test_only_newer_values_are_written_and_others_counted_as_late(open_store: Op
     assert store.totals() == Counts(written=3, late=2)
 
 
-def test_keys_that_begin_with_a_text_are_found(open_store: OpenStore) -> None:
+def test_keys_that_begin_with_a_text_are_found(open_store):
     odd = ["", "a\x00", "a\x01", "a\x7f", "é 漢", "a\U0010ffff", "\U0010ffff", "a\ud7ff", "a\ue000"]
     sites = ["a", "ab", "a%", "a_", "A", *odd]
     keys = sorted({*sites, *(f"{site}/{device}" for site in sites for device in (1, 2))})
@@ -88,7 +88,7 @@ def test_keys_that_begin_with_a_text_are_found(open_store: OpenStore) -> None:
     assert len(store.find_keys("", is_prefix=True, limit=3)) == 3
 
 
-def test_position_may_go_back(open_store: OpenStore) -> None:
+def test_position_may_go_back(open_store):
     """A stream that was declared again begins with 0."""
     store = open_store()
     store.write([changes(next_offset=500)])
@@ -96,7 +96,7 @@ def test_position_may_go_back(open_store: OpenStore) -> None:
     assert store.positions() == {0: 3}
 
 
-def test_pools_do_not_see_each_other(open_store: OpenStore) -> None:
+def test_pools_do_not_see_each_other(open_store):
     first, second = open_store(pool="p"), open_store(pool="q")
     first.write([changes(value(1, ts=9), next_offset=7)])
     assert (second.positions(), found(second)) == ({}, [])
@@ -107,7 +107,7 @@ def test_pools_do_not_see_each_other(open_store: OpenStore) -> None:
 TEXTS = ["\x00", "\x01", "\x01\x02", "\x00\x01", " ", "%s?", "'; DROP TABLE x; --", "A", "a", "Z", "é", "😀"]
 
 
-def test_every_text_is_data_and_pages_are_complete(open_store: OpenStore) -> None:
+def test_every_text_is_data_and_pages_are_complete(open_store):
     store = open_store()
     store.write([changes(*(value(number, key="\x00?", series=text) for number, text in enumerate(TEXTS)))])
     pages, after = [], None
@@ -118,7 +118,7 @@ def test_every_text_is_data_and_pages_are_complete(open_store: OpenStore) -> Non
     assert [one.value for one in store.find("\x00?", series="%s?", after=None, limit=1)] == [5]
 
 
-def test_readers_see_whole_transactions_while_another_is_open(open_store: OpenStore) -> None:
+def test_readers_see_whole_transactions_while_another_is_open(open_store):
     writer, reader = open_store(), open_store()
     writer.write([changes(value(1))])
     with writer._transaction(writes=True) as cursor:
@@ -127,7 +127,7 @@ def test_readers_see_whole_transactions_while_another_is_open(open_store: OpenSt
     assert found(reader) == [2]
 
 
-def test_error_changes_nothing_and_the_next_call_works(open_store: OpenStore) -> None:
+def test_error_changes_nothing_and_the_next_call_works(open_store):
     store = open_store()
     store.write([changes(value(1), next_offset=5)])
     too_large = value(2, ts=2**70, series="b")
@@ -137,6 +137,6 @@ def test_error_changes_nothing_and_the_next_call_works(open_store: OpenStore) ->
     assert store.write([changes(value(3, ts=9))]).written == 1
 
 
-def test_store_without_a_reader_names_the_remedy(open_store: OpenStore) -> None:
+def test_store_without_a_reader_names_the_remedy(open_store):
     with pytest.raises(LastValueStoreError, match="start `osrdyne last-value`"):
         open_store(create=False).totals()

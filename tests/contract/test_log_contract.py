@@ -51,7 +51,7 @@ async def first_offset(uri: str, stream: str) -> int:
         return await streams.first_offset(stream)
 
 
-async def test_declared_log_is_listed_as_declared(pool_id: str, channel: Channel, management: ManagementClient) -> None:
+async def test_declared_log_is_listed_as_declared(pool_id, channel, management):
     """The number of partitions too, which RabbitMQ does not know."""
     names, settings = PoolNames(pool_id), TelemetrySettings(name="plant", partitions=3, max_age="90s")
     await declare(channel, pool_id, settings)
@@ -64,9 +64,7 @@ async def test_declared_log_is_listed_as_declared(pool_id: str, channel: Channel
 @pytest.mark.parametrize(
     "retention", [{}, {"max_age": 1.0, "max_bytes": 2**30}], ids=["beyond its size", "beyond its age"]
 )
-async def test_retention_removes_the_oldest_messages(
-    broker, pool_id: str, channel: Channel, retention: dict[str, float]
-) -> None:
+async def test_retention_removes_the_oldest_messages(broker, pool_id, channel, retention):
     settings = SMALL.model_copy(update=retention)
     arguments = plan_log(PoolNames(pool_id), settings, {}).streams[0].arguments
     stream = PoolNames(pool_id).log_stream(0)
@@ -80,9 +78,7 @@ async def test_retention_removes_the_oldest_messages(
             await fill(channel, stream, 300)
 
 
-async def test_position_of_a_reader_survives_that_a_stream_is_declared_again(
-    broker, pool_id: str, channel: Channel
-) -> None:
+async def test_position_of_a_reader_survives_that_a_stream_is_declared_again(broker, pool_id, channel):
     stream = await declare(channel, pool_id, SMALL)
     await fill(channel, stream, 20)
     await declare(channel, pool_id, SMALL)

@@ -55,18 +55,18 @@ class Source:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def registered(spark: Any) -> None:
+def registered(spark):
     spark.dataSource.register(RabbitStream)
 
 
 @pytest.fixture
-def source(spark: Any, broker: Any, pool_id: str, tmp_path: Path) -> Source:
+def source(spark, broker, pool_id, tmp_path):
     uri_file = tmp_path / "uri"
     uri_file.write_text(broker.amqp_uri + "\n")
     return Source(spark, broker.amqp_uri, uri_file, pool_id)
 
 
-def test_a_batch_reads_ranges_in_splits(source: Source) -> None:
+def test_a_batch_reads_ranges_in_splits(source):
     first = source.fill("a", numbered(250))
     second = source.fill("b", numbered(40))
     third = source.fill("empty", [])
@@ -84,7 +84,7 @@ def test_a_batch_reads_ranges_in_splits(source: Source) -> None:
 
 
 @pytest.mark.nightly
-def test_a_query_continues_where_its_checkpoint_ends(source: Source, tmp_path: Path) -> None:
+def test_a_query_continues_where_its_checkpoint_ends(source, tmp_path):
     """Every message once: with a limit for each batch, two streams, and a restart."""
     first = source.fill("a", numbered(120))
     second = source.fill("b", numbered(30))
@@ -99,7 +99,7 @@ def test_a_query_continues_where_its_checkpoint_ends(source: Source, tmp_path: P
 
 
 @pytest.mark.nightly
-def test_a_query_whose_messages_are_gone_fails_or_goes_on(source: Source, tmp_path: Path) -> None:
+def test_a_query_whose_messages_are_gone_fails_or_goes_on(source, tmp_path):
     stream = source.fill("log", padded(2), arguments=SMALL_SEGMENTS)
     assert source.run(tmp_path, stream=stream) == [2]
     source.fill("log", padded(200), arguments=SMALL_SEGMENTS)
@@ -109,7 +109,7 @@ def test_a_query_whose_messages_are_gone_fails_or_goes_on(source: Source, tmp_pa
 
 
 @pytest.mark.nightly
-def test_the_program_of_the_documentation_runs(source: Source, tmp_path: Path) -> None:
+def test_the_program_of_the_documentation_runs(source, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "read-rabbitmq-streams.md").read_text(encoding="utf-8")
     found = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -128,9 +128,7 @@ def test_the_program_of_the_documentation_runs(source: Source, tmp_path: Path) -
     assert sorted(row.event for row in rows) == ["0", "1", "2"]
 
 
-def test_credentials_are_in_no_plan_log_or_error(
-    source: Source, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_credentials_are_in_no_plan_log_or_error(source, capfd, caplog):
     stream = source.fill("log", numbered(1))
     password = urlsplit(source.uri).password
     assert password
@@ -149,7 +147,7 @@ def test_credentials_are_in_no_plan_log_or_error(
     assert password not in "".join([*shown, *errors, *capfd.readouterr(), caplog.text])
 
 
-def test_a_read_goes_on_after_its_connection_was_lost(source: Source, broker: Any) -> None:
+def test_a_read_goes_on_after_its_connection_was_lost(source, broker):
     stream = source.fill("log", numbered(3_000))
     options = parse_options({key: str(value) for key, value in source.options(stream=stream, prefetch=100).items()})
     with (

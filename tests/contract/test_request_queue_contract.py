@@ -6,11 +6,10 @@ Commands, listing, token and probes are the real ones in both cases; what differ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from leader_terms import Lead, LeaderTerm
+from leader_terms import LeaderTerm
 
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.listings import RequestQueueListing
@@ -80,14 +79,14 @@ class Leader:
 
 
 @pytest.fixture
-async def leader(lead: Lead) -> AsyncIterator[Leader]:
+async def leader(lead):
     async with lead() as term:
         queues = term.session.request_queues(term.management)
         yield Leader(term, queues, RequestQueueListing(term.management, term.names))
 
 
 class TestDeclareAndBind:
-    async def test_bound_queue_gets_the_requests_of_its_key_and_others_are_orphans(self, leader: Leader) -> None:
+    async def test_bound_queue_gets_the_requests_of_its_key_and_others_are_orphans(self, leader):
         await leader.queues.declare(A)
         await leader.publish("a", b"early")
         assert await leader.orphan() == b"early"
@@ -95,7 +94,7 @@ class TestDeclareAndBind:
         await leader.publish("a")
         assert await leader.drain(queue) == [b"1"]
 
-    async def test_everything_may_be_done_twice(self, leader: Leader) -> None:
+    async def test_everything_may_be_done_twice(self, leader):
         await leader.queues.unbind(A)  # what does not exist
         for step in (leader.queues.declare, leader.queues.bind) * 2 + (leader.queues.unbind,) * 2:
             await step(A)
@@ -105,7 +104,7 @@ class TestDeclareAndBind:
         assert not leader.term.keeping.done()
 
     @pytest.mark.proves("reference-defects/9-keys-were-bound")
-    async def test_odd_keys_have_queues_of_their_own_and_are_listed_as_they_are(self, leader: Leader) -> None:
+    async def test_odd_keys_have_queues_of_their_own_and_are_listed_as_they_are(self, leader):
         for key in ODD_KEYS.values():
             await leader.bound(key)
         listed = await leader.listing.list_request_queues()
@@ -117,9 +116,7 @@ class TestDeclareAndBind:
         found = {name: await leader.drain(leader.names.request_queue(key)) for name, key in ODD_KEYS.items()}
         assert found == {name: [name.encode()] for name in ODD_KEYS}
 
-    async def test_queue_that_is_not_ours_is_a_conflict_is_not_listed_and_costs_no_leadership(
-        self, leader: Leader
-    ) -> None:
+    async def test_queue_that_is_not_ours_is_a_conflict_is_not_listed_and_costs_no_leadership(self, leader):
         """lifecycle: token-channel-never-fails. RabbitMQ does not compare the argument that holds the key; the name of
         the queue holds a short one only."""
         channel, long = await leader.channel(), Key("a" * 300)
@@ -134,7 +131,7 @@ class TestDeclareAndBind:
             await leader.queues.declare(long)
         assert not leader.term.keeping.done()
 
-    async def test_queue_with_a_consumer_is_consumed(self, leader: Leader) -> None:
+    async def test_queue_with_a_consumer_is_consumed(self, leader):
         assert not await leader.queues.is_consumed(A, beside=0)
         await leader.queues.declare(A)
         assert not await leader.queues.is_consumed(A, beside=0)
@@ -142,7 +139,7 @@ class TestDeclareAndBind:
         await channel.consume(leader.names.request_queue(A))
         assert [await leader.queues.is_consumed(A, beside=beside) for beside in (0, 1)] == [True, False]
 
-    async def test_requests_without_a_consumer_wait_for_one(self, leader: Leader) -> None:
+    async def test_requests_without_a_consumer_wait_for_one(self, leader):
         queue = await leader.bound()
         assert not await leader.queues.waits_for_consumer(A, beside=0)
         for _ in range(2):
@@ -158,14 +155,14 @@ class TestDeclareAndBind:
 class TestDelete:
     """lifecycle: "Deleting a queue"."""
 
-    async def test_queue_with_a_request_is_kept(self, leader: Leader) -> None:
+    async def test_queue_with_a_request_is_kept(self, leader):
         queue = await leader.unbound(A, b"1")
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.NOT_EMPTY
         assert await leader.drain(queue) == [b"1"]
 
     @pytest.mark.parametrize("way", ["consumer", "cancelled consumer", "get"])
     @pytest.mark.proves("reference-defects/7-queue-deleted-under")
-    async def test_unacknowledged_request_of_any_consumer_keeps_the_queue(self, leader: Leader, way: str) -> None:
+    async def test_unacknowledged_request_of_any_consumer_keeps_the_queue(self, leader, way):
         """[ev1_ready, ev6_drain] also of a worker that has cancelled its consumer, or never had one."""
         queue, channel = await leader.unbound(A, b"1"), await leader.channel()
         if way == "get":
@@ -180,9 +177,7 @@ class TestDelete:
         await wait_ready(leader, queue, 1)
         assert await leader.drain(queue) == [b"1"]
 
-    async def test_queue_of_an_idle_worker_is_in_use_and_a_refused_deletion_leaves_no_consumer_behind(
-        self, leader: Leader
-    ) -> None:
+    async def test_queue_of_an_idle_worker_is_in_use_and_a_refused_deletion_leaves_no_consumer_behind(self, leader):
         queue, channel = await leader.unbound(), await leader.channel()
         await channel.consume(queue)
         for _ in range(6):  # more often than there are spare channels
@@ -192,7 +187,7 @@ class TestDelete:
             while (await channel.declare_queue(queue, passive=True)).consumers != 1:
                 await asyncio.sleep(0.02)
 
-    async def test_hundred_deletions_side_by_side(self, leader: Leader) -> None:
+    async def test_hundred_deletions_side_by_side(self, leader):
         keys = [Key(str(number)) for number in range(100)]
         for key in keys:
             await leader.queues.declare(key)
@@ -201,7 +196,7 @@ class TestDelete:
         assert outcomes == [DeleteOutcome.DELETED] * 100
 
 
-async def test_unacknowledged_requests_are_counted(leader: Leader) -> None:
+async def test_unacknowledged_requests_are_counted(leader):
     """lifecycle: idle-needs-a-fresh-total. A listing may be some seconds old."""
     queue = await leader.bound()
     await leader.queues.declare(Key("b"))
@@ -241,7 +236,7 @@ class TestPriorityClasses:
         await channel.publish(Message(body=body), exchange=leader.names.work_exchange(priority), routing_key="a")
         await channel.close()
 
-    async def test_each_class_has_a_queue_of_its_own_after_the_next_bind(self, leader: Leader) -> None:
+    async def test_each_class_has_a_queue_of_its_own_after_the_next_bind(self, leader):
         await (await self.managed(leader, 0)).bound()
         leader = await self.managed(leader, 0, 7)
         await leader.queues.bind(A)
@@ -250,7 +245,7 @@ class TestPriorityClasses:
         queues = [leader.names.request_queue(A, priority) for priority in (0, 7, None)]
         assert [await leader.drain(queue) for queue in queues] == [[b"0"], [b"7"], [b"None"]]
 
-    async def test_request_of_a_client_is_an_orphan_although_the_group_is_bound(self, leader: Leader) -> None:
+    async def test_request_of_a_client_is_an_orphan_although_the_group_is_bound(self, leader):
         await leader.bound()
         leader = await self.managed(leader, 0)
         await leader.queues.bind(A)
@@ -258,7 +253,7 @@ class TestPriorityClasses:
         assert await leader.orphan() == b"1"
 
     @pytest.mark.proves("controller/leader-dies-declared-some")
-    async def test_queue_that_a_killed_leader_had_not_declared_exists_after_the_next_bind(self, leader: Leader) -> None:
+    async def test_queue_that_a_killed_leader_had_not_declared_exists_after_the_next_bind(self, leader):
         """It declares the stores first: a group may be listed that has no queue of the default class."""
         before = await self.managed(leader, 3)
         await before.queues.declare(A)
@@ -269,7 +264,7 @@ class TestPriorityClasses:
         await self.publish(after, None, b"1")
         assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
 
-    async def test_group_is_listed_once_with_what_all_classes_hold(self, leader: Leader) -> None:
+    async def test_group_is_listed_once_with_what_all_classes_hold(self, leader):
         leader = await self.managed(leader, 0)
         await leader.bound()
         await self.publish(leader, 0, b"1")
@@ -280,7 +275,7 @@ class TestPriorityClasses:
         assert [(queue.key, queue.bound) for queue in await leader.listing.list_request_queues()] == [("a", True)]
 
     @pytest.mark.parametrize("priority", [0, None])
-    async def test_request_in_any_class_keeps_the_group(self, leader: Leader, priority: int | None) -> None:
+    async def test_request_in_any_class_keeps_the_group(self, leader, priority):
         leader = await self.managed(leader, 0)
         await leader.bound()
         await self.publish(leader, priority, b"1")
@@ -300,7 +295,7 @@ class TestPriorityClasses:
         await after.queues.bind(A)
         return after
 
-    async def test_unused_priority_queue_takes_no_message_and_is_deleted_alone(self, leader: Leader) -> None:
+    async def test_unused_priority_queue_takes_no_message_and_is_deleted_alone(self, leader):
         leader = await self.unused(leader)
         await self.publish(leader, 5, b"1")
         assert await leader.orphan() == b"1"
@@ -308,12 +303,12 @@ class TestPriorityClasses:
         assert await leader.queues.exists(A)
         assert await leader.listing.list_level_totals() == {}
 
-    async def test_priority_queue_with_a_request_is_kept(self, leader: Leader) -> None:
+    async def test_priority_queue_with_a_request_is_kept(self, leader):
         leader = await self.unused(leader, b"1")
         assert await leader.queues.delete_level(A, 5) is DeleteOutcome.NOT_EMPTY
         assert await leader.drain(leader.names.request_queue(A, 5)) == [b"1"]
 
-    async def test_empty_group_goes_with_all_its_queues_of_unused_levels_too(self, leader: Leader) -> None:
+    async def test_empty_group_goes_with_all_its_queues_of_unused_levels_too(self, leader):
         before = await self.managed(leader, 0, 5)
         await before.queues.declare(A)
         after = await self.managed(leader, 0)

@@ -42,12 +42,12 @@ Lead = Callable[[], AbstractAsyncContextManager[Leader]]
 
 
 @pytest.fixture
-def lead(lead: Callable[[], AbstractAsyncContextManager[LeaderTerm]]) -> Lead:
+def lead(lead):
     return lambda: saving(lead())
 
 
 @pytest.mark.proves("controller/leader-dies-saves-snapshot")
-async def test_next_leader_reads_the_latest_snapshot(lead: Lead) -> None:
+async def test_next_leader_reads_the_latest_snapshot(lead):
     async with lead() as first:
         assert await first.snapshots.read() is None
         for content in (b"1", b"2", b"3"):
@@ -57,7 +57,7 @@ async def test_next_leader_reads_the_latest_snapshot(lead: Lead) -> None:
             assert await later.snapshots.read() == b"3"
 
 
-async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead: Lead) -> None:
+async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead):
     async with lead() as first:
         await first.snapshots.write(b"1")
     async with lead() as second:
@@ -68,7 +68,7 @@ async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead: Le
 
 
 @pytest.mark.proves("controller/leader-lost-token-saves")
-async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead: Lead) -> None:
+async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead):
     async with lead() as first:
         await first.snapshots.write(b"1")
         # The token goes with this connection; the one for publishing stays.
@@ -82,7 +82,7 @@ async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead: Lead) -
             assert await third.snapshots.read() == b"2"
 
 
-async def test_deleted_snapshot_queue_is_declared_again(lead: Lead) -> None:
+async def test_deleted_snapshot_queue_is_declared_again(lead):
     async with lead() as first:
         await first.snapshots.write(b"1")
         names, term = first.session.names, first.session.token.term
@@ -93,7 +93,7 @@ async def test_deleted_snapshot_queue_is_declared_again(lead: Lead) -> None:
 
 
 @pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
+async def test_message_of_another_user_is_not_a_snapshot(lead):
     async with lead() as first:
         await first.snapshots.write(b"1")
         await publish(first, b"forged", user=None)
@@ -102,7 +102,7 @@ async def test_message_of_another_user_is_not_a_snapshot(lead: Lead) -> None:
 
 
 @pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_before(lead: Lead) -> None:
+async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_before(lead):
     async with lead() as first:
         await first.snapshots.write(b"1")
     async with lead() as second:
@@ -115,7 +115,7 @@ async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_be
 
 
 @pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_does_not_hide_a_snapshot_behind_it(lead: Lead) -> None:
+async def test_message_of_another_user_does_not_hide_a_snapshot_behind_it(lead):
     async with lead() as first:
         names, term = first.session.names, first.session.token.term
         channel = await first.session.publishing.channel()
@@ -151,7 +151,7 @@ class Countdown:
 
 
 @pytest.mark.proves("controller/leader-dies-saves-snapshot")
-async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_one() -> None:
+async def test_leader_killed_at_any_step_leaves_the_former_snapshot_or_the_new_one():
     steps = 0
     while True:
         broker = FakeBroker(SystemClock())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -16,40 +15,38 @@ from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, StreamDataL
 
 
 @pytest.fixture
-async def streams(broker) -> AsyncIterator[StreamConnection]:
+async def streams(broker):
     options = amqp.ConnectionOptions(uri=broker.amqp_uri, connect_timeout=120, rpc_timeout=120)
     async with await StreamConnection.open(options, silence=120) as opened:
         yield opened
 
 
 @pytest.fixture
-def stream(pool_id: str) -> str:
+def stream(pool_id):
     return f"{pool_id}-log"
 
 
 async def read(streams: StreamConnection, stream: str, start: int, stop: int, **options: object) -> list[StreamMessage]:
-    found = streams.read(stream, StreamRange(start, stop), **options)  # type: ignore[arg-type]
+    found = streams.read(stream, StreamRange(start, stop), **options)
     return [one async for messages in found for one in messages]
 
 
-async def test_an_empty_stream_has_no_bounds(broker, streams: StreamConnection, stream: str) -> None:
+async def test_an_empty_stream_has_no_bounds(broker, streams, stream):
     await fill(broker.amqp_uri, stream, [])
     assert await streams.bounds(stream) is None
 
 
-async def test_the_end_is_after_the_last_confirmed_message(broker, streams: StreamConnection, stream: str) -> None:
+async def test_the_end_is_after_the_last_confirmed_message(broker, streams, stream):
     """Right after the confirm, for streams that count no messages yet, and again as they grow."""
     await fill(broker.amqp_uri, stream, numbered(1))
     assert await streams.bounds(stream) == StreamRange(0, 1)
     for stop in (2, 3, 700, 701, 6_000):
-        before = (await streams.bounds(stream)).stop  # type: ignore[union-attr]
+        before = (await streams.bounds(stream)).stop
         await fill(broker.amqp_uri, stream, numbered(stop - before))
         assert await streams.bounds(stream) == StreamRange(0, stop)
 
 
-async def test_ranges_are_exact_whatever_width_their_offsets_have(
-    broker, streams: StreamConnection, stream: str
-) -> None:
+async def test_ranges_are_exact_whatever_width_their_offsets_have(broker, streams, stream):
     """127, 128 and 255 are where narrower integers change their sign."""
     await fill(broker.amqp_uri, stream, numbered(600))
     for start, stop in ((0, 1), (0, 600), (126, 130), (127, 128), (128, 129), (255, 257), (599, 600), (5, 5)):
@@ -59,7 +56,7 @@ async def test_ranges_are_exact_whatever_width_their_offsets_have(
     assert sorted(int(one.body) for one in everything) == list(range(600))
 
 
-async def test_messages_arrive_as_they_were_published(broker, streams: StreamConnection, stream: str) -> None:
+async def test_messages_arrive_as_they_were_published(broker, streams, stream):
     sent = amqp.Message(
         b"\x00\xff" * 300_000,  # several frames
         headers={"device": "süd-1", "count": 70_000, "ratio": 0.5},
@@ -83,7 +80,7 @@ async def test_messages_arrive_as_they_were_published(broker, streams: StreamCon
     assert (empty.body, empty.headers, empty.content_type, empty.timestamp) == (b"", {}, None, None)
 
 
-async def test_several_ranges_are_read_over_one_connection(broker, streams: StreamConnection, stream: str) -> None:
+async def test_several_ranges_are_read_over_one_connection(broker, streams, stream):
     names = [f"{stream}-{number}" for number in range(3)]
     for name in names:
         await fill(broker.amqp_uri, name, numbered(400))
@@ -92,7 +89,7 @@ async def test_several_ranges_are_read_over_one_connection(broker, streams: Stre
     assert [[one.offset for one in task.result()] for task in tasks] == [list(range(100, 300))] * 3
 
 
-async def test_a_truncated_range_is_reported(broker, streams: StreamConnection, stream: str) -> None:
+async def test_a_truncated_range_is_reported(broker, streams, stream):
     await fill(broker.amqp_uri, stream, padded(200), arguments=SMALL_SEGMENTS)
     bounds = await streams.bounds(stream)
     assert bounds is not None
@@ -105,9 +102,7 @@ async def test_a_truncated_range_is_reported(broker, streams: StreamConnection, 
     assert await read(streams, stream, 0, bounds.start, fail_on_data_loss=False) == []
 
 
-async def test_a_range_of_a_stream_without_messages_is_reported(
-    broker, streams: StreamConnection, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_range_of_a_stream_without_messages_is_reported(broker, streams, stream, monkeypatch):
     """Retention may have removed every message after the range was planned."""
     monkeypatch.setattr("osrdyne.amqp.streams._CONSUME_AGAIN", 0.1)
     await fill(broker.amqp_uri, stream, [])
@@ -116,7 +111,7 @@ async def test_a_range_of_a_stream_without_messages_is_reported(
     assert await read(streams, stream, 3, 7, fail_on_data_loss=False) == []
 
 
-async def test_offsets_without_a_message_are_not_lost_messages(broker, streams: StreamConnection, stream: str) -> None:
+async def test_offsets_without_a_message_are_not_lost_messages(broker, streams, stream):
     """RabbitMQ uses up an offset for its own notes at the beginning of each segment."""
     small = {"x-stream-max-segment-size-bytes": 20_000}
     await fill(broker.amqp_uri, stream, padded(200), arguments=small)
@@ -133,9 +128,7 @@ async def test_offsets_without_a_message_are_not_lost_messages(broker, streams: 
         assert [one.offset for one in after] == [one for one in offsets if offset <= one < stop]
 
 
-async def test_a_queue_that_is_not_a_stream_is_refused(
-    channel: amqp.Channel, streams: StreamConnection, stream: str
-) -> None:
+async def test_a_queue_that_is_not_a_stream_is_refused(channel, streams, stream):
     await channel.declare_queue(stream)
     await channel.publish(amqp.Message(b"work"), exchange="", routing_key=stream)
     with pytest.raises(BrokerConflictError):
@@ -143,12 +136,12 @@ async def test_a_queue_that_is_not_a_stream_is_refused(
     assert (await (await channel.consume(stream)).get()).body == b"work"
 
 
-async def test_a_missing_stream_is_named(streams: StreamConnection, stream: str) -> None:
+async def test_a_missing_stream_is_named(streams, stream):
     with pytest.raises(BrokerNotFoundError, match=stream):
         await streams.bounds(stream)
 
 
-async def test_first_message_after_a_condition_is_found(broker, streams: StreamConnection, stream: str) -> None:
+async def test_first_message_after_a_condition_is_found(broker, streams, stream):
     await fill(broker.amqp_uri, stream, numbered(300))
     bounds = StreamRange(20, 280)
     for wanted in (0, 20, 21, 150, 279, 280, 400):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
-from leader_terms import Lead, LeaderTerm
+from leader_terms import LeaderTerm
 
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.queues.retry_queues import RetryQueueCommands
@@ -50,13 +49,13 @@ class Leader:
 
 
 @pytest.fixture
-async def leader(lead: Lead) -> AsyncIterator[Leader]:
+async def leader(lead):
     async with lead() as term:
         await term.session.declare(QueueLayout(term.names, managed=True, priorities=[3]).exchanges)
         yield Leader(term, term.session.retry_queues(term.management), await term.channel(confirms=True))
 
 
-async def test_requests_come_back_to_their_classes(leader: Leader) -> None:
+async def test_requests_come_back_to_their_classes(leader):
     await leader.waits.declare([SHORT, LONG], [3])
     await leader.waits.declare([SHORT, LONG], [3])  # as often as one likes
     for priority in CLASSES:
@@ -69,14 +68,14 @@ async def test_requests_come_back_to_their_classes(leader: Leader) -> None:
     assert found == [b"default", b"3"]
 
 
-async def test_request_without_a_queue_in_its_class_is_an_orphan(leader: Leader) -> None:
+async def test_request_without_a_queue_in_its_class_is_an_orphan(leader):
     await leader.waits.declare([SHORT], [3])
     await leader.wait(SHORT, 3)
     await leader.time_out()
     assert await leader.next_of(leader.names.orphan_queue) == b"3"
 
 
-async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader: Leader) -> None:
+async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader):
     await leader.waits.leave_default_level()  # nothing of it is there yet
     await leader.waits.declare([SHORT], [])
     await leader.waits.leave_default_level()
@@ -88,13 +87,13 @@ async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader: L
     assert await leader.next_of(leader.names.orphan_queue) == b"default"
 
 
-async def test_all_wait_queues_and_no_others_are_listed(leader: Leader) -> None:
+async def test_all_wait_queues_and_no_others_are_listed(leader):
     await leader.waits.declare([SHORT, LONG], [])
     await leader.channel.declare_queue(f"{leader.names.pool}-retry-other", arguments={"x-queue-type": "quorum"})
     assert set(await leader.waits.list()) == {SHORT, LONG}
 
 
-async def test_unbound_queue_takes_nothing_more(leader: Leader) -> None:
+async def test_unbound_queue_takes_nothing_more(leader):
     await leader.waits.declare([SHORT, LONG], [])
     await leader.waits.unbind(LONG)
     with pytest.raises(PublishRefusedError):
@@ -102,7 +101,7 @@ async def test_unbound_queue_takes_nothing_more(leader: Leader) -> None:
     await leader.wait(SHORT)
 
 
-async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) -> None:
+async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader):
     await leader.waits.declare([SHORT, LONG], [])
     await leader.wait(LONG)
     assert await leader.waits.delete_if_proven_empty(LONG) is DeleteOutcome.NOT_EMPTY
@@ -111,7 +110,7 @@ async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) ->
     assert set(await leader.waits.list()) == {LONG}
 
 
-async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_nor_other_delays(leader: Leader) -> None:
+async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_nor_other_delays(leader):
     queue = leader.names.retry_queue(SHORT)
     await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     refused = await leader.waits.declare([SHORT, LONG], [])

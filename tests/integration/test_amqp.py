@@ -12,14 +12,13 @@ from broker_api import close_connections
 from pamqp import commands as spec
 
 from osrdyne import amqp
-from osrdyne.amqp import Channel, Connection, ConnectionOptions, Delivery, Message
+from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerNotFoundError,
     BrokerUnavailableError,
     PublishRefusedError,
 )
-from tests.conftest import Broker
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 PATIENCE = 120.0
@@ -44,31 +43,25 @@ async def first(consumer: amqp.Consumer) -> Delivery:
 
 
 class TestPublish:
-    async def test_mandatory_message_without_a_queue_is_refused_and_the_channel_lives_on(
-        self, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_mandatory_message_without_a_queue_is_refused_and_the_channel_lives_on(self, channel, pool_id):
         with pytest.raises(PublishRefusedError, match="no queue"):
             await published(channel, f"{pool_id}-nowhere", b"1")
         await published(channel, await declared(channel, pool_id), b"2")
 
-    async def test_message_for_a_full_queue_is_refused(self, channel: Channel, pool_id: str) -> None:
+    async def test_message_for_a_full_queue_is_refused(self, channel, pool_id):
         queue = await declared(channel, pool_id, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
         with pytest.raises(PublishRefusedError, match="full"):
             for _ in range(50):
                 await published(channel, queue, b"x")
 
-    async def test_publish_to_a_missing_exchange_closes_the_channel_only(
-        self, connection: Connection, pool_id: str
-    ) -> None:
+    async def test_publish_to_a_missing_exchange_closes_the_channel_only(self, connection, pool_id):
         channel = await connection.channel(confirms=True)
         with pytest.raises((BrokerNotFoundError, BrokerUnavailableError)):
             await channel.publish(Message(b""), exchange=f"{pool_id}-none", routing_key="k")
         assert channel.is_closed
         assert not connection.is_closed
 
-    async def test_returned_message_is_refused_also_when_another_in_flight_has_its_id(
-        self, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_returned_message_is_refused_also_when_another_in_flight_has_its_id(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         message = Message(b"", message_id="always the same")
         routes = [queue if number % 2 else f"{pool_id}-nowhere" for number in range(40)]
@@ -81,7 +74,7 @@ class TestPublish:
         ]
         assert (await channel.declare_queue(queue, passive=True)).ready == 20
 
-    async def test_repeated_id_lets_no_later_message_of_its_place_pass(self, channel: Channel, pool_id: str) -> None:
+    async def test_repeated_id_lets_no_later_message_of_its_place_pass(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         ids = ["same", "same", None, "other", "same", None]
         messages = [Message(bytes([number]), message_id=one) for number, one in enumerate(ids)]
@@ -89,7 +82,7 @@ class TestPublish:
         received = [await channel.get(queue) for _ in messages]
         assert [one and one.body for one in received] == [message.body for message in messages]
 
-    async def test_cancelled_publish_leaves_the_channel_usable(self, channel: Channel, pool_id: str) -> None:
+    async def test_cancelled_publish_leaves_the_channel_usable(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         publishing = asyncio.create_task(published(channel, queue, b"1"))
         await asyncio.sleep(0)
@@ -98,7 +91,7 @@ class TestPublish:
         await published(channel, queue, b"2")
         assert publishing.cancelled()
 
-    async def test_header_that_would_end_the_connection_is_left_empty(self, channel: Channel, pool_id: str) -> None:
+    async def test_header_that_would_end_the_connection_is_left_empty(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         message = Message(b"", headers={"nan": float("nan"), "inf": float("-inf"), "float": 0.1})
         await channel.publish(message, exchange="", routing_key=queue, mandatory=True)
@@ -109,7 +102,7 @@ class TestPublish:
 
 class TestEndOfChannel:
     @pytest.mark.proves("broker/call-cancelled-times-out")
-    async def test_cancelled_calls_cost_their_channels_and_not_the_connection(self, connection: Connection) -> None:
+    async def test_cancelled_calls_cost_their_channels_and_not_the_connection(self, connection):
         """RabbitMQ closes the connection for one frame after the end of a channel (broker: channel-ends)."""
         chance = random.Random(1)
 
@@ -134,9 +127,7 @@ class TestEndOfChannel:
 
 
 class TestConsumer:
-    async def test_deliveries_come_in_order_and_are_gone_once_acknowledged(
-        self, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_deliveries_come_in_order_and_are_gone_once_acknowledged(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         bodies = [bytes([number]) for number in range(50)]
         await published(channel, queue, *bodies)
@@ -148,7 +139,7 @@ class TestConsumer:
         assert consumer.waiting() == 0
 
     @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-    async def test_prefetch_limits_what_arrives(self, channel: Channel, pool_id: str) -> None:
+    async def test_prefetch_limits_what_arrives(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1", b"2", b"3")
         consumer = await channel.consume(queue, prefetch=2)
@@ -157,7 +148,7 @@ class TestConsumer:
         await held[0].ack()
         assert (await first(consumer)).body == b"3"
 
-    async def test_delivery_given_back_comes_again(self, channel: Channel, pool_id: str) -> None:
+    async def test_delivery_given_back_comes_again(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1")
         consumer = await channel.consume(queue, prefetch=1)
@@ -167,8 +158,8 @@ class TestConsumer:
         assert delivery.redelivered and (await first(consumer)).redelivered
 
     async def test_deleted_queue_ends_its_consumer_and_not_the_other_one_of_the_channel(
-        self, connection: Connection, channel: Channel, pool_id: str
-    ) -> None:
+        self, connection, channel, pool_id
+    ):
         going, staying = [
             await channel.consume(await declared(channel, pool_id, name)) for name in ("going", "staying")
         ]
@@ -179,7 +170,7 @@ class TestConsumer:
         await published(channel, staying.queue, b"1")
         assert (await first(staying)).body == b"1"
 
-    async def test_closed_channel_ends_the_consumer_with_an_error(self, channel: Channel, pool_id: str) -> None:
+    async def test_closed_channel_ends_the_consumer_with_an_error(self, channel, pool_id):
         consumer = await channel.consume(await declared(channel, pool_id))
         with pytest.raises(BrokerNotFoundError):
             await channel.declare_queue(f"{pool_id}-missing", passive=True)
@@ -187,9 +178,7 @@ class TestConsumer:
             await first(consumer)
         assert await channel.wait_closed() is not None
 
-    async def test_killed_connection_ends_the_consumer_and_tells_the_owner(
-        self, broker: Broker, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_killed_connection_ends_the_consumer_and_tells_the_owner(self, broker, channel, pool_id):
         doomed = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri, name=f"{pool_id} doomed"))
         assert doomed.server_version[0].isdigit()
         consumer = await (await doomed.channel()).consume(await declared(channel, pool_id))
@@ -201,9 +190,7 @@ class TestConsumer:
         with pytest.raises(BrokerUnavailableError):
             await doomed.channel()
 
-    async def test_cancelled_consumer_delivers_what_has_arrived_and_ends_without_an_error(
-        self, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_cancelled_consumer_delivers_what_has_arrived_and_ends_without_an_error(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1")
         consumer = await channel.consume(queue)
@@ -213,7 +200,7 @@ class TestConsumer:
             await channel.cancel(consumer)
         assert [delivery.body async for delivery in consumer] == [b"1"]
 
-    async def test_consumer_may_take_more_than_it_holds_in_the_same_order(self, channel: Channel, pool_id: str) -> None:
+    async def test_consumer_may_take_more_than_it_holds_in_the_same_order(self, channel, pool_id):
         """As the orphan processor does with its queue, which has a single active consumer."""
         queue = await declared(channel, pool_id, arguments={"x-single-active-consumer": True})
         await published(channel, queue, *(b"%d" % number for number in range(7)))
@@ -231,9 +218,7 @@ class TestConsumer:
         assert [delivery.body async for delivery in consumer] == []
 
     @pytest.mark.parametrize("single", [True, False], ids=["single active", "plain"])
-    async def test_messages_of_a_consumer_that_took_more_return_in_their_order(
-        self, broker: Broker, channel: Channel, pool_id: str, single: bool
-    ) -> None:
+    async def test_messages_of_a_consumer_that_took_more_return_in_their_order(self, broker, channel, pool_id, single):
         """RabbitMQ returns them consumer by consumer, in the order of the tags (broker: returns-by-tag)."""
         queue = await declared(channel, pool_id, arguments={"x-single-active-consumer": True} if single else {})
         bodies = [b"%d" % number for number in range(26)]
@@ -254,7 +239,7 @@ class TestConsumer:
 
 
 class TestQueues:
-    async def test_odd_name_is_a_queue_like_any_other(self, channel: Channel, pool_id: str) -> None:
+    async def test_odd_name_is_a_queue_like_any_other(self, channel, pool_id):
         for name in ("é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"):
             queue = await declared(channel, pool_id, name)
             await channel.declare_exchange(f"{pool_id}-x{name}", "direct")
@@ -263,7 +248,7 @@ class TestQueues:
             delivery = await first(await channel.consume(queue))
             assert (delivery.exchange, delivery.routing_key) == (f"{pool_id}-x{name}", name)
 
-    async def test_missing_queue_is_distinguished(self, channel: Channel, pool_id: str) -> None:
+    async def test_missing_queue_is_distinguished(self, channel, pool_id):
         with pytest.raises(BrokerNotFoundError, match="missing"):
             await channel.consume(f"{pool_id}-missing")
 
@@ -309,9 +294,7 @@ def deep_table(levels: int) -> bytes:
 class TestHostileBytes:
     """A message that a strict reader chokes on would close our connection, again after every reconnection."""
 
-    async def test_routing_key_that_is_not_utf8_is_received_and_can_be_sent_on(
-        self, channel: Channel, pool_id: str
-    ) -> None:
+    async def test_routing_key_that_is_not_utf8_is_received_and_can_be_sent_on(self, channel, pool_id):
         queue = await declared(channel, pool_id)
         await channel.declare_exchange(f"{pool_id}-x", "fanout")
         await channel.bind_queue(queue, f"{pool_id}-x")
@@ -340,9 +323,7 @@ class TestHostileBytes:
         ],
         ids=["late timestamp", "last timestamp", "bytes", "late header", "name", "decimal", "float", "deep table"],
     )
-    async def test_odd_properties_are_received_and_can_be_sent_on(
-        self, channel: Channel, pool_id: str, flags: int, payload: bytes
-    ) -> None:
+    async def test_odd_properties_are_received_and_can_be_sent_on(self, channel, pool_id, flags, payload):
         queue = await declared(channel, pool_id)
         await channel.publish(RawMessage(flags=flags, payload=payload), exchange="", routing_key=queue)
         consumer = await channel.consume(queue)
@@ -355,9 +336,7 @@ class TestHostileBytes:
 
 
 class TestConnection:
-    async def test_wrong_password_and_virtual_host_are_refused_without_showing_the_password(
-        self, broker: Broker
-    ) -> None:
+    async def test_wrong_password_and_virtual_host_are_refused_without_showing_the_password(self, broker):
         uri = broker.amqp_uri
         stranger = uri.replace(uri.split("@")[0], "amqp://stranger:s3cret")
         for wrong in (stranger, f"{uri.rstrip('/')}/no-such-vhost"):
@@ -365,7 +344,7 @@ class TestConnection:
                 await amqp.connect(ConnectionOptions(uri=wrong))
             assert "s3cret" not in str(caught.value)
 
-    async def test_silent_listener_is_given_up_in_time(self) -> None:
+    async def test_silent_listener_is_given_up_in_time(self):
         gone = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -380,7 +359,7 @@ class TestConnection:
             async with asyncio.timeout(PATIENCE):
                 await gone.wait()
 
-    async def test_closing_twice_and_using_a_closed_connection_never_hang(self, broker: Broker, pool_id: str) -> None:
+    async def test_closing_twice_and_using_a_closed_connection_never_hang(self, broker, pool_id):
         connection = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri))
         channel = await connection.channel(confirms=True)
         await connection.close()
@@ -392,7 +371,7 @@ class TestConnection:
         with pytest.raises(BrokerUnavailableError):
             await channel.publish(Message(b""), exchange="", routing_key="q")
 
-    async def test_closed_channel_gives_back_what_it_held(self, connection: Connection, pool_id: str) -> None:
+    async def test_closed_channel_gives_back_what_it_held(self, connection, pool_id):
         channel, other = await connection.channel(confirms=True), await connection.channel()
         queue = await declared(channel, pool_id)
         await published(channel, queue, b"1")

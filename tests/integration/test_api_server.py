@@ -44,7 +44,7 @@ QUERY_KEYS = (".", "..", "", "../..", "/", "\0")
 """Clients change them in a path."""
 
 
-async def test_odd_key_goes_through_the_path_or_the_query() -> None:
+async def test_odd_key_goes_through_the_path_or_the_query():
     pool = FakeInspector()
     async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         answers = [await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON) for key in PATH_KEYS]
@@ -53,7 +53,7 @@ async def test_odd_key_goes_through_the_path_or_the_query() -> None:
     assert list(pool.group_views) == [*PATH_KEYS, *QUERY_KEYS]
 
 
-async def test_request_under_way_is_answered_before_the_server_stops() -> None:
+async def test_request_under_way_is_answered_before_the_server_stops():
     pool = FakeInspector()
     started, released = asyncio.Event(), asyncio.Event()
 
@@ -62,7 +62,7 @@ async def test_request_under_way_is_answered_before_the_server_stops() -> None:
         await released.wait()
         return {"w": ("late",)}
 
-    pool.logs = slow_logs  # type: ignore[method-assign]
+    pool.logs = slow_logs
     async with httpx.AsyncClient(timeout=PATIENCE) as client, asyncio.TaskGroup() as group, serving(pool) as url:
         request = group.create_task(client.get(f"{url}/v1/groups/k/logs"))
         await started.wait()
@@ -70,7 +70,7 @@ async def test_request_under_way_is_answered_before_the_server_stops() -> None:
     assert request.result().json()["workers"] == {"w": ["late"]}
 
 
-async def test_port_that_is_taken_is_reported_and_free_after_the_stop() -> None:
+async def test_port_that_is_taken_is_reported_and_free_after_the_stop():
     async with serving(FakeInspector()) as url:
         port = httpx.URL(url).port
         assert port is not None
@@ -79,6 +79,6 @@ async def test_port_that_is_taken_is_reported_and_free_after_the_stop() -> None:
     bind_socket("127.0.0.1", port).close()
 
 
-def test_address_of_another_host_is_reported() -> None:
+def test_address_of_another_host_is_reported():
     with pytest.raises(ConfigurationError, match=r"api\.host"):
         bind_socket("192.0.2.1", 0)

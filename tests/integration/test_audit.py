@@ -6,17 +6,15 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import httpx
 import pytest
 from daemon_in_process import api_of, managed_settings, running_daemon
 
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Message
 from osrdyne.auth.grants import Role, grants_of
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
-from osrdyne.broker.management.client import ManagementClient
-from osrdyne.config.models import ApiSettings, AuditSettings, BrokerSettings, PoolSettings, Settings
+from osrdyne.config.models import ApiSettings, AuditSettings, PoolSettings, Settings
 from osrdyne.protocol.names import PoolNames
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -25,12 +23,12 @@ KEPT = 100
 
 
 @pytest.fixture
-def secret() -> str:
+def secret():
     return generate_token()
 
 
 @pytest.fixture
-def settings(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, secret: str) -> Settings:
+def settings(broker_settings, pool_id, tmp_path, secret):
     file = tmp_path / "tokens.json"
     token = Token("alice", grants_of(Role.ADMIN), digest_of(secret), datetime.now(UTC), None)
     file.write_text(render_tokens([token]))
@@ -50,9 +48,7 @@ async def daemon_api(settings: Settings, secret: str) -> AsyncIterator[httpx.Asy
 
 
 @pytest.mark.proves("api/client-forges-record-queue")
-async def test_records_outlive_daemons_within_their_bounds(
-    settings: Settings, secret: str, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_records_outlive_daemons_within_their_bounds(settings, secret, pool_id, channel, management):
     names = PoolNames(pool_id)
     async with daemon_api(settings, secret) as api:
         answer = await api.put("/v1/profiles?author=x", json={"profiles": [{"match": "a", "concurrency": 2}]})

@@ -17,11 +17,9 @@ from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_set
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
-from osrdyne import amqp
 from osrdyne.api.access.token_file import TokenFile
 from osrdyne.auth.grants import ALL_KEYS, Grant, KeyScope
 from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, ForbiddenError, RequestError, UnauthorizedError
 from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings
@@ -79,9 +77,7 @@ def worker_driver(broker: BrokerSettings, pool_id: str, directory: Path) -> Driv
 
 
 @pytest.mark.proves("managed/client-sends-token-one")
-async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(broker_settings, pool_id, tmp_path, capfd):
     refused: dict[str, tuple[str | None, type[RequestError]]] = {
         "none": (None, UnauthorizedError),
         "expired": (signed(exp=int(time.time()) - 120), UnauthorizedError),
@@ -116,9 +112,7 @@ async def test_only_the_right_token_reaches_a_worker_and_none_is_left_behind(
     assert [token for token in (*given, right, ADMIN) if token in written] == []
 
 
-async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, connection: amqp.Connection
-) -> None:
+async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_settings, pool_id, tmp_path, connection):
     names, right = PoolNames(pool_id), signed()
     async with guarding(broker_settings, pool_id, tmp_path, DriverSettings(name="noop")) as daemon:
         uri = broker_settings.uri.get_secret_value()
@@ -165,9 +159,7 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(
             await delivery.ack()
 
 
-async def test_workers_run_only_while_their_principal_may_listen(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, management: ManagementClient
-) -> None:
+async def test_workers_run_only_while_their_principal_may_listen(broker_settings, pool_id, tmp_path, management):
     scoped = broker_settings.model_copy(update={"scoped_credentials": True})
     uri, prefix = broker_settings.uri.get_secret_value(), user_prefix(pool_id, management.vhost)
     driver, tokens = worker_driver(scoped, pool_id, tmp_path), TokenFile(str(tmp_path / "tokens.json"))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
 from broker_api import http_client
 from pydantic import SecretStr
 
-from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
-from osrdyne.broker.management.client import ManagementClient, vhost_of
+from osrdyne.broker.management.client import vhost_of
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.dev.rabbitmq.node_files import free_ports
@@ -21,13 +19,13 @@ from osrdyne.protocol.names import Key, PoolNames
 
 
 @pytest.fixture
-def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+def settings(broker_settings, pool_id):
     broker = broker_settings.model_copy(update={"scoped_credentials": True})
     return Settings(broker=broker, pool=PoolSettings(id=pool_id))
 
 
 @pytest.fixture
-async def limited_user(broker_settings: BrokerSettings) -> AsyncIterator[BrokerSettings]:
+async def limited_user(broker_settings):
     """A user that may log in to the HTTP API and nothing else."""
     user, password = f"limited-{secrets.token_hex(4)}", secrets.token_hex(8)
     amqp_uri, http_uri = broker_settings.uri.get_secret_value(), broker_settings.effective_management_uri()
@@ -47,9 +45,7 @@ def wrong(findings: list[Finding]) -> set[str]:
     return {finding.subject for finding in findings if not finding.ok}
 
 
-async def test_a_fresh_rabbitmq_is_fine_and_nothing_is_left_on_it(
-    settings: Settings, management: ManagementClient
-) -> None:
+async def test_a_fresh_rabbitmq_is_fine_and_nothing_is_left_on_it(settings, management):
     findings = await run_broker_checks(settings)
     assert wrong(findings) == set()
     assert {"RabbitMQ version", "permissions", "clock", "message size"} <= {finding.subject for finding in findings}
@@ -57,30 +53,28 @@ async def test_a_fresh_rabbitmq_is_fine_and_nothing_is_left_on_it(
 
 
 @pytest.mark.proves("requests/request-runs-longer-rabbitmq")
-async def test_work_beyond_the_consumer_timeout_is_refused(settings: Settings) -> None:
+async def test_work_beyond_the_consumer_timeout_is_refused(settings):
     long = {"worker": WorkerSettings(processing_timeout=7200), "requests": RequestSettings(consumer_timeout=3600)}
     assert wrong(await run_broker_checks(settings.model_copy(update=long))) == {"consumer timeout"}
     large = {"requests": RequestSettings(max_message_bytes=129 * 2**20)}
     assert wrong(await run_broker_checks(settings.model_copy(update=large))) == {"message size"}
 
 
-async def test_a_foreign_policy_is_found(
-    settings: Settings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_a_foreign_policy_is_found(settings, pool_id, channel, management):
     queue = PoolNames(pool_id).request_queue(Key("a"))
     await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     await management.put_policy(PolicySpec(f"{pool_id}-other", f"^{pool_id}", "queues", {"max-length": 9}, 200))
     assert wrong(await run_broker_checks(settings)) == {"queue policy"}
 
 
-async def test_missing_rights_of_a_user_are_listed(limited_user: BrokerSettings, pool_id: str) -> None:
+async def test_missing_rights_of_a_user_are_listed(limited_user, pool_id):
     findings = await run_broker_checks(Settings(broker=limited_user, pool=PoolSettings(id=pool_id)))
     assert {"user tags", "permissions"} <= wrong(findings)
     password = urlsplit(limited_user.uri.get_secret_value()).password
     assert password and password not in repr(findings)
 
 
-async def test_no_rabbitmq_at_all_is_two_findings_with_remedies() -> None:
+async def test_no_rabbitmq_at_all_is_two_findings_with_remedies():
     amqp_port, management_port = free_ports(2)
     broker = BrokerSettings(
         uri=SecretStr(f"amqp://user:s3cret@127.0.0.1:{amqp_port}/"),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne.amqp import Message
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.statuses import Status
@@ -18,7 +16,7 @@ pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 
 
 @pytest.fixture
-async def scene(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+async def scene(broker, pool_id):
     async with stage(broker.amqp_uri, pool_id) as result:
         yield result
 
@@ -31,7 +29,7 @@ async def until_consumed(scene: Stage, queue: QueueName, *, consumed: bool) -> N
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.proves("managed/priorities-change-requests-wait")
-async def test_waiting_requests_keep_their_place_through_changes_of_the_levels(scene: Stage, concurrency: int) -> None:
+async def test_waiting_requests_keep_their_place_through_changes_of_the_levels(scene, concurrency):
     """Each return to the queue would put a request behind later ones, and count as a failed delivery before 4.3: here
     RabbitMQ drops a request at its second one."""
     base, urgent, *others = (scene.names.request_queue(scene.key, level) for level in (None, 4, 2, 9))

@@ -112,7 +112,7 @@ async def until_cached(key: Key, rows: int) -> None:
 @pytest.mark.proves(
     "files/directory-view-half-written", "files/files-added-below-view", "files/files-view-replaced-removed"
 )
-async def test_data_that_changes_below_warm_workers_is_loaded_again(pooled: PooledStage, tmp_path: Path) -> None:
+async def test_data_that_changes_below_warm_workers_is_loaded_again(pooled, tmp_path):
     """One test: the start of Spark takes longest."""
     cached = {"table": {"cache": True}}
     plain = {"table": {"key_columns": ["n"]}}
@@ -168,7 +168,7 @@ async def files_that_are_watched(watched: Key) -> None:
     async with asyncio.timeout(PATIENCE):
         while await watched.rows() != [1, 2]:
             await asyncio.sleep(0.2)
-    first = int((await watched.ask()).headers["x-data-version"])  # type: ignore[call-overload]
+    first = int((await watched.ask()).headers["x-data-version"])
     assert first >= int((watched.data.path / "part-2.parquet").stat().st_mtime * 1000)
     # A request that needs a version is checked at once; one that does not exist is refused.
     watched.data.add(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,7 +21,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[Proxy]:
+async def proxy():
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     async with Proxy(server.sockets[0].getsockname()[1]) as running:
         yield running
@@ -31,7 +30,7 @@ async def proxy() -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def streams(proxy: Proxy) -> AsyncIterator[Streams]:
+async def streams(proxy):
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     yield reader, writer
     writer.close()
@@ -52,7 +51,7 @@ async def ends(reader: asyncio.StreamReader) -> bool:
             return True
 
 
-async def test_held_bytes_pass_later_and_cut_connections_end(proxy: Proxy, streams: Streams) -> None:
+async def test_held_bytes_pass_later_and_cut_connections_end(proxy, streams):
     assert await exchanged(streams, b"hello") == b"hello"
     proxy.hold()
     later = asyncio.create_task(exchanged(streams, b"later"))

@@ -7,10 +7,9 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import structlog
@@ -34,7 +33,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
+def _logs_as_before():
     """Commands set up logging for a whole process."""
     yield
     structlog.reset_defaults()
@@ -42,12 +41,12 @@ def _logs_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def pool() -> FakeInspector:
+def pool():
     return FakeInspector()
 
 
 @pytest.fixture
-def url(pool: FakeInspector) -> Iterator[str]:
+def url(pool):
     """A server in a thread of its own, because commands block."""
     settings = ApiSettings(port=0)
     app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ()))
@@ -72,7 +71,7 @@ def url(pool: FakeInspector) -> Iterator[str]:
 
 
 @pytest.fixture
-def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(url, capsys):
     def run(*arguments: str) -> tuple[int, str, str]:
         words = list(arguments)
         split = words.index("--") if "--" in words else len(words)
@@ -86,7 +85,7 @@ def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
 KEYS = ("infra=42,timetable=24", "a/b", "%41", "A", ".", "..", "", "-x", "--help", "\n", "é漢🚄", "x" * 255)
 
 
-def test_every_key_reaches_its_group(run: Run, pool: FakeInspector) -> None:
+def test_every_key_reaches_its_group(run, pool):
     for number, key in enumerate(KEYS, 1):
         assert run("groups", "start", "--", key)[0] == 0
         assert (len(pool.group_views), key in pool.group_views) == (number, True)
@@ -94,7 +93,7 @@ def test_every_key_reaches_its_group(run: Run, pool: FakeInspector) -> None:
         assert (code, json.loads(out)["key"]) == (0, key)
 
 
-def test_groups_are_shown_with_safe_keys_their_queue_and_their_workers(run: Run, pool: FakeInspector) -> None:
+def test_groups_are_shown_with_safe_keys_their_queue_and_their_workers(run, pool):
     key = Key("a\x1b[31m")
     shown = group_view(key, worker_view(key, "worker-one"))
     pool.group_views[key] = replace(shown, waiting=(WaitingView(0, 3, 12.0), WaitingView(None, 0, None)))
@@ -105,7 +104,7 @@ def test_groups_are_shown_with_safe_keys_their_queue_and_their_workers(run: Run,
 
 
 @pytest.mark.parametrize("listed", ["groups", "workers"])
-def test_list_of_a_standby_is_empty_and_says_so(run: Run, pool: FakeInspector, listed: str) -> None:
+def test_list_of_a_standby_is_empty_and_says_so(run, pool, listed):
     assert run(listed, "list", "-o", "json") == (0, "[]\n", "")
     pool.leading, pool.leader_address = False, None
     code, out, err = run(listed, "list", "-o", "json")
@@ -114,9 +113,7 @@ def test_list_of_a_standby_is_empty_and_says_so(run: Run, pool: FakeInspector, l
     assert (code, out, "osrdyne status" in err) == (1, "", True)
 
 
-def test_standby_sends_the_question_for_a_group_on_to_the_leader(
-    run: Run, url: str, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standby_sends_the_question_for_a_group_on_to_the_leader(run, url, pool, monkeypatch):
     pool.group_views[Key("k")] = group_view(Key("k"))
     pool.leading, pool.leader_address = False, url
     found, asked = pool.group, list[Key]()
@@ -131,7 +128,7 @@ def test_standby_sends_the_question_for_a_group_on_to_the_leader(
     assert (code, len(asked), out.split()[:2]) == (0, 2, ["key", "k"])
 
 
-def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector) -> None:
+def test_group_is_pinned_and_then_refuses_to_stop(run, pool):
     assert run("groups", "pin", "k")[0] == 0
     code, _, err = run("groups", "stop", "k")
     assert (code, "pinned" in err) == (1, True)
@@ -139,13 +136,13 @@ def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector)
     assert run("groups", "stop", "k")[0] == 0
 
 
-def test_what_does_not_exist_is_one_sentence(run: Run) -> None:
+def test_what_does_not_exist_is_one_sentence(run):
     for arguments, code in ((("groups", "stop", "k"), 0), (("groups", "show", "k"), 1), (("workers", "show", "k"), 1)):
         found, out, err = run(*arguments)
         assert (found, len((out + err).splitlines()), f"osrdyne {arguments[0]} list" in out + err) == (code, 1, True)
 
 
-def test_path_in_the_address_and_another_server_are_one_sentence(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_in_the_address_and_another_server_are_one_sentence(url, capsys):
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(404)
@@ -161,23 +158,23 @@ def test_path_in_the_address_and_another_server_are_one_sentence(url: str, capsy
             assert marker in capsys.readouterr().err
 
 
-def test_reload_without_a_reason_shows_none(run: Run, pool: FakeInspector) -> None:
+def test_reload_without_a_reason_shows_none(run, pool):
     pool.group_views[Key("k")] = group_view(Key("k"))
     pool.reloads = [ReloadView(WorkerId("w1"), "reloaded", None)]
     assert run("groups", "reload", "k")[1].splitlines()[-2].split() == ["w1", "reloaded", "-"]
 
 
-def test_key_that_is_too_long_is_refused_before_it_is_sent(run: Run) -> None:
+def test_key_that_is_too_long_is_refused_before_it_is_sent(run):
     code, out, err = run("explain", "x" * 256, "/sql")
     assert (code, out, "255" in err) == (2, "", True)
 
 
-def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
+def test_logs_are_printed_by_worker(run, pool):
     pool.log_lines[Key("k")] = {"w1": ("one", "two\tthree")}
     assert run("groups", "logs", "k", "-n", "1")[1] == "== w1\ntwo\tthree\n"
 
 
-def test_logs_of_ended_workers_are_printed_with_their_end(run: Run, pool: FakeInspector) -> None:
+def test_logs_of_ended_workers_are_printed_with_their_end(run, pool):
     pool.ended_workers[Key("k")] = [WorkerDeath("w0", "exit code 4", "blocked by f", 7.0, ("one", "two"))]
     first, *lines = run("groups", "logs", "k", "--previous")[1].splitlines()
     assert (first.startswith("== w0, ended "), first.endswith("with exit code 4: blocked by f"), lines) == (
@@ -187,7 +184,7 @@ def test_logs_of_ended_workers_are_printed_with_their_end(run: Run, pool: FakeIn
     )
 
 
-def test_poison_is_listed_over_all_pages_and_shown_with_its_evidence(run: Run, pool: FakeInspector) -> None:
+def test_poison_is_listed_over_all_pages_and_shown_with_its_evidence(run, pool):
     pool.poison_views = [poison_view(f"e{number:03}", last_at=1000.0 + number) for number in range(250)]
     listed = json.loads(run("poison", "list", "--limit", "1000", "-o", "json")[1])
     assert [entry["id"] for entry in listed] == [f"e{number:03}" for number in range(250)]
@@ -198,7 +195,7 @@ def test_poison_is_listed_over_all_pages_and_shown_with_its_evidence(run: Run, p
     assert (code, "nothing" in err) == (1, True)
 
 
-def test_poison_is_chosen_by_key_path_and_age(run: Run, pool: FakeInspector) -> None:
+def test_poison_is_chosen_by_key_path_and_age(run, pool):
     changes: list[dict[str, object]] = [{"key": "a b/%"}, {"path": "/x"}, {"last_at": 1.0}, {"last_at": 1999.0}]
     pool.poison_views = [poison_view(f"e{number}", **change) for number, change in enumerate(changes)]
     options = {"--key": "a b/%", "--path": "/x", "--older-than": "1500s", "--newer-than": "10s"}
@@ -206,7 +203,7 @@ def test_poison_is_chosen_by_key_path_and_age(run: Run, pool: FakeInspector) -> 
     assert [[entry["id"] for entry in one] for one in found] == [["e0"], ["e1"], ["e2"], ["e3"]]
 
 
-def test_poison_is_replayed_by_id_and_by_filter(run: Run, pool: FakeInspector) -> None:
+def test_poison_is_replayed_by_id_and_by_filter(run, pool):
     pool.poison_views = [poison_view("e1"), poison_view("e2"), poison_view("e3", key="other")]
     assert run("poison", "replay", "e1")[0] == run("poison", "replay", "--key", "other")[0] == 0
     assert [view.id for view in pool.replayed] == ["e1", "e3"]
@@ -216,15 +213,13 @@ def test_poison_is_replayed_by_id_and_by_filter(run: Run, pool: FakeInspector) -
 
 @pytest.mark.parametrize("arguments", [(), ("e1", "--all"), ("e1", "--key", "k"), ("--key", "k", "--all")])
 @pytest.mark.parametrize("command", ["replay", "drop"])
-def test_poison_must_be_named_in_one_way(
-    run: Run, pool: FakeInspector, command: str, arguments: tuple[str, ...]
-) -> None:
+def test_poison_must_be_named_in_one_way(run, pool, command, arguments):
     pool.poison_views = [poison_view("e1")]
     assert run("poison", command, *arguments)[0] == 2
     assert len(pool.poison_views) == 1
 
 
-def test_drop_asks_first(run: Run, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_asks_first(run, pool, monkeypatch):
     pool.poison_views = [poison_view("e1"), poison_view("e2")]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     assert run("poison", "drop", "--all")[0] == 1
@@ -233,7 +228,7 @@ def test_drop_asks_first(run: Run, pool: FakeInspector, monkeypatch: pytest.Monk
     assert pool.poison_views == []
 
 
-def test_poison_is_exported_as_json_lines(run: Run, pool: FakeInspector, tmp_path: Path) -> None:
+def test_poison_is_exported_as_json_lines(run, pool, tmp_path):
     pool.poison_views = [poison_view("e1", body=b"\xff"), poison_view("e2", key="\n")]
     lines = [json.loads(line) for line in run("poison", "export")[1].splitlines()]
     assert [(line["id"], line["body"]) for line in lines] == [("e1", "/w=="), ("e2", '{"a": 1}')]
@@ -242,9 +237,7 @@ def test_poison_is_exported_as_json_lines(run: Run, pool: FakeInspector, tmp_pat
     assert run("poison", "export", "--to", str(tmp_path))[0] == 2
 
 
-def test_standby_sends_a_command_on_to_the_leader(
-    run: Run, url: str, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standby_sends_a_command_on_to_the_leader(run, url, pool, monkeypatch):
     asked = []
 
     async def answer(query: PoisonQuery) -> PoisonPage:
@@ -258,7 +251,7 @@ def test_standby_sends_a_command_on_to_the_leader(
     assert len(asked) == 2
 
 
-def test_status_names_the_leader_and_fails_with_a_component(run: Run, pool: FakeInspector) -> None:
+def test_status_names_the_leader_and_fails_with_a_component(run, pool):
     code, out, _ = run("status")
     assert (code, "pool fake: leader" in out, "term 7" in out) == (0, True, True)
     for leader, shown in (("http://leader:4242", "http://leader:4242"), (None, "none")):

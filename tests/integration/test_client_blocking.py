@@ -14,7 +14,6 @@ import pytest
 from client_responder import responder_in_a_thread
 
 from osrdyne.client import Client, ClientClosedError, ConnectionLostError, PoolNotFoundError, Reply
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, Request, Response
 from osrdyne.protocol.progress import JobProgress
 
@@ -22,7 +21,7 @@ PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 
 
-def test_calls_from_several_threads_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_calls_from_several_threads_get_their_own_answers(broker, pool_id):
     with (
         responder_in_a_thread(broker.amqp_uri, pool_id),
         Client(broker.amqp_uri, pool_id) as client,
@@ -45,7 +44,7 @@ def in_child(body: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_forked_process_connects_anew_and_the_parent_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_forked_process_connects_anew_and_the_parent_goes_on(broker, pool_id):
     """As in gunicorn with `preload_app`."""
     with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
 
@@ -58,7 +57,7 @@ def test_forked_process_connects_anew_and_the_parent_goes_on(broker: EmbeddedBro
         ask(b"parent again")
 
 
-def test_forked_process_does_not_open_a_closed_client(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_forked_process_does_not_open_a_closed_client(broker, pool_id):
     with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
         pass
 
@@ -78,9 +77,7 @@ def _progress(request: Request) -> list[Response]:
     return [*half, *([jobs] if request.wants_job_progress else []), Response(body=b"done")]
 
 
-async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_runs(
-    broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_runs(broker, pool_id):
     seen: list[Reply] = []
     with responder_in_a_thread(broker.amqp_uri, pool_id, _progress), Client(broker.amqp_uri, pool_id) as client:
 
@@ -99,7 +96,7 @@ async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_r
     assert [reply.text for reply in seen] == ["done"]
 
 
-def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_closing_ends_the_calls_of_other_threads(broker, pool_id):
     arrived = threading.Event()
 
     def keep_waiting(request: Request) -> list[Response]:
@@ -115,7 +112,7 @@ def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id
             call.result(PATIENCE)
 
 
-def test_closed_client_refuses_calls(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_closed_client_refuses_calls(broker, pool_id):
     with Client(broker.amqp_uri, pool_id) as client, pytest.raises(PoolNotFoundError):
         client.call("k", timeout=PATIENCE)
     client.close()
@@ -131,7 +128,7 @@ print(client.call("k", "/echo", "hello", timeout=120).json(), flush=True)
 """
 
 
-def test_interpreter_ends_cleanly_with_an_unclosed_client(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_interpreter_ends_cleanly_with_an_unclosed_client(broker, pool_id):
     with responder_in_a_thread(broker.amqp_uri, pool_id):
         command = [sys.executable, "-W", "error", "-c", _FORGETS_TO_CLOSE, broker.amqp_uri, pool_id]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -146,7 +143,7 @@ with Client(sys.argv[1], sys.argv[2]) as client:
 """
 
 
-def test_ctrl_c_ends_a_blocking_call(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_ctrl_c_ends_a_blocking_call(broker, pool_id):
     arrived = threading.Event()
 
     def keep_waiting(request: Request) -> list[Response]:

@@ -50,14 +50,14 @@ async def serving(broker: EmbeddedBroker, pool: str, answer: Answer = echo, **op
         yield responder, client
 
 
-async def test_two_hundred_calls_in_flight_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_two_hundred_calls_in_flight_get_their_own_answers(broker, pool_id):
     async with serving(broker, pool_id) as (_, client):
         replies = await asyncio.gather(*(client.call("k", "/echo", {"é": number}) for number in range(200)))
     assert [reply.json() for reply in replies] == [{"é": number} for number in range(200)]
     assert {(reply.worker_id, reply.ok) for reply in replies} == {("echo", True)}
 
 
-async def test_odd_keys_are_routing_keys_as_they_are(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_odd_keys_are_routing_keys_as_they_are(broker, pool_id):
     def name_the_key(request: Request) -> list[Response]:
         return [Response(body=request.key.encode())]
 
@@ -67,7 +67,7 @@ async def test_odd_keys_are_routing_keys_as_they_are(broker: EmbeddedBroker, poo
     assert [reply.text for reply in replies] == list(ODD_KEYS.values())
 
 
-async def test_request_carries_what_the_caller_says_and_one_deadline(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_request_carries_what_the_caller_says_and_one_deadline(broker, pool_id):
     async with serving(broker, pool_id, name="me") as (responder, client):
         before = time.time()
         options = {"headers": {"traceparent": "00-1"}, "accept": "text/plain", "no_activate": True}
@@ -82,7 +82,7 @@ async def test_request_carries_what_the_caller_says_and_one_deadline(broker: Emb
 
 
 @pytest.mark.proves("requests/daemon-ever-run-pool")
-async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_unknown_pool_is_named_and_the_client_goes_on(broker, pool_id):
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(PoolNotFoundError, match=pool_id):
             await client.call("k", timeout=PATIENCE)
@@ -100,7 +100,7 @@ KINDS = {
 }
 
 
-async def test_status_of_the_answer_is_raised(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_status_of_the_answer_is_raised(broker, pool_id):
     def answer(request: Request) -> list[Response]:
         return [Response(Status(request.path), detail="because")]
 
@@ -126,7 +126,7 @@ def _jobs(request: Request) -> list[Response]:
     return [*jobs, *_progress(request)]
 
 
-async def test_progress_of_jobs_has_a_callback_of_its_own(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_progress_of_jobs_has_a_callback_of_its_own(broker, pool_id):
     """The callback for partial answers, and iteration over them, get only those of the handler."""
     jobs: list[JobProgress] = []
     parts: list[Reply] = []
@@ -139,7 +139,7 @@ async def test_progress_of_jobs_has_a_callback_of_its_own(broker: EmbeddedBroker
     assert (jobs, [reply.text for reply in parts], without.text) == ([JOBS, JOBS], ["0", "1", "2"], "last")
 
 
-async def test_progress_reaches_callback_and_stream_before_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_progress_reaches_callback_and_stream_before_the_answer(broker, pool_id):
     """A callback that fails fails its call only."""
     seen: list[Reply] = []
 
@@ -157,7 +157,7 @@ async def test_progress_reaches_callback_and_stream_before_the_answer(broker: Em
         assert (await client.call("k")).text == "last"
 
 
-async def test_stream_left_early_and_cancelled_task_cancel_their_requests(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_stream_left_early_and_cancelled_task_cancel_their_requests(broker, pool_id):
     def start(request: Request) -> list[Response]:
         return [Response(body=b"first", progress=True)]
 
@@ -175,7 +175,7 @@ async def test_stream_left_early_and_cancelled_task_cancel_their_requests(broker
     assert call.cancelled()
 
 
-async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker, pool_id):
     async with serving(broker, pool_id, silence, answer_slack=3600) as (_, client):
         with pytest.raises(RequestTimeoutError, match="no answer") as raised:
             await client.call("k", timeout=2.0, answer_slack=0.05)
@@ -183,14 +183,14 @@ async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBr
 
 
 @pytest.mark.proves("races/request-delivered-twice-answered", "requests/same-answer-arrives-twice")
-async def test_repeated_answer_is_ignored_and_counted(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_repeated_answer_is_ignored_and_counted(broker, pool_id):
     async with serving(broker, pool_id, lambda request: [*echo(request), *echo(request)]) as (_, client):
         for number in range(3):
             assert (await client.call("k", "", number, timeout=PATIENCE)).json() == number
     assert client.ignored_replies >= 2  # the last one may still be on its way
 
 
-async def test_cancel_carries_the_same_address_as_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_cancel_carries_the_same_address_as_the_request(broker, pool_id):
     async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", correlation_id="mine", raise_on_error=False))
         request = (await responder.requests.get()).properties
@@ -204,9 +204,7 @@ async def test_cancel_carries_the_same_address_as_the_request(broker: EmbeddedBr
         call.cancel()
 
 
-async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
-    broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(broker, pool_id):
     async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
         call = group.create_task(client.call("k", correlation_id="mine"))
         await responder.requests.get()
@@ -217,7 +215,7 @@ async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
         call.cancel()
 
 
-async def test_full_queue_and_pool_without_any_refuse_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_full_queue_and_pool_without_any_refuse_the_request(broker, pool_id):
     full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
     responder = Responder(broker.amqp_uri, pool_id, queue_arguments=full, consume=False)
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
@@ -228,14 +226,14 @@ async def test_full_queue_and_pool_without_any_refuse_the_request(broker: Embedd
             await client.call("of no queue", timeout=PATIENCE)
 
 
-async def test_header_that_amqp_cannot_express_affects_no_other_call(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_header_that_amqp_cannot_express_affects_no_other_call(broker, pool_id):
     async with serving(broker, pool_id) as (_, client):
         with pytest.raises(TypeError):
             await client.call("k", headers={"bad": object()}, timeout=PATIENCE)
         assert (await client.call("k", timeout=PATIENCE)).ok
 
 
-async def test_plain_client_reads_the_status_as_a_byte_array(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_plain_client_reads_the_status_as_a_byte_array(broker, pool_id):
     async with Responder(broker.amqp_uri, pool_id), await aio_pika.connect(broker.amqp_uri) as connection:
         channel = await connection.channel()
         answer: asyncio.Future[aio_pika.abc.AbstractIncomingMessage] = asyncio.get_running_loop().create_future()

@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from filled_streams import fill
 
 from osrdyne.amqp import Message
 from osrdyne.cli.main import execute
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, PATH_HEADER, Request, Response
 from osrdyne.protocol.names import PoolNames
 
@@ -54,19 +52,13 @@ class Cli:
 
 
 @pytest.fixture
-def cli(
-    broker: EmbeddedBroker,
-    pool_id: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Iterator[Cli]:
+def cli(broker, pool_id, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     yield Cli(broker.amqp_uri, pool_id, monkeypatch, capfd)
     structlog.reset_defaults()
 
 
-def test_rows_are_a_table_and_json_is_the_body_alone(cli: Cli) -> None:
+def test_rows_are_a_table_and_json_is_the_body_alone(cli):
     with cli.answered():
         code, out, errors = cli.run("k", "/sql", "-d", json.dumps(ROWS))
         assert (code, errors, out.split()) == (0, "1 row\n", ["n", "──", "42"])
@@ -83,7 +75,7 @@ def _stream(request: Request) -> list[Response]:
     return [*parts[: 1 if b"lost" in request.body else 2], end]
 
 
-def test_streamed_answer_is_written_part_by_part(cli: Cli) -> None:
+def test_streamed_answer_is_written_part_by_part(cli):
     with cli.answered(_stream):
         assert cli.run("k", "/sql", "--stream") == (0, "partpart end", "")
         code, out, errors = cli.run("k", "/sql", "--stream", "-d", '"lost"')
@@ -97,14 +89,14 @@ def _fail(request: Request) -> list[Response]:
     return [*step, Response("start-failed", detail="It died.\nlast words")]
 
 
-def test_error_answer_and_progress_go_to_standard_error(cli: Cli) -> None:
+def test_error_answer_and_progress_go_to_standard_error(cli):
     with cli.answered(_fail):
         code, out, errors = cli.run("k", "/sql", "--progress")
     assert (code, out) == (1, "")
     assert [part in errors for part in ("1 of 2", "It died.", "  last words", "503")] == [True] * 4
 
 
-def test_no_answer_in_time_and_unreachable_broker_have_exit_codes(cli: Cli, unused_tcp_port: int) -> None:
+def test_no_answer_in_time_and_unreachable_broker_have_exit_codes(cli, unused_tcp_port):
     with cli.answered(silence):
         code, out, errors = cli.run("k", "/sql", "--timeout", "2s", "--set", "requests.max_clock_skew=0s")
     assert (code, out, len(errors.splitlines())) == (3, "", 1)
@@ -118,13 +110,13 @@ def test_no_answer_in_time_and_unreachable_broker_have_exit_codes(cli: Cli, unus
     [("k",), ("x" * 256, "/sql"), ("k", "/sql", "--pool", "No"), ("k", "/sql")],
     ids=["no path", "bad key", "bad pool", "unknown pool"],
 )
-def test_wrong_use_is_exit_code_2_without_a_traceback(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_wrong_use_is_exit_code_2_without_a_traceback(cli, arguments):
     code, out, errors = cli.run(*arguments)
     assert (code, out, "Traceback" in errors, bool(errors)) == (2, "", False, True)
 
 
 @pytest.mark.usefixtures("processes")
-def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
+def test_ctrl_c_cancels_the_request_and_reports_it(cli):
     arrived = threading.Event()
 
     def keep_waiting(request: Request) -> list[Response]:
@@ -146,7 +138,7 @@ def test_ctrl_c_cancels_the_request_and_reports_it(cli: Cli) -> None:
     assert cancel.routing_key == "k"
 
 
-def test_replay_requests_each_partition_until_its_end(cli: Cli) -> None:
+def test_replay_requests_each_partition_until_its_end(cli):
     requests = []
 
     def answer(request: Request) -> list[Response]:
@@ -171,7 +163,7 @@ def test_replay_requests_each_partition_until_its_end(cli: Cli) -> None:
 
 
 @pytest.mark.proves("telemetry/osrdyne-telemetry-resend-interrupted")
-def test_resend_sends_a_range_of_the_log_to_another_pool(cli: Cli) -> None:
+def test_resend_sends_a_range_of_the_log_to_another_pool(cli):
     received: queue.SimpleQueue[tuple[object, ...]] = queue.SimpleQueue()
 
     def answer(request: Request) -> list[Response]:

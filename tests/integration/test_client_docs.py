@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from client_responder import responder_in_a_thread
 
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -32,7 +31,7 @@ def answer(request: Request) -> list[Response]:
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example_of_the_client_page_runs(broker: EmbeddedBroker, pool_id: str, number: int) -> None:
+def test_example_of_the_client_page_runs(broker, pool_id, number):
     code = EXAMPLES[number].replace("amqp://guest:guest@localhost:5672/", broker.amqp_uri)
     code = code.replace('"osrdyne")', f'"{pool_id}")')
     with responder_in_a_thread(broker.amqp_uri, pool_id, answer, keys=("tpch/sf=0.01", "tpch/sf=0.1")):
@@ -41,5 +40,5 @@ def test_example_of_the_client_page_runs(broker: EmbeddedBroker, pool_id: str, n
     assert re.search(r"42|2|refused", done.stdout)
 
 
-def test_the_client_page_has_examples() -> None:
+def test_the_client_page_has_examples():
     assert len(EXAMPLES) >= 5

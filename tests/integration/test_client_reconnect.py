@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from broker_api import close_connections
@@ -32,7 +32,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.proves("requests/client-loses-connection-during")
-async def test_call_under_way_fails_with_unknown_outcome(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_call_under_way_fails_with_unknown_outcome(broker, pool_id):
     answers: list[list[Response]] = [[], [Response(body=b"after")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
     client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
@@ -55,7 +55,7 @@ async def _outcome(client: AsyncClient) -> Exception | None:
 
 
 @pytest.mark.proves("requests/client-loses-connection-during")
-async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_idempotent_call_is_sent_again(broker, pool_id):
     answers: list[list[Response]] = [[], [Response(body=b"second time")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
     client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
@@ -69,7 +69,7 @@ async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: st
     assert second.headers["x-deadline"] == first.headers["x-deadline"]
 
 
-async def test_without_reconnect_the_loss_is_final(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_without_reconnect_the_loss_is_final(broker, pool_id):
     async with (
         Responder(broker.amqp_uri, pool_id),
         AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=None) as client,
@@ -80,7 +80,7 @@ async def test_without_reconnect_the_loss_is_final(broker: EmbeddedBroker, pool_
             await client.call("k", timeout=PATIENCE)
 
 
-async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_deleted_exchange_costs_a_session_and_not_the_client(broker, pool_id):
     async with AsyncClient(broker.amqp_uri, pool_id, reconnect=FAST) as client:
         async with Responder(broker.amqp_uri, pool_id):
             assert (await client.call("k", timeout=PATIENCE)).ok
@@ -90,7 +90,7 @@ async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: Embed
             assert (await client.call("k", timeout=PATIENCE)).ok
 
 
-async def test_wrong_password_is_reported_on_entry_without_the_password(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_wrong_password_is_reported_on_entry_without_the_password(broker, pool_id):
     uri = str(URL(broker.amqp_uri).with_password("s3cret"))
     with pytest.raises(BrokerAccessError) as raised:
         async with AsyncClient(uri, pool_id):
@@ -99,7 +99,7 @@ async def test_wrong_password_is_reported_on_entry_without_the_password(broker: 
 
 
 @pytest.fixture(scope="module")
-def own_broker() -> Iterator[EmbeddedBroker]:
+def own_broker():
     """A node of this module's own, to be stopped and started; each test leaves it running."""
     broker = EmbeddedBroker()
     try:
@@ -111,7 +111,7 @@ def own_broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-async def test_client_lives_through_a_restart_of_the_broker(own_broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_client_lives_through_a_restart_of_the_broker(own_broker, pool_id):
     client = AsyncClient(
         own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=3600
     )  # what is not sent gets no answer
@@ -130,7 +130,7 @@ async def test_client_lives_through_a_restart_of_the_broker(own_broker: Embedded
                 assert (await waiting).body == b"waited"
 
 
-async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_closing_ends_and_cancels_the_calls_under_way(broker, pool_id):
     async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder, asyncio.TaskGroup() as group:
         async with AsyncClient(broker.amqp_uri, pool_id) as client:
             call = group.create_task(_outcome(client))
@@ -142,7 +142,7 @@ async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBrok
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker, pool_id):
     client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
     async with (
         Responder(own_broker.amqp_uri, pool_id, consume=False) as responder,

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from pooled_stage import PooledStage
-from worker_process import PATIENCE, Stage
+from worker_process import PATIENCE
 
 from osrdyne.protocol.messages import Response
 
@@ -40,7 +39,7 @@ class Directory:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Directory:
+def directory(tmp_path):
     return Directory(tmp_path / "k")
 
 
@@ -49,7 +48,7 @@ def version(number: int) -> dict[str, object]:
 
 
 @pytest.mark.proves("workers/worker-dies-reloads-data")
-async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, directory: Directory) -> None:
+async def test_worker_that_dies_in_a_reload_loses_no_request(pool, directory):
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
         (directory.path / name).touch()
@@ -66,7 +65,7 @@ async def test_worker_that_dies_in_a_reload_loses_no_request(pool: Stage, direct
     assert [response.body for response in responses] == [b"1"] * 4
 
 
-async def test_each_key_of_a_pooled_process_has_its_own_version(pooled: PooledStage, tmp_path: Path) -> None:
+async def test_each_key_of_a_pooled_process_has_its_own_version(pooled, tmp_path):
     process = await pooled.start(APP)
     directories = {key: Directory(tmp_path / key) for key in ("a", "b")}
     for key, one in directories.items():

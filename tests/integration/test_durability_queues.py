@@ -13,7 +13,6 @@ from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.queues.durability import QueueDurability
-from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
 
 TURNS = 20
@@ -39,9 +38,7 @@ async def write(durability: QueueDurability) -> None:
 
 
 @pytest.mark.proves("broker/rabbitmq-3-10-still")
-async def test_next_leader_is_not_disturbed_by_commands_of_the_one_before(
-    broker_settings: BrokerSettings, pool_id: str
-) -> None:
+async def test_next_leader_is_not_disturbed_by_commands_of_the_one_before(broker_settings, pool_id):
     """With the names of the other term, RabbitMQ 3.10 would end the connection in every second turn (541)."""
     async with of_term(1, pool_id, broker_settings.uri) as earlier, of_term(2, pool_id, broker_settings.uri) as later:
         await asyncio.gather(write(earlier), write(later))

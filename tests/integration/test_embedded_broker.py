@@ -67,12 +67,12 @@ async def until_free(ports: list[int]) -> None:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     return tmp_path / "node"
 
 
 @pytest.mark.nightly
-async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(directory: Path) -> None:
+async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(directory):
     broker = EmbeddedBroker(directory, consumer_timeout=7200)
     await broker.start()
     uri = broker.amqp_uri
@@ -104,7 +104,7 @@ def kill_from_outside(directory: Path) -> None:
     node.kill()
 
 
-async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing() -> None:
+async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing():
     settings = Settings(worker=WorkerSettings(processing_timeout=7200), requests=RequestSettings(consumer_timeout=7500))
     broker = EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout())
     async with broker:
@@ -125,7 +125,7 @@ async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing() -
     await until_free(list(node.ports(tls=False)))
 
 
-async def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+async def test_a_node_ends_with_the_process_that_started_it(tmp_path):
     """However that ends: `tests/acceptance/test_dev.py` interrupts one."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
@@ -145,7 +145,7 @@ async def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> N
         process.communicate()
 
 
-async def test_a_node_that_cannot_start_reports_why(directory: Path) -> None:
+async def test_a_node_that_cannot_start_reports_why(directory):
     broker = EmbeddedBroker(directory)
     directory.mkdir()
     (directory / "data").mkdir()
@@ -155,7 +155,7 @@ async def test_a_node_that_cannot_start_reports_why(directory: Path) -> None:
     assert not broker.is_running
 
 
-async def test_a_missing_rabbitmq_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_rabbitmq_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(embedded, "_SERVERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigurationError, match="apt-get install rabbitmq-server"):

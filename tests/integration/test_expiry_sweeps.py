@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
-from osrdyne.amqp import Channel, Consumer, Delivery
+from osrdyne.amqp import Consumer, Delivery
 from osrdyne.broker.topology.declarations import request_queue_arguments
-from osrdyne.config.models import BrokerSettings, RequestSettings
-from osrdyne.daemon.daemon import Daemon
+from osrdyne.config.models import RequestSettings
 from osrdyne.processors.expiry.sweeper import CONSUME_FIRST, PREFETCH
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -34,7 +31,7 @@ def numbers(deliveries: list[Delivery]) -> list[int]:
 
 
 @pytest.fixture
-async def queue(connection: amqp.Connection, channel: Channel, pool_id: str) -> str:
+async def queue(connection, channel, pool_id):
     """A queue with numbered requests, of which a worker holds the first."""
     name = PoolNames(pool_id).request_queue(Key("k"))
     await channel.declare_queue(name, arguments=request_queue_arguments(PoolNames(pool_id), Key("k")))
@@ -45,9 +42,7 @@ async def queue(connection: amqp.Connection, channel: Channel, pool_id: str) -> 
     return name
 
 
-async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_nothing(
-    connection: amqp.Connection, channel: Channel, queue: str
-) -> None:
+async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_nothing(connection, channel, queue):
     worker = await channel.consume(queue, prefetch=1)
     held = (await take(worker, 1))[0]
     first = await connection.channel()
@@ -60,9 +55,7 @@ async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_no
     assert numbers(await take(consumer, REQUESTS - 1)) == list(range(1, REQUESTS))
 
 
-async def test_what_was_taken_goes_back_to_the_head_in_its_order(
-    connection: amqp.Connection, channel: Channel, queue: str
-) -> None:
+async def test_what_was_taken_goes_back_to_the_head_in_its_order(connection, channel, queue):
     first = await connection.channel()
     consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
     taken = await take(consumer, REQUESTS)
@@ -78,15 +71,13 @@ async def test_what_was_taken_goes_back_to_the_head_in_its_order(
 
 
 @pytest.fixture
-async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
+async def daemon(broker_settings, pool_id, tmp_path):
     requests = RequestSettings(check_entire_queue_on_cleanup=True, cleanup_interval=1, max_clock_skew=0.5)
     async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path, requests=requests)) as daemon:
         yield daemon
 
 
-async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits(
-    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
-) -> None:
+async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits(daemon, connection, channel, pool_id):
     names, replies = PoolNames(pool_id), f"{pool_id}-answers"
     await channel.declare_queue(replies, exclusive=True)
     publishing = await connection.channel(confirms=True)
@@ -113,9 +104,7 @@ async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits
 
 
 @pytest.mark.nightly
-async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(
-    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
-) -> None:
+async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(daemon, connection, channel, pool_id):
     names, total = PoolNames(pool_id), 900
     publishing = await connection.channel(confirms=True)
     for number in range(total):

@@ -9,7 +9,6 @@ from spark_fixtures import SMALL_SPARK
 from worker_process import stage
 
 from osrdyne.client import AsyncClient, RequestError
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE
 
 pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
@@ -18,7 +17,7 @@ KEY = "2"
 
 
 @pytest.mark.timeout(1200)
-async def test_rows_and_look_ups_reach_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_rows_and_look_ups_reach_the_client(broker, pool_id):
     async with stage(broker.amqp_uri, pool_id, KEY) as pool, AsyncClient(broker.amqp_uri, pool_id) as client:
         await pool.start(app="workers.examples.scoring:app", spark=SMALL_SPARK, ready=False)
         segment = (await client.call(KEY, "/segment", {"minimum_age": 79}, timeout=600)).json()

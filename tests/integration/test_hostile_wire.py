@@ -9,10 +9,8 @@ from raw_amqp import raw_publisher
 from test_term import SOON, daemon_of, publish, settings_of, take
 from worker_process import stage
 
-from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.amqp import Channel, Message
 from osrdyne.amqp.version import BrokerVersion
-from osrdyne.config.models import BrokerSettings
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.hostile import HostileMessage, hostile_message
 
@@ -45,8 +43,8 @@ async def until_empty(channel: Channel, *queues: str) -> None:
 
 @pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
 async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_leader(
-    broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, channel: Channel
-) -> None:
+    broker, broker_settings, pool_id, channel
+):
     """RabbitMQ 3.10 ends the connection that answers to a forged direct reply address, again and again."""
     names = PoolNames(pool_id)
     ways = places(names)
@@ -69,9 +67,7 @@ async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_l
 
 
 @pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
-async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_worker(
-    broker: EmbeddedBroker, pool_id: str
-) -> None:
+async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_worker(broker, pool_id):
     async with stage(broker.amqp_uri, pool_id) as pool, raw_publisher(broker.amqp_uri) as raw:
         worker = await pool.start(runtime={"concurrency": 4, "skip_abandoned": True})
         for address in FORGED:
@@ -91,9 +87,7 @@ async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_w
 
 
 @pytest.mark.proves("requests/body-128-mib-largest")
-async def test_largest_message_that_rabbitmq_takes_is_forwarded(
-    broker: EmbeddedBroker, broker_settings: BrokerSettings, pool_id: str, channel: Channel, connection: Connection
-) -> None:
+async def test_largest_message_that_rabbitmq_takes_is_forwarded(broker, broker_settings, pool_id, channel, connection):
     names = PoolNames(pool_id)
     huge = HostileMessage(0, b"a", b"\0\0", bytes(LARGEST))
     async with daemon_of(settings_of(broker_settings, pool_id)) as running, raw_publisher(broker.amqp_uri) as raw:

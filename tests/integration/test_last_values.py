@@ -24,8 +24,7 @@ from test_telemetry import KEYS, ROUTES, telemetry_settings
 from test_term import SOON, daemon_of
 from typer.testing import CliRunner
 
-from osrdyne.amqp import Channel, Message
-from osrdyne.broker.management.client import ManagementClient
+from osrdyne.amqp import Message
 from osrdyne.cli.main import full_command_line
 from osrdyne.config.models import BrokerSettings, LastValueSettings, Settings
 from osrdyne.errors import LastValueStoreError
@@ -102,8 +101,8 @@ def newest(last: int) -> dict[str, float]:
 
 
 async def test_last_values_of_requests_are_in_api_metrics_and_lag(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient, tmp_path: Path
-) -> None:
+    broker_settings, pool_id, channel, management, tmp_path
+):
     names, settings = PoolNames(pool_id), settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=2)
     body = b'[{"series": "t", "value": 1}, {"series": "t", "value": 2}, {"series": "u", "value": "on"}, 7]'
     async with daemon_of(settings) as running:
@@ -152,9 +151,7 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
 
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 @pytest.mark.proves("last-values/last-value-reader-killed")
-async def test_reader_that_is_killed_again_and_again_loses_no_value(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path, store: str, request: pytest.FixtureRequest
-) -> None:
+async def test_reader_that_is_killed_again_and_again_loses_no_value(broker_settings, pool_id, tmp_path, store, request):
     chosen = in_file(tmp_path)
     if store == "postgresql":
         chosen = LastValueSettings(store="postgresql", uri=SecretStr(request.getfixturevalue("database")))
@@ -200,9 +197,7 @@ async def test_reader_that_is_killed_again_and_again_loses_no_value(
 
 
 @pytest.mark.proves("last-values/retention-removes-messages-last")
-async def test_truncated_stream_is_read_from_its_first_message(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_truncated_stream_is_read_from_its_first_message(broker_settings, pool_id, tmp_path):
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
     uri = broker_settings.uri.get_secret_value()
@@ -220,8 +215,8 @@ async def test_truncated_stream_is_read_from_its_first_message(
 
 @pytest.mark.proves("last-values/stream-deleted-declared-again")
 async def test_stream_that_is_declared_again_is_read_from_its_first_message(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, tmp_path: Path
-) -> None:
+    broker_settings, pool_id, channel, tmp_path
+):
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=2)
     values, names = LastValues(settings), PoolNames(pool_id)
     uri = broker_settings.uri.get_secret_value()
@@ -240,7 +235,7 @@ async def test_stream_that_is_declared_again_is_read_from_its_first_message(
 
 
 @pytest.mark.proves("last-values/rabbitmq-closes-connection-last")
-async def test_lost_connection_is_opened_again(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> None:
+async def test_lost_connection_is_opened_again(broker_settings, pool_id, tmp_path):
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
     uri = broker_settings.uri.get_secret_value()
@@ -256,9 +251,7 @@ async def test_lost_connection_is_opened_again(broker_settings: BrokerSettings, 
 
 
 @pytest.mark.proves("last-values/database-last-values-deleted", "last-values/database-last-values-locked")
-async def test_locked_and_replaced_file_delay_values_and_lose_none(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_locked_and_replaced_file_delay_values_and_lose_none(broker_settings, pool_id, tmp_path):
     broker = broker_settings.model_copy(update={"retry_interval": 0.5})
     settings = settings_with(broker, pool_id, in_file(tmp_path), partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
@@ -287,9 +280,7 @@ async def test_locked_and_replaced_file_delay_values_and_lose_none(
 
 
 @pytest.mark.proves("last-values/database-last-values-locked")
-async def test_postgresql_that_restarts_delays_values_and_shows_no_password(
-    broker_settings: BrokerSettings, pool_id: str
-) -> None:
+async def test_postgresql_that_restarts_delays_values_and_shows_no_password(broker_settings, pool_id):
     broker = broker_settings.model_copy(update={"retry_interval": 0.5})
     with running_postgresql() as server:
         chosen = LastValueSettings(store="postgresql", uri=SecretStr(server.new_database()))

@@ -20,16 +20,15 @@ from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
-from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, LeadershipLostError
 from osrdyne.protocol.uri import with_user
-from tests.conftest import Broker
 
 SOON = 120.0
 
 
 @pytest.fixture
-def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+def settings(broker_settings, pool_id):
     return Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
 
 
@@ -47,7 +46,7 @@ def session_of(settings: Settings, **more: Any) -> LeaderSession:
 
 
 @pytest.fixture(autouse=True)
-def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_silence(monkeypatch):
     """Where RabbitMQ attaches consumers by itself, an earlier leader is outwaited for three heartbeats, too."""
     monkeypatch.setattr("osrdyne.broker.leadership.token.SILENCE_WHERE_REATTACHED", 0.0)
 
@@ -101,7 +100,7 @@ async def tokens(session: LeaderSession, channel: Channel) -> int:
 
 
 class TestAcquire:
-    async def test_terms_grow_by_one_with_each_leader(self, settings: Settings) -> None:
+    async def test_terms_grow_by_one_with_each_leader(self, settings):
         terms = []
         for _ in range(4):
             async with session_of(settings) as session:
@@ -110,7 +109,7 @@ class TestAcquire:
         assert terms == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
     @pytest.mark.proves("controller/several-daemons-run-one")
-    async def test_one_of_several_leads(self, settings: Settings) -> None:
+    async def test_one_of_several_leads(self, settings):
         """lifecycle: token-queue, one-leader."""
         sessions = [session_of(settings) for _ in range(4)]
         for session in sessions:
@@ -126,9 +125,7 @@ class TestAcquire:
                 await waiting.pop(task).close()
         assert leaders == [1, 2, 3, 4]
 
-    async def test_several_tokens_become_one_with_the_highest_number(
-        self, settings: Settings, channel: Channel
-    ) -> None:
+    async def test_several_tokens_become_one_with_the_highest_number(self, settings, channel):
         """lifecycle: token-queue: several are harmless, none is not."""
         async with session_of(settings) as session:
             for token in (Token(7, "x"), Token(3, "y"), Token(0, "")):
@@ -138,7 +135,7 @@ class TestAcquire:
             assert (previous, own.term) == (Token(7, "x"), 8)
             assert await tokens(session, channel) == 1
 
-    async def test_something_that_is_not_a_token_is_replaced(self, settings: Settings, channel: Channel) -> None:
+    async def test_something_that_is_not_a_token_is_replaced(self, settings, channel):
         """A reply address may be any queue, so anybody may have an answer put here."""
         junk = [b"", b"{}", b"[]", b'{"term": "x"}', b'{"term": Infinity}', b"\xff", b"[" * 20_000]
         async with session_of(settings) as session:
@@ -149,7 +146,7 @@ class TestAcquire:
             assert await tokens(session, channel) == 1
 
     @pytest.mark.parametrize("with_user", [False, True], ids=["an answer", "our user"])
-    async def test_enormous_term_is_not_believed(self, settings: Settings, channel: Channel, with_user: bool) -> None:
+    async def test_enormous_term_is_not_believed(self, settings, channel, with_user):
         forged: list[None] = []
         enormous = [10**400, 2**60, 2**53, int(time.time()) + 400 * 86_400]
         async with session_of(settings, on_forged=lambda: forged.append(None)) as session:
@@ -162,7 +159,7 @@ class TestAcquire:
             assert await tokens(session, channel) == 1
         assert len(forged) <= len(enormous)  # one of our own user may be an old token of another clock
 
-    async def test_answer_like_a_token_is_not_believed(self, settings: Settings, channel: Channel) -> None:
+    async def test_answer_like_a_token_is_not_believed(self, settings, channel):
         """Nothing can make an answer carry a user."""
         async with session_of(settings) as session:
             assert session.token.user is not None
@@ -171,9 +168,7 @@ class TestAcquire:
             previous, own = await session.token.acquire()
             assert (previous, own.term) == (Token(0, ""), 1)
 
-    async def test_user_that_rabbitmq_knows_by_another_name_leads_without_naming_it(
-        self, settings: Settings, broker_settings: BrokerSettings
-    ) -> None:
+    async def test_user_that_rabbitmq_knows_by_another_name_leads_without_naming_it(self, settings, broker_settings):
         """As with OAuth 2: the name in the URI is not that of the user. A message that named it would be refused."""
         uri = with_user(settings.broker.effective_uri(), "another name", "secret")
         named = settings.model_copy(update={"broker": broker_settings.model_copy(update={"uri": SecretStr(uri)})})
@@ -189,7 +184,7 @@ class TestAcquire:
         assert terms == [1, 2]
 
     @pytest.mark.proves("controller/leader-queue-holds-something")
-    async def test_junk_in_the_leader_queue_of_a_leader_is_dropped(self, settings: Settings, channel: Channel) -> None:
+    async def test_junk_in_the_leader_queue_of_a_leader_is_dropped(self, settings, channel):
         forged: list[None] = []
         async with session_of(settings, on_forged=lambda: forged.append(None)) as leader:
             _, own = await leader.token.acquire()
@@ -204,7 +199,7 @@ class TestAcquire:
             assert await tokens(leader, channel) == 1
 
     @pytest.mark.proves("controller/leader-queue-deleted")
-    async def test_deleted_leader_queue_does_not_restart_the_terms(self, settings: Settings) -> None:
+    async def test_deleted_leader_queue_does_not_restart_the_terms(self, settings):
         """The term that was announced may still be in use, or a later one."""
         began = int(time.time())
         for announced in (7, began + 1000):
@@ -214,9 +209,7 @@ class TestAcquire:
                 await delete_leader_queue(session)
 
     @pytest.mark.proves("controller/leader-queue-purged-daemon")
-    async def test_missing_token_is_replaced_by_a_standby(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_missing_token_is_replaced_by_a_standby(self, settings, monkeypatch):
         """The leader queue was purged while there was no leader."""
         monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_INTERVAL", 0.5)
         async with session_of(settings) as session:
@@ -227,7 +220,7 @@ class TestAcquire:
             _, own = await asyncio.wait_for(session.token.acquire(), SOON)
             assert own.term == 1
 
-    async def test_token_that_was_refused_is_left_as_it_was(self, settings: Settings) -> None:
+    async def test_token_that_was_refused_is_left_as_it_was(self, settings):
         def refuse(previous: Token) -> None:
             raise LeadershipLostError(f"not after {previous.term}")
 
@@ -238,7 +231,7 @@ class TestAcquire:
             previous, _ = await session.token.acquire()
             assert previous.term == 0
 
-    async def test_standby_whose_connection_is_lost_stops_waiting(self, settings: Settings) -> None:
+    async def test_standby_whose_connection_is_lost_stops_waiting(self, settings):
         async with session_of(settings) as leader, session_of(settings) as standby:
             await leader.token.acquire()
             waiting = asyncio.create_task(standby.token.acquire())
@@ -249,7 +242,7 @@ class TestAcquire:
 
 
 class TestKeep:
-    async def test_renewal_keeps_the_token_and_there_is_never_none(self, settings: Settings, channel: Channel) -> None:
+    async def test_renewal_keeps_the_token_and_there_is_never_none(self, settings, channel):
         """lifecycle: token-renewal."""
         async with session_of(settings) as leader, session_of(settings) as standby:
             _, own = await leader.token.acquire()
@@ -263,9 +256,7 @@ class TestKeep:
             await asyncio.wait({keeping})
             assert await tokens(standby, channel) == 1
 
-    async def test_connection_closed_by_an_operator_hands_the_token_over_at_once(
-        self, settings: Settings, broker: Broker
-    ) -> None:
+    async def test_connection_closed_by_an_operator_hands_the_token_over_at_once(self, settings, broker):
         """broker: single-active-consumer: milliseconds after a closed connection."""
         name = f"osrdyne {settings.pool.id} leader"
         async with session_of(settings) as leader, http_client(broker.management_uri) as api:
@@ -279,7 +270,7 @@ class TestKeep:
                 _, own = await asyncio.wait_for(waiting, SOON)
             assert own.term == 2
 
-    async def test_error_on_t_deposes_the_leader_and_fails_the_commands_that_wait(self, settings: Settings) -> None:
+    async def test_error_on_t_deposes_the_leader_and_fails_the_commands_that_wait(self, settings):
         """lifecycle: token-channel-fences, term-ends-whole: binding to a queue that does not exist closes T."""
         async with session_of(settings) as leader, session_of(settings) as standby:
             _, own = await leader.token.acquire()
@@ -299,7 +290,7 @@ class TestKeep:
             assert next_token.term == own.term + 1
 
     @pytest.mark.proves("controller/leader-disconnected-hangs")
-    async def test_commands_of_a_deposed_leader_fail_and_do_nothing(self, settings: Settings, channel: Channel) -> None:
+    async def test_commands_of_a_deposed_leader_fail_and_do_nothing(self, settings, channel):
         """lifecycle: token-channel-fences [otherch]: its delete must not land after the next leader has bound the
         queue."""
         queue = f"{settings.pool.id}-req-a"
@@ -315,7 +306,7 @@ class TestKeep:
         await channel.declare_queue(queue, passive=True)
 
     @pytest.mark.proves("controller/leader-queue-deleted")
-    async def test_deleted_leader_queue_ends_the_connection_of_the_leader_at_once(self, settings: Settings) -> None:
+    async def test_deleted_leader_queue_ends_the_connection_of_the_leader_at_once(self, settings):
         """The channel stays open, and would still carry out commands beside those of the next leader."""
         async with session_of(settings) as leader:
             _, own = await leader.token.acquire()
@@ -329,7 +320,7 @@ class TestKeep:
                     await leader.token.do(lambda t: t.ping())
 
     @pytest.mark.proves("controller/leader-queue-deleted")
-    async def test_next_leader_waits_for_a_hanging_leader_after_the_queue_was_deleted(self, settings: Settings) -> None:
+    async def test_next_leader_waits_for_a_hanging_leader_after_the_queue_was_deleted(self, settings):
         """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed.
 
         Until then RabbitMQ 3.10 may also hold the consumer of the earlier leader for one of the new queue.
@@ -348,9 +339,7 @@ class TestKeep:
             assert time.monotonic() - began >= 3.0
 
     @pytest.mark.proves("controller/rabbitmq-4-0-attaches")
-    async def test_standby_that_rabbitmq_attached_to_a_new_leader_queue_gets_the_token(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_standby_that_rabbitmq_attached_to_a_new_leader_queue_gets_the_token(self, settings, monkeypatch):
         """broker: reattached-consumers: RabbitMQ 3.10 counts it as the active consumer, and delivers nothing to it.
 
         What its channel has to do before it sees the end of the queue makes that certain.
@@ -379,9 +368,7 @@ class TestKeep:
             assert own.term == 1
 
     @pytest.mark.proves("controller/rabbitmq-4-0-attaches")
-    async def test_leader_whose_token_does_not_come_back_ends_its_term(
-        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_leader_whose_token_does_not_come_back_ends_its_term(self, settings, monkeypatch):
         """broker: reattached-consumers: no cancel shows that its queue was deleted, and another daemon may lead."""
         monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_TIMEOUT", 1.0)
         async with session_of(settings) as leader:
@@ -394,7 +381,7 @@ class TestKeep:
             assert isinstance(reason, LeadershipLostError)
             assert "did not come back" in str(reason)
 
-    async def test_lost_publishing_connection_or_channel_ends_the_session(self, settings: Settings) -> None:
+    async def test_lost_publishing_connection_or_channel_ends_the_session(self, settings):
         """lifecycle: token-channel-never-fails: all connections of a leader close together.
 
         A publish that RabbitMQ cannot accept closes the channel; without it nothing would ever be forwarded.
@@ -412,9 +399,7 @@ class TestKeep:
                     assert keeping in done
 
     @pytest.mark.proves("controller/many-large-requests-keys")
-    async def test_large_requests_do_not_delay_the_token_channel(
-        self, settings: Settings, channel: Channel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_large_requests_do_not_delay_the_token_channel(self, settings, channel, monkeypatch):
         """Bodies that are not read yet fill the buffers of their connection; heartbeats and answers are behind them."""
         sockets: dict[str, asyncio.ReadTransport] = {}
 
@@ -444,7 +429,7 @@ class TestKeep:
         assert bodies == 32 * [2**20]
 
     @pytest.mark.proves("controller/leader-disconnected-hangs")
-    async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
+    async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings):
         """lifecycle: lease, pooled-late-process: and once after a given moment."""
         clock = StandingClock()
         async with LeaderSession(settings, clock=clock) as leader:
@@ -464,7 +449,7 @@ class TestKeep:
                 await leader.token.confirm(since=seen_at)
                 assert leader.token._led_at == asked
 
-    async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
+    async def test_session_that_is_cancelled_at_any_moment_ends(self, settings):
         """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""
         async with session_of(settings) as leader:
             _, own = await leader.token.acquire()
@@ -481,8 +466,8 @@ class TestProbe:
     """lifecycle: probe, delete-under-probe: a request that arrives between the passive declare and the probe."""
 
     async def test_message_that_reaches_the_probe_is_given_back_and_then_acknowledged(
-        self, settings: Settings, channel: Channel, connection: object, pool_id: str
-    ) -> None:
+        self, settings, channel, connection, pool_id
+    ):
         queue = f"{pool_id}-req-a"
         await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
         async with session_of(settings) as session:
@@ -493,11 +478,11 @@ class TestProbe:
                 await channel.publish(Message(body=b"late"), exchange="", routing_key=queue)
                 return await consume(name)
 
-            probing.consume = consume_late  # type: ignore[method-assign, assignment]
+            probing.consume = consume_late
             given_back: list[bytes] = []
 
             async def give_back(delivery: object) -> None:
-                given_back.append(delivery.body)  # type: ignore[attr-defined]
+                given_back.append(delivery.body)
 
             async def delete() -> int:
                 raise AssertionError("the queue must not be deleted")

@@ -8,7 +8,7 @@ import secrets
 import pytest
 from pydantic import SecretStr
 
-from osrdyne.amqp import Channel, ConnectionOptions, Message, connect
+from osrdyne.amqp import ConnectionOptions, Message, connect
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
@@ -20,7 +20,7 @@ QUORUM = {"x-queue-type": "quorum"}
 ODD_NAMES = ("a/b", "a%2Fb", "é 漢 🚄", "?#&=+", "'\"\\", "a;b")
 
 
-async def test_broker_user_and_nodes_are_described(management: ManagementClient) -> None:
+async def test_broker_user_and_nodes_are_described(management):
     overview = await management.overview()
     assert overview.version.is_supported
     assert overview.clock_offset is not None and abs(overview.clock_offset) < 60
@@ -36,9 +36,7 @@ async def test_broker_user_and_nodes_are_described(management: ManagementClient)
     assert node.files_limit > 0 and node.memory_limit
 
 
-async def test_connection_with_several_consumers_is_counted_once(
-    pool_id: str, channel: Channel, broker_settings: BrokerSettings, management: ManagementClient
-) -> None:
+async def test_connection_with_several_consumers_is_counted_once(pool_id, channel, broker_settings, management):
     queue = f"{pool_id}-req-a"
     assert await management.count_consuming_connections(queue) == 0
     await channel.declare_queue(queue, arguments=QUORUM)
@@ -54,9 +52,7 @@ async def test_connection_with_several_consumers_is_counted_once(
 
 
 @pytest.mark.proves("broker/pool-more-500-queues")
-async def test_listing_is_complete_while_queues_come_and_go(
-    pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_listing_is_complete_while_queues_come_and_go(pool_id, channel, management):
     """It has many pages. A prefix is not a pattern."""
     prefix = f"{pool_id}-req-"
     assert await management.list_queues(prefix) == []
@@ -78,7 +74,7 @@ async def test_listing_is_complete_while_queues_come_and_go(
     assert lasting <= {queue.name for queue in listed}
 
 
-async def test_listing_counts_messages(pool_id: str, channel: Channel, management: ManagementClient) -> None:
+async def test_listing_counts_messages(pool_id, channel, management):
     queue = f"{pool_id}-counted"
     await channel.declare_queue(queue, arguments=QUORUM)
     for _ in range(3):
@@ -93,9 +89,7 @@ async def test_listing_counts_messages(pool_id: str, channel: Channel, managemen
 
 
 @pytest.mark.proves("reference-defects/14-foreign-queue-broke")
-async def test_listing_survives_arguments_of_any_type(
-    pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_listing_survives_arguments_of_any_type(pool_id, channel, management):
     arguments: dict[str, object] = {
         "x-flag": True, "x-list": [1, "two", [3.5]], "x-table": {"a": {"b": False}}, "x-nothing": None, "x-number": 7,
         "x-bytes": b"\x00\xff", "x-text": "é\n'\"",
@@ -106,9 +100,7 @@ async def test_listing_survives_arguments_of_any_type(
     assert listed.arguments["x-text"] == "é\n'\""
 
 
-async def test_bindings_of_an_odd_exchange_are_listed(
-    pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_bindings_of_an_odd_exchange_are_listed(pool_id, channel, management):
     await channel.declare_queue(f"{pool_id}-q")
     for name in ODD_NAMES:
         exchange = f"{pool_id}-{name}"
@@ -119,19 +111,19 @@ async def test_bindings_of_an_odd_exchange_are_listed(
         assert (binding.queue, binding.routing_key) == (f"{pool_id}-q", name)
 
 
-async def test_global_parameters_are_kept(pool_id: str, management: ManagementClient) -> None:
+async def test_global_parameters_are_kept(pool_id, management):
     name = f"{pool_id}-manifest"
     assert await management.get_global_parameter(name) is None
     await management.put_global_parameter(name, {"pinned": ["é/%41"], "n": 1})
     assert await management.get_global_parameter(name) == {"pinned": ["é/%41"], "n": 1}
 
 
-async def test_a_refused_policy_names_the_setting(pool_id: str, management: ManagementClient) -> None:
+async def test_a_refused_policy_names_the_setting(pool_id, management):
     with pytest.raises(BrokerError, match="no-such-setting"):
         await management.put_policy(PolicySpec(f"{pool_id}-req", "^$", "queues", {"no-such-setting": 1}))
 
 
-async def test_a_wrong_password_and_the_amqp_port_are_refused(broker_settings: BrokerSettings) -> None:
+async def test_a_wrong_password_and_the_amqp_port_are_refused(broker_settings):
     uri, amqp_uri = broker_settings.effective_management_uri(), broker_settings.uri.get_secret_value()
     user, secret = uri.partition("//")[2].partition(":")[0], secrets.token_hex(8)
     wrong = uri.replace(uri.partition("@")[0], f"http://{user}:{secret}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -77,7 +76,7 @@ class Pool:
         await asyncio.gather(*(self.put(entry) for entry in numbered))
 
     async def views(self, **query: object) -> list[PoisonRecord]:
-        return list((await self.inventory.page(PoisonQuery(**query))).entries)  # type: ignore[arg-type]
+        return list((await self.inventory.page(PoisonQuery(**query))).entries)
 
     async def serve(self, key: str) -> None:
         """There is a queue for requests of this key."""
@@ -90,12 +89,12 @@ class Pool:
 
 
 @pytest.fixture
-async def pool(connection: amqp.Connection, channel: Channel, pool_id: str) -> AsyncIterator[Pool]:
+async def pool(connection, channel, pool_id):
     await declare_topology(channel, pool_topology(pool_id))
     yield Pool(connection, channel, pool_id)
 
 
-async def test_fifty_listings_disturb_nothing(pool: Pool) -> None:
+async def test_fifty_listings_disturb_nothing(pool):
     await pool.many(40)
     first = await pool.views(bodies=True)
     assert [view.body for view in first] == [b"%d" % number for number in range(40)]
@@ -109,11 +108,11 @@ async def test_fifty_listings_disturb_nothing(pool: Pool) -> None:
             await asyncio.sleep(0.02)
     delivery = await channel.get(pool.names.poison_queue)
     assert delivery is not None
-    assert delivery.headers["x-delivery-count" if "x-delivery-count" in delivery.headers else "x-acquired-count"] < 20  # type: ignore[operator]
+    assert delivery.headers["x-delivery-count" if "x-delivery-count" in delivery.headers else "x-acquired-count"] < 20
     await channel.close()
 
 
-async def test_two_hundred_entries_come_in_pages(pool: Pool) -> None:
+async def test_two_hundred_entries_come_in_pages(pool):
     await pool.many(200)
     seen: list[bytes | None] = []
     after = None
@@ -125,7 +124,7 @@ async def test_two_hundred_entries_come_in_pages(pool: Pool) -> None:
     assert (after, seen) == (None, [b"%d" % number for number in range(200)])
 
 
-async def test_entry_tells_everything_about_the_request(pool: Pool) -> None:
+async def test_entry_tells_everything_about_the_request(pool):
     timestamp = datetime(2023, 11, 14, tzinfo=UTC)
     message = Message(
         b"\xff", {"x-rpc-path": "/sql", "x": 1}, correlation_id="c", reply_to="r", message_id="m", app_id="a",
@@ -142,7 +141,7 @@ async def test_entry_tells_everything_about_the_request(pool: Pool) -> None:
 
 
 @pytest.mark.proves("workers/innocent-request-reaches-delivery")
-async def test_replay_sends_the_request_as_it_was(pool: Pool) -> None:
+async def test_replay_sends_the_request_as_it_was(pool):
     headers: dict[str, object] = {"x-rpc-path": b"/sql", "x-deadline": 1, "x-osrdyne-hops": 31, "odd": [{"a": 1.5}]}
     await pool.poison(Message(b"body", headers, correlation_id="c", reply_to="r", priority=3, app_id="a"), "a b")
     [view] = await pool.views()
@@ -171,7 +170,7 @@ class CrashingPublisher(LeaderPublisher):
         raise BrokerUnavailableError("The connection was lost.")
 
 
-async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool: Pool) -> None:
+async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool):
     await pool.poison(Message(b"one"))
     await pool.poison(Message(b"two"))
     names = [view.id for view in await pool.views()]
@@ -184,7 +183,7 @@ async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool: Pool) -> Non
     assert await pool.served() is None
 
 
-async def test_channel_lost_in_a_reading_gives_everything_back(pool: Pool) -> None:
+async def test_channel_lost_in_a_reading_gives_everything_back(pool):
     await pool.many(5)
     [one, *others] = await pool.views()
     opened: list[Channel] = []
@@ -198,13 +197,13 @@ async def test_channel_lost_in_a_reading_gives_everything_back(pool: Pool) -> No
         raise BrokerUnavailableError("The channel was lost.")
 
     pool.inventory._open_channel = open_channel  # of the same inventory: it knows what is still on its way back
-    pool.inventory._publish_again = lose  # type: ignore[method-assign, assignment]
+    pool.inventory._publish_again = lose
     with pytest.raises(BrokerUnavailableError):
         await pool.inventory.replay([one.id])
     assert await pool.views() == [one, *others]
 
 
-async def test_drop_removes_what_is_named_and_nothing_else(pool: Pool) -> None:
+async def test_drop_removes_what_is_named_and_nothing_else(pool):
     await pool.many(5)
     views = await pool.views()
     outcome = await pool.inventory.drop([views[1].id, "nothing", views[3].id[:8]])
@@ -215,7 +214,7 @@ async def test_drop_removes_what_is_named_and_nothing_else(pool: Pool) -> None:
         await pool.inventory.entry(views[1].id)
 
 
-async def test_entries_are_found_by_key_path_and_age(pool: Pool) -> None:
+async def test_entries_are_found_by_key_path_and_age(pool):
     hour_ago = int(SystemClock().time() * 1000) - 3_600_000
     await pool.poison(Message(b"1", {"x-rpc-path": "/a"}), "k1", hour_ago)
     await pool.poison(Message(b"2", {"x-rpc-path": "/b"}), "k1", hour_ago + 3_000_000)
@@ -227,7 +226,7 @@ async def test_entries_are_found_by_key_path_and_age(pool: Pool) -> None:
     assert found == {"keys": [b"1", b"2"], "path": [b"1", b"3"], "older_than": [b"1"], "newer_than": [b"2", b"3"]}
 
 
-async def test_entry_that_was_read_often_is_renewed(pool: Pool) -> None:
+async def test_entry_that_was_read_often_is_renewed(pool):
     await pool.many(3)
     eager = pool.make_inventory(pool.publisher, renew_at=3)
     before = await pool.views(bodies=True)
@@ -260,7 +259,7 @@ HOSTILE: dict[str, Message] = {
 }
 
 
-async def test_hostile_messages_are_shown_and_can_be_dropped(pool: Pool) -> None:
+async def test_hostile_messages_are_shown_and_can_be_dropped(pool):
     for message in HOSTILE.values():
         await pool.put(message)
     await pool.put(HOSTILE["nothing"])
@@ -274,7 +273,7 @@ async def test_hostile_messages_are_shown_and_can_be_dropped(pool: Pool) -> None
     assert await pool.views() == []
 
 
-async def test_huge_headers_make_room_for_ours(pool: Pool) -> None:
+async def test_huge_headers_make_room_for_ours(pool):
     deaths = [replace(DEATH, log_lines=("y" * 10_000,) * 20)] * 30
     for size in (100_000, 119_000, 125_000, 130_000):
         delivery = await pool.caught(Message(b"body", {"huge": "x" * size, "small": 1}), "k")
@@ -286,7 +285,7 @@ async def test_huge_headers_make_room_for_ours(pool: Pool) -> None:
         await pool.inventory.drop([view.id])
 
 
-async def test_forged_marks_in_a_request_are_not_believed(pool: Pool) -> None:
+async def test_forged_marks_in_a_request_are_not_believed(pool):
     forged: dict[str, object] = {KEY_HEADER: "other", DEATHS_HEADER: '[{"worker_id": "forged"}]', UNIQUE_HEADER: "u"}
     delivery = await pool.caught(Message(headers=forged), "k")
     await pool.put(poison_entry(delivery, deliveries=6, now_ms=NOW_MS))

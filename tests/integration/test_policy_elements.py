@@ -21,7 +21,7 @@ from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
-from osrdyne.config.models import BrokerSettings, RequestSettings
+from osrdyne.config.models import RequestSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -112,9 +112,7 @@ class Asked:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(
-    broker: Any, broker_settings: BrokerSettings, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Pool]:
+async def pool(broker, broker_settings, tmp_path_factory):
     id = f"t{secrets.token_hex(6)}"
     requests = RequestSettings(max_length_bytes=CAPACITY)
     directory = tmp_path_factory.mktemp("elements")
@@ -141,7 +139,7 @@ async def pool(
     await connection.close()
 
 
-async def test_request_beyond_max_message_size_reaches_no_queue(pool: Pool) -> None:
+async def test_request_beyond_max_message_size_reaches_no_queue(pool):
     # Body and headers count.
     small = await pool.ask("size", b"x" * 6 * KIB)
     for body, headers in ((b"x" * (8 * KIB + 1), {}), (b"x" * 6 * KIB, {"note": "x" * 2 * KIB})):
@@ -150,13 +148,13 @@ async def test_request_beyond_max_message_size_reaches_no_queue(pool: Pool) -> N
     assert small.answers.waiting() == 0
 
 
-async def test_request_expires_at_max_message_age(pool: Pool) -> None:
+async def test_request_expires_at_max_message_age(pool):
     assert await (await pool.ask("never")).status() == "expired"
     # In its queue, by RabbitMQ: the client itself gives it an hour.
     assert await (await pool.ask("short", expiration="3600000")).status() == "expired"
 
 
-async def test_queue_holds_no_more_bytes_than_its_capacity(pool: Pool) -> None:
+async def test_queue_holds_no_more_bytes_than_its_capacity(pool):
     body = b"x" * 32 * KIB
     asked = [await pool.ask("capacity", body) for _ in range(2 * CAPACITY // len(body))]
 
@@ -170,7 +168,7 @@ async def test_queue_holds_no_more_bytes_than_its_capacity(pool: Pool) -> None:
     assert len(await pool.serve("capacity")) == len(body)
 
 
-async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(pool: Pool) -> None:
+async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(pool):
     # The first one may be quicker than the leader is with the limit of a new queue; from then on it is exact.
     assert await pool.poison("retries", b"first") <= RequestSettings().delivery_limit
     assert await pool.poison("retries", b"second") == RETRIES

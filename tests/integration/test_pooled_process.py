@@ -7,11 +7,9 @@ import json
 import random
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pooled_stage import PooledStage
 from worker_process import PATIENCE
 
 from osrdyne.errors import BrokerError
@@ -36,7 +34,7 @@ def document(response: Response) -> dict[str, Any]:
 
 
 @pytest.mark.proves("pooled/worker-one-key-start")
-async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: PooledStage) -> None:
+async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled):
     process = await pooled.start()
     keys = [f"key {number}/é" for number in range(KEYS)]
     await asyncio.gather(
@@ -87,9 +85,7 @@ async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: Poo
     assert not any(pooled.stage.uri in line for line in process.lines)
 
 
-async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_rest(
-    pooled: PooledStage, tmp_path: Path
-) -> None:
+async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_rest(pooled, tmp_path):
     first, second = await pooled.start(), await pooled.start()
     stopped = tmp_path / "stopped"
     worker = await pooled.assign(first, "k", config={"stopped_file": str(stopped)})
@@ -104,7 +100,7 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
-async def test_killed_process_loses_no_request(pooled: PooledStage) -> None:
+async def test_killed_process_loses_no_request(pooled):
     process = await pooled.start()
     keys = [f"k{number}" for number in range(10)]
     await asyncio.gather(*(pooled.assign(process, key) for key in keys))
@@ -119,7 +115,7 @@ async def test_killed_process_loses_no_request(pooled: PooledStage) -> None:
     await pooled.until_waiting(5, *keys)
 
 
-async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledStage) -> None:
+async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled):
     process = await pooled.start(runtime={"stop_grace": 20.0})
     workers = [await pooled.assign(process, key) for key in ("a", "b")]
     process.signal(signal.SIGTERM)
@@ -133,7 +129,7 @@ async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledS
         assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
-async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage, broker: Any) -> None:
+async def test_process_connects_again_and_keeps_its_workers(pooled, broker):
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
     await pooled.call("k", "/put", {"name": 1})

@@ -6,15 +6,12 @@ import asyncio
 import itertools
 import json
 import signal
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pooled_stage import PooledStage
 from spark_fixtures import SHORT_LIVED
 from worker_process import PATIENCE
 
@@ -39,7 +36,7 @@ SPARK = {
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
+def config(tmp_path):
     """A table for each key, with the name of the key in it."""
     for number, key in enumerate(KEYS):
         (tmp_path / key).mkdir()
@@ -55,9 +52,7 @@ def rows(response: Response) -> Any:
 
 
 @pytest.mark.proves("pooled/jvm-process-ends-during")
-async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(
-    pooled: PooledStage, config: Mapping[str, Any]
-) -> None:
+async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(pooled, config):
     process = await pooled.start("osrdyne_worker.pipelines.sql:app", config=config, spark=SPARK)
 
     def settings(**runtime: Any) -> dict[str, Any]:

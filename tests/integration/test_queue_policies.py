@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
-from osrdyne.amqp import Channel
-from osrdyne.config.models import BrokerSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
@@ -24,7 +20,7 @@ TOTAL, LIMIT = 1000, 100
 
 
 @pytest.fixture
-async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
+async def daemon(broker_settings, pool_id, tmp_path):
     async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path)) as daemon:
         yield daemon
 
@@ -73,15 +69,8 @@ async def ready(connection: amqp.Connection, names: PoolNames) -> int:
 )
 @pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
 async def test_a_thousand_requests_at_once_fill_the_queue_and_no_more(
-    daemon: Daemon,
-    connection: amqp.Connection,
-    channel: Channel,
-    pool_id: str,
-    overflow: str,
-    answered: tuple[str, int],
-    kept: range,
-    timeout: int,
-) -> None:
+    daemon, connection, channel, pool_id, overflow, answered, kept, timeout
+):
     names, replies = PoolNames(pool_id), f"{pool_id}-answers"
     await channel.declare_queue(replies, exclusive=True)
     await apply(daemon, MaxQueueLength=LIMIT, EnqueueTimeout=timeout, Overflow=overflow)
@@ -111,9 +100,7 @@ async def test_a_thousand_requests_at_once_fill_the_queue_and_no_more(
 
 
 @pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
-async def test_requests_wait_for_the_room_that_a_worker_makes(
-    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
-) -> None:
+async def test_requests_wait_for_the_room_that_a_worker_makes(daemon, connection, channel, pool_id):
     names, replies = PoolNames(pool_id), f"{pool_id}-answers"
     await channel.declare_queue(replies, exclusive=True)
     await apply(daemon, MaxQueueLength=LIMIT, EnqueueTimeout=60)

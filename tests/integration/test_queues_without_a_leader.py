@@ -4,11 +4,10 @@ back without a leader, as with RabbitMQ 3.10 (decision 0020, `broker.trials`).""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -89,7 +88,7 @@ async def forget_new_queues(broker: EmbeddedBroker) -> None:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def node(tmp_path_factory):
     """A node whose queues of `BOUND` and `UNBOUND` have no leader."""
     broker = EmbeddedBroker(Path(tmp_path_factory.mktemp("node")) / "node")
     with ThreadPoolExecutor(1) as executor:  # in a loop of its own, whatever loop the tests use
@@ -111,7 +110,7 @@ async def has_leader(broker: EmbeddedBroker, key: Key, *, within: float) -> bool
 
 @pytest.mark.nightly
 @pytest.mark.proves("broker/queue-leader-too-many")
-async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) -> None:
+async def test_queue_without_a_leader_holds_up_no_other(node):
     """What is sent to it holds up its channel for 65 s."""
     async with connected(node) as connection:
         publisher = LeaderPublisher(await connection.channel(confirms=True), connection, clock=SystemClock())
@@ -130,9 +129,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) ->
 
 @pytest.mark.nightly
 @pytest.mark.proves("broker/rabbitmq-4-0-killed")
-async def test_queue_that_was_not_persisted_is_declared_again_before_it_is_bound(
-    node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_that_was_not_persisted_is_declared_again_before_it_is_bound(node, monkeypatch):
     """It would take requests and never confirm them."""
     monkeypatch.setattr(request_queues, "LEADERLESS_SILENCES", 1)
     assert not await has_leader(node, UNBOUND, within=3.0)
@@ -184,7 +181,7 @@ ONE_BY_ONE = pytest.param(activate_one_by_one, marks=pytest.mark.nightly)
 
 @pytest.mark.parametrize("activate_all", [activate_at_once, ONE_BY_ONE])
 @pytest.mark.proves("broker/rabbitmq-killed-right-queue")
-async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path, activate_all: Any) -> None:
+async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path, activate_all):
     """Queues of keys that are new at the same time are persisted together; a single one by a queue of its own."""
     async with EmbeddedBroker(tmp_path / "node") as broker:
         async with leading(broker) as queues, connected(broker) as connection:

@@ -24,9 +24,7 @@ def reference_settings(broker: BrokerSettings, pool: str, directory: Path) -> Se
     return settings.model_copy(update={"driver": DriverSettings(options=options), "worker": worker})
 
 
-async def test_worker_of_the_reference_starts_and_answers(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_worker_of_the_reference_starts_and_answers(broker_settings, pool_id, tmp_path):
     settings = reference_settings(broker_settings, pool_id, tmp_path)
     uri = settings.broker.effective_uri()
     async with running_daemon(settings), AsyncClient(uri, pool_id, default_timeout=PATIENCE) as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
@@ -14,7 +13,6 @@ from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.queues.retry_queues import retry_bindings, retry_exchanges, retry_queues
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.processors.failures.dead_letters import last_death
 from osrdyne.protocol.activity import outcomes_of
 from osrdyne.protocol.names import PoolNames
@@ -34,7 +32,7 @@ def terms(attempts: int, delay_ms: int = DELAY_MS) -> str:
 
 
 @pytest.fixture
-async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+async def pool(broker, pool_id):
     """What the controller makes of a managed pool, with two delays and the classes default and 3."""
     async with stage(broker.amqp_uri, pool_id) as result:
         names, channel = result.names, result.channel
@@ -73,7 +71,7 @@ async def send(
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
-async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_meanwhile(pool: Stage) -> None:
+async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_meanwhile(pool):
     await start(pool)
     for priority in (None, URGENT):
         began = time.monotonic()
@@ -89,7 +87,7 @@ async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_m
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
-async def test_last_attempt_is_answered_and_reported_under_the_name_of_the_others(pool: Stage) -> None:
+async def test_last_attempt_is_answered_and_reported_under_the_name_of_the_others(pool):
     await start(pool)
     last = await pool.caller.answer(await send(pool, 5, attempts=2))
     assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
@@ -116,7 +114,7 @@ async def taken(channel: Channel, queue: str) -> Delivery:
 
 
 @pytest.mark.proves("managed/group-ends-request-waits")
-async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool: Stage) -> None:
+async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool):
     names, keys = pool.names, list(ODD_KEYS.values())
     for key in keys:
         await wait(pool, key)
@@ -130,7 +128,7 @@ async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool
 
 
 @pytest.mark.proves("managed/request-kills-worker-later")
-async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: str) -> None:
+async def test_death_after_a_wait_is_the_one_that_counts(pool, pool_id):
     names = PoolNames(pool_id)
     dying = f"{pool_id}-dying"
     await pool.channel.declare_exchange(names.dead_letter_exchange, "fanout")

@@ -21,7 +21,6 @@ from osrdyne.broker.management.credentials import LIMITS, ScopedCredentials, use
 from osrdyne.broker.queues.retry_queues import retry_exchanges, retry_queues
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 from osrdyne.testing.fakes.amqp import delete_exchange, purge_queue
@@ -41,7 +40,7 @@ class Grants:
 
 
 @pytest.fixture
-async def grants(broker_settings: BrokerSettings, pool_id: str, management: ManagementClient) -> AsyncIterator[Grants]:
+async def grants(broker_settings, pool_id, management):
     alive: set[WorkerId] = set()
     names = PoolNames(pool_id)
     credentials = ScopedCredentials(
@@ -64,7 +63,7 @@ async def users_of(management: ManagementClient, pool: str) -> list[str]:
 
 
 @pytest.fixture
-async def uri(grants: Grants, channel: Channel) -> str:
+async def uri(grants, channel):
     """The URI of the worker `ME` of the key `MINE`, in a pool that has other groups as well."""
     names = grants.names
     await declare_topology(channel, pool_topology(names.pool))
@@ -87,9 +86,7 @@ async def publish(channel: Channel, exchange: str, routing_key: str) -> None:
     await channel.publish(Message(b"x"), exchange=exchange, routing_key=routing_key)
 
 
-async def test_process_of_pooled_workers_reads_its_questions_and_reports(
-    grants: Grants, uri: str, channel: Channel
-) -> None:
+async def test_process_of_pooled_workers_reads_its_questions_and_reports(grants, uri, channel):
     """And cannot consume requests, or answer any: its workers have users of their own."""
     names, control = grants.names, grants.names.control_queue(NOT_ME)
     async with worker_channel(await grants.credentials.uri_for_process(NOT_ME)) as process:
@@ -175,7 +172,7 @@ async def is_refused(uri: str, names: PoolNames, attempt: Attempt, what: str) ->
     raise AssertionError(f"{what} is allowed")
 
 
-async def test_foreign_queue_is_out_of_reach(uri: str, grants: Grants, connection: amqp.Connection) -> None:
+async def test_foreign_queue_is_out_of_reach(uri, grants, connection):
     for place, queue in FOREIGN_QUEUES.items():
         name = queue(grants.names)
         try:
@@ -186,14 +183,12 @@ async def test_foreign_queue_is_out_of_reach(uri: str, grants: Grants, connectio
             await is_refused(uri, grants.names, lambda worker, _: on_queue(worker, name), f"{verb} {place}")  # noqa: B023
 
 
-async def test_everything_else_is_refused(uri: str, grants: Grants) -> None:
+async def test_everything_else_is_refused(uri, grants):
     for what, attempt in ELSEWHERE.items():
         await is_refused(uri, grants.names, attempt, what)
 
 
-async def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further(
-    uri: str, grants: Grants, channel: Channel, management: ManagementClient
-) -> None:
+async def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further(uri, grants, channel, management):
     """Asked of RabbitMQ with the permissions of a managed pool, on the user of a direct one."""
     names = grants.names
     for topology in (
@@ -223,7 +218,7 @@ async def control_queue(uri: str, names: PoolNames) -> AsyncIterator[tuple[Chann
         yield worker, queue
 
 
-async def test_control_messages_and_exchanges_of_others_cannot_be_listened_to(uri: str, grants: Grants) -> None:
+async def test_control_messages_and_exchanges_of_others_cannot_be_listened_to(uri, grants):
     names = grants.names
     for routing_key in ("#", "group.*", "group.tpch+2Fsf+3D0x01", "worker.wxme", ""):
         async with control_queue(uri, names) as (worker, queue):
@@ -235,7 +230,7 @@ async def test_control_messages_and_exchanges_of_others_cannot_be_listened_to(ur
                 await worker.bind_queue(queue, f"{names.pool}-{exchange}-xchg", MINE)
 
 
-async def test_credit_of_its_streams_reaches_it(uri: str, grants: Grants, channel: Channel) -> None:
+async def test_credit_of_its_streams_reaches_it(uri, grants, channel):
     async with control_queue(uri, grants.names) as (worker, queue):
         await worker.bind_queue(queue, grants.names.credit_exchange, ME)
         consumer = await worker.consume(queue)
@@ -246,14 +241,14 @@ async def test_credit_of_its_streams_reaches_it(uri: str, grants: Grants, channe
             await publish(worker, grants.names.credit_exchange, OTHER)
 
 
-async def test_http_api_lets_it_do_nothing(uri: str, broker_settings: BrokerSettings) -> None:
+async def test_http_api_lets_it_do_nothing(uri, broker_settings):
     me, api = urlsplit(uri), urlsplit(broker_settings.effective_management_uri())
     user = (unquote(me.username or ""), unquote(me.password or ""))
     async with http_client(f"{api.scheme}://{api.hostname}:{api.port}", auth=user) as http:
         assert [(await http.get(f"/api/{path}")).status_code for path in ("whoami", "queues", "users")] == [401] * 3
 
 
-async def test_default_exchange_reaches_every_queue(uri: str, grants: Grants, channel: Channel) -> None:
+async def test_default_exchange_reaches_every_queue(uri, grants, channel):
     """What scoped credentials do not prevent; docs/reference/security/worker-credentials.md documents it."""
     async with worker_channel(uri) as worker:
         await publish(worker, "", grants.names.request_queue(OTHER))
@@ -261,7 +256,7 @@ async def test_default_exchange_reaches_every_queue(uri: str, grants: Grants, ch
     assert delivery is not None
 
 
-async def test_workers_of_odd_keys_can_take_their_requests(grants: Grants, channel: Channel) -> None:
+async def test_workers_of_odd_keys_can_take_their_requests(grants, channel):
     names = grants.names
     await declare_topology(channel, pool_topology(names.pool))
     for number, key in enumerate(ODD_KEYS.values()):
@@ -274,7 +269,7 @@ async def test_workers_of_odd_keys_can_take_their_requests(grants: Grants, chann
             await worker.bind_queue(control, names.control_exchange, names.control_group_routing_key(key))
 
 
-async def test_connections_are_limited(uri: str) -> None:
+async def test_connections_are_limited(uri):
     options = amqp.ConnectionOptions(uri=uri, name="osrdyne test worker")
     opened: list[amqp.Connection] = []
     with pytest.raises(BrokerAccessError):
@@ -285,9 +280,7 @@ async def test_connections_are_limited(uri: str) -> None:
         await connection.close()
 
 
-async def test_user_of_an_ended_worker_goes_with_its_connections(
-    uri: str, grants: Grants, management: ManagementClient
-) -> None:
+async def test_user_of_an_ended_worker_goes_with_its_connections(uri, grants, management):
     async with worker_channel(uri) as worker:
         grants.credentials.release(ME)
         await grants.credentials.tidy()
@@ -296,9 +289,7 @@ async def test_user_of_an_ended_worker_goes_with_its_connections(
         await amqp.connect(amqp.ConnectionOptions(uri=uri))
 
 
-async def test_nothing_is_left_that_a_worker_made_under_its_own_name(
-    uri: str, grants: Grants, management: ManagementClient
-) -> None:
+async def test_nothing_is_left_that_a_worker_made_under_its_own_name(uri, grants, management):
     name = grants.names.control_queue(ME)
     async with worker_channel(uri) as worker:
         await worker.declare_queue(name, arguments={"x-queue-type": "quorum"})  # stays when the connection is gone
@@ -312,7 +303,7 @@ async def test_nothing_is_left_that_a_worker_made_under_its_own_name(
 
 
 @pytest.mark.usefixtures("uri")
-async def test_users_of_living_workers_and_other_pools_stay(grants: Grants, management: ManagementClient) -> None:
+async def test_users_of_living_workers_and_other_pools_stay(grants, management):
     """Nor is a user touched whose worker is about to start, as `ME` is."""
     pool = grants.names.pool
     names = [f"{user_prefix(pool, management.vhost)}{name}" for name in ("alive", "gone")]

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from broker_api import close_connections
@@ -18,7 +17,7 @@ from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, RequestCancelledError, StartFailedError
-from osrdyne.config.models import BrokerSettings, Settings
+from osrdyne.config.models import Settings
 from osrdyne.protocol.uri import with_user
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -27,9 +26,7 @@ KEY = "infra=42,timetable=24"
 
 
 @pytest.fixture
-async def settings(
-    broker_settings: BrokerSettings, management: ManagementClient, pool_id: str, tmp_path: Path
-) -> AsyncIterator[Settings]:
+async def settings(broker_settings, management, pool_id, tmp_path):
     yield echo_settings(broker_settings.model_copy(update={"scoped_credentials": True}), pool_id, tmp_path)
     for user in await management.list_users(f"osrdyne-{pool_id}-"):
         await management.delete_user(user)
@@ -48,9 +45,7 @@ async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with_them(
-    settings: Settings, management: ManagementClient
-) -> None:
+async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with_them(settings, management):
     async with running_daemon(settings) as daemon, client_of(settings) as client:
 
         async def only(worker: dict[str, str]) -> bool:
@@ -82,7 +77,7 @@ async def cancelled_call(client: AsyncClient) -> None:
 
 
 @pytest.mark.nightly
-async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, management: ManagementClient) -> None:
+async def test_worker_whose_user_was_removed_is_replaced(settings, management):
     worker = settings.worker.model_copy(update={"queue_missing_timeout": 1.0})
     async with running_daemon(settings.model_copy(update={"worker": worker})), client_of(settings) as client:
         first = (await client.call(KEY, "/info")).json()
@@ -91,9 +86,7 @@ async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, man
         assert second["pid"] != first["pid"]
 
 
-async def test_worker_outlives_its_controller_and_its_connection(
-    settings: Settings, management: ManagementClient, broker_settings: BrokerSettings
-) -> None:
+async def test_worker_outlives_its_controller_and_its_connection(settings, management, broker_settings):
     """A new leader makes no new password for a worker that runs: it can still log in."""
     uri = broker_settings.effective_management_uri()
     async with client_of(settings) as client:
@@ -113,7 +106,7 @@ async def test_worker_outlives_its_controller_and_its_connection(
 
 
 @pytest.fixture
-async def policymaker(settings: Settings, management: ManagementClient, pool_id: str) -> Settings:
+async def policymaker(settings, management, pool_id):
     """The same with a user that may do everything but make users."""
     user = f"osrdyne-{pool_id}-policymaker"
     await management._request("PUT", "users", user, body={"password": "secret", "tags": "policymaker,monitoring"})
@@ -126,7 +119,7 @@ async def policymaker(settings: Settings, management: ManagementClient, pool_id:
     return settings.model_copy(update={"broker": settings.broker.model_copy(update=changed)})
 
 
-async def test_controller_that_may_not_make_users_tells_callers(policymaker: Settings) -> None:
+async def test_controller_that_may_not_make_users_tells_callers(policymaker):
     async with running_daemon(policymaker), client_of(policymaker) as client:
         with pytest.raises(StartFailedError):
             await client.call(KEY, "/echo", b"x", timeout=PATIENCE)

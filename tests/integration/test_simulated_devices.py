@@ -8,13 +8,11 @@ import os
 import signal
 import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from client_responder import Responder, silence
 
 from osrdyne.cli.main import execute
-from osrdyne.config.models import BrokerSettings
 from osrdyne.telemetry.simulator import Simulation, simulate
 
 PATIENCE = 300.0
@@ -39,9 +37,7 @@ OPTIONS = [
 
 
 @pytest.mark.usefixtures("processes")
-async def test_second_ctrl_c_does_not_wait_for_answers(
-    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
-) -> None:
+async def test_second_ctrl_c_does_not_wait_for_answers(broker_settings, pool_id, tmp_path):
     uri = broker_settings.uri.get_secret_value()
     endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--timeout", "9h")
     async with Responder(uri, pool_id, ["plant"], silence) as responder, asyncio.timeout(PATIENCE):
@@ -62,7 +58,7 @@ async def test_second_ctrl_c_does_not_wait_for_answers(
     assert (process.returncode, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 1, 0)
 
 
-def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_named(capsys):
     wrong = {"--rate": "7/week", "--size": "100", "--late": "2", "--out-of-order": "-1", "--start": "soon"}
     wrong |= {"--speed": "-1", "--events": "inf", "--key": "x" * 300, "--timeout": "0s"}
     for option, value in wrong.items():
@@ -70,7 +66,7 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         assert option in capsys.readouterr().err
 
 
-def test_messages_are_printed_as_they_would_be_sent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_printed_as_they_would_be_sent(capsys):
     assert execute(["telemetry", "simulate", *OPTIONS, "--print"], debug=False) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     expected = [(one.key, one.message_id, one.body.decode()) for one in simulate(SIMULATION)]

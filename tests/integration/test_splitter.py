@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 from daemon_in_process import api_of, group_of, managed_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Delivery
-from osrdyne.config.models import BrokerSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -21,7 +17,7 @@ RULES = {"camera": {"postfixFromStatic": ["A", "B", "C"]}, "orders": {"postfixFr
 
 
 @pytest.fixture
-async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
+async def daemon(broker_settings, pool_id, tmp_path):
     async with running_daemon(managed_settings(broker_settings, pool_id, tmp_path)) as daemon, api_of(daemon) as api:
         answer = await api.put("/v1/splitter", json=RULES, params={"author": "test"})
         assert answer.json() == {"pool": pool_id, "version": 1, "warnings": []}
@@ -46,9 +42,7 @@ async def first_of(channel: Channel, daemon: Daemon, queue: str, key: str) -> De
     return await (await channel.consume(queue, prefetch=1)).get()
 
 
-async def test_requests_of_one_key_are_served_beside_each_other(
-    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
-) -> None:
+async def test_requests_of_one_key_are_served_beside_each_other(daemon, connection, channel, pool_id):
     names = PoolNames(pool_id)
     await publish(connection, names, "camera", b"1", b"2", b"3", b"4")
     keys = [Key(f"camera-{name}") for name in "ABC"]

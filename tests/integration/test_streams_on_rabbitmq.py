@@ -15,7 +15,6 @@ import pytest_asyncio
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.client import (
     ARROW_TYPE,
@@ -25,7 +24,6 @@ from osrdyne.client import (
     RequestRefusedError,
     StreamInterruptedError,
 )
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.streams import DEFAULT_CREDIT, PART_BYTES
 from osrdyne.protocol.uri import with_user
@@ -52,7 +50,7 @@ def client_of(pool: Stage) -> AsyncClient:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
+async def pool(broker):
     """One worker with one slot: a stream that waits for credit gives it back, and needs it again later."""
     async with streaming(broker.amqp_uri, f"t{secrets.token_hex(6)}") as result:
         await result.start(app=APP, runtime={"concurrency": 1})
@@ -60,7 +58,7 @@ async def pool(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def client(pool: Stage) -> AsyncIterator[AsyncClient]:
+async def client(pool):
     async with client_of(pool) as result:
         yield result
 
@@ -93,7 +91,7 @@ async def until_queue_is_empty(pool: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rows", "/table"])
-async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, client: AsyncClient, path: str) -> None:
+async def test_result_larger_than_a_message_reaches_the_client(pool, client, path):
     body = {"batches": 8, "rows": ROWS_OF_A_PART}
     assert await numbers(client.call_batches("k", path, body)) == list(range(8 * ROWS_OF_A_PART))
     plain = await client.call("k", path, body, accept=ARROW_TYPE)
@@ -103,7 +101,7 @@ async def test_result_larger_than_a_message_reaches_the_client(pool: Stage, clie
 
 
 @pytest.mark.proves("requests/client-reads-streamed-answer")
-async def test_client_without_credit_stops_the_worker_and_nothing_else(client: AsyncClient) -> None:
+async def test_client_without_credit_stops_the_worker_and_nothing_else(client):
     before = await yielded(client)
     batches = client.call_batches("k", "/rows", {"batches": 40})
     async with aclosing(batches):
@@ -116,7 +114,7 @@ async def test_client_without_credit_stops_the_worker_and_nothing_else(client: A
 
 
 @pytest.mark.proves("requests/handler-fails-some-parts")
-async def test_error_after_some_batches_reaches_the_caller(client: AsyncClient) -> None:
+async def test_error_after_some_batches_reaches_the_caller(client):
     batches = client.call_batches("k", "/rows", {"batches": 10, "fail_after": 6})
     found = [(await anext(batches)).num_rows for _ in range(6)]
     with pytest.raises(RequestFailedError, match="failed after 6 batches") as caught:
@@ -124,9 +122,7 @@ async def test_error_after_some_batches_reaches_the_caller(client: AsyncClient) 
     assert (caught.value.code, found) == (503, [1000] * 6)
 
 
-async def test_killed_worker_after_the_first_row_ends_the_call(
-    broker: EmbeddedBroker, pool_id: str, tmp_path: Path
-) -> None:
+async def test_killed_worker_after_the_first_row_ends_the_call(broker, pool_id, tmp_path):
     """The rows of a second run may come in another order: the caller has to start over."""
     gate = tmp_path / "gate"
     async with streaming(broker.amqp_uri, pool_id) as pool, client_of(pool) as client:
@@ -155,7 +151,7 @@ async def caller_starts_over(pool: Stage, client: AsyncClient, gate: Path) -> No
 
 
 @pytest.mark.proves("requests/client-streamed-answer-goes")
-async def test_client_that_goes_away_frees_the_worker(pool: Stage, client: AsyncClient) -> None:
+async def test_client_that_goes_away_frees_the_worker(pool, client):
     before = await yielded(client)
     other = client_of(pool)
     await other.__aenter__()
@@ -168,7 +164,7 @@ async def test_client_that_goes_away_frees_the_worker(pool: Stage, client: Async
     await batches.aclose()
 
 
-async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient) -> None:
+async def test_cancel_and_deadline_end_a_stream(pool, client):
     batches = client.call_batches("k", "/rows", {"batches": 1000}, correlation_id="c")
     await anext(batches)
     await client.cancel("c")
@@ -187,9 +183,7 @@ async def test_cancel_and_deadline_end_a_stream(pool: Stage, client: AsyncClient
 
 @pytest.mark.nightly
 @pytest.mark.proves("requests/client-user-write-p")
-async def test_user_who_may_not_grant_credit_gets_the_remedy(
-    pool: Stage, client: AsyncClient, management: ManagementClient
-) -> None:
+async def test_user_who_may_not_grant_credit_gets_the_remedy(pool, client, management):
     user = f"client-of-{pool.names.pool}"
     await management.put_user(user, password="secret")
     names = Permissions(configure="^$", write=f"^{pool.names.pool}-(req|cancel)-xchg$", read="^$")
@@ -204,7 +198,7 @@ async def test_user_who_may_not_grant_credit_gets_the_remedy(
         await management.delete_user(user)
 
 
-async def test_credit_of_a_stranger_moves_no_stream(pool: Stage, client: AsyncClient) -> None:
+async def test_credit_of_a_stranger_moves_no_stream(pool, client):
     [worker] = pool.workers
     before = await yielded(client)
     batches = client.call_batches("k", "/rows", {"batches": 40})

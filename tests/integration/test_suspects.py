@@ -18,7 +18,7 @@ GATED = "tests.integration.gated_app:app"
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
+def gate(tmp_path):
     """A request for `/hold` with this path runs until the file exists."""
     return tmp_path / "gate"
 
@@ -42,7 +42,7 @@ async def until_alone(pool: Stage, worker: WorkerProcess) -> ActivityReport:
 
 @pytest.mark.parametrize("concurrency", [1, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.proves("workers/request-kills-worker")
-async def test_suspect_runs_last_and_alone(pool: Stage, gate: Path, concurrency: int) -> None:
+async def test_suspect_runs_last_and_alone(pool, gate, concurrency):
     request = await suspect(pool, gate, concurrency=concurrency)
     # As many as may run: others that are still in the queue when these have ended would wait for the suspect.
     others_gate = gate.with_name("others_gate")
@@ -62,7 +62,7 @@ async def test_suspect_runs_last_and_alone(pool: Stage, gate: Path, concurrency:
     await pool.until(worker, lambda report: report.event is Event.IDLE and SUSPECTS_FIELD not in report.details)
 
 
-async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(pool: Stage, gate: Path) -> None:
+async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(pool, gate):
     request = await suspect(pool, gate)
     other = await pool.caller.send("/hold", bytes(gate))
     second = await pool.start(app=GATED)
@@ -75,7 +75,7 @@ async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(p
     assert [answer.status for answer in answers] == ["ok", "ok"]
 
 
-async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool: Stage, gate: Path) -> None:
+async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool, gate):
     """Set by the environment at the start, or by a control message."""
     texts = {text_fingerprint("/hold", bytes(gate)): 600.0}
     channel = await pool.connection.channel()

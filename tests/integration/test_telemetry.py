@@ -8,9 +8,7 @@ from collections import Counter
 from broker_api import http_client
 from test_term import SOON, Running, daemon_of, eventually, publish, settings_of
 
-from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings, TelemetrySettings
 from osrdyne.findings import Finding
 from osrdyne.ingress.routes.manifest import load_manifest
@@ -25,7 +23,7 @@ KEYS = [f"plant/{number}" for number in range(20)]
 
 def telemetry_settings(broker: BrokerSettings, pool: str, **telemetry: object) -> Settings:
     settings = settings_of(broker, pool, LifecycleSettings(topology_interval=1.0))
-    log = TelemetrySettings(name="plant", **telemetry)  # type: ignore[arg-type]
+    log = TelemetrySettings(name="plant", **telemetry)
     return settings.model_copy(update={"pool": PoolSettings(id=pool, kind="managed"), "telemetry": log})
 
 
@@ -37,9 +35,7 @@ def metric(running: Running, name: str, **labels: str) -> float | None:
     return running.daemon._metrics.registry.get_sample_value(name, labels)
 
 
-async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(broker_settings, pool_id, channel, management):
     names = PoolNames(pool_id)
     positions = PositionStore(management, pool=pool_id)
     settings = telemetry_settings(broker_settings, pool_id, partitions=2)
@@ -63,9 +59,7 @@ async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(
     assert 0 < behind["seconds"] < 2 * SOON
 
 
-async def test_changed_settings_leave_the_log_as_it_is_and_are_named(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+async def test_changed_settings_leave_the_log_as_it_is_and_are_named(broker_settings, pool_id, channel, management):
     names = PoolNames(pool_id)
     settings = telemetry_settings(broker_settings, pool_id, partitions=2)
     async with daemon_of(settings):

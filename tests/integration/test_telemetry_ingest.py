@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,7 +18,6 @@ from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.client import AsyncClient, RequestError
 from osrdyne.config.models import BrokerSettings
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.positions import PositionStore
 from osrdyne_worker.pipelines.telemetry.table import Table
@@ -53,7 +51,7 @@ def expected(count: int) -> list[tuple[int, int]]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.proves("telemetry-tables/two-ingests-one-partition", "telemetry-tables/worker-dies-during-ingest")
-async def test_every_event_is_stored_once(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
+async def test_every_event_is_stored_once(broker, pool_id, tmp_path):
     uri, management = tmp_path / "uri", tmp_path / "management"
     uri.write_text(broker.amqp_uri)
     management.write_text(broker.management_uri)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("processes")
     "telemetry-tables/worker-dies-during-ingest",
     "telemetry-tables/worker-dies-publishes-delta",
 )
-def test_worker_killed_at_any_step_stores_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_killed_at_any_step_stores_each_event_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no computer ends here
     script = Path(__file__).with_name("killed_ingest.py")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

@@ -37,7 +37,6 @@ from osrdyne.pool.state.groups.transitions import GroupStatus
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.fakes.verbs import LeaderVerbs
-from tests.conftest import Broker
 
 SOON = 120.0
 FULL_FRAME = 130_960
@@ -64,7 +63,7 @@ class Running(LeaderVerbs):
         self.stop = stop
 
     @property
-    def term(self) -> Term:  # type: ignore[override]  # read-only
+    def term(self) -> Term:  # read-only
         term = self.daemon.term
         assert term is not None
         return term
@@ -93,17 +92,17 @@ async def daemon_of(settings: Settings) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+def settings(broker_settings, pool_id):
     return settings_of(broker_settings, pool_id)
 
 
 @pytest.fixture
-def names(pool_id: str) -> PoolNames:
+def names(pool_id):
     return PoolNames(pool_id)
 
 
 async def publish(channel: Channel, names: PoolNames, key: str, body: bytes = b"1", **properties: object) -> None:
-    message = Message(body=body, **properties)  # type: ignore[arg-type]
+    message = Message(body=body, **properties)
     await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
 
 
@@ -135,9 +134,7 @@ async def take(channel: Channel, queue: str, count: int) -> list[bytes]:
     return bodies
 
 
-async def test_orphans_are_forwarded_in_their_order_and_what_follows_goes_straight(
-    settings: Settings, names: PoolNames, channel: Channel
-) -> None:
+async def test_orphans_are_forwarded_in_their_order_and_what_follows_goes_straight(settings, names, channel):
     key, bodies = Key("infra=42,timetable=24"), [b"%d" % number for number in range(200)]
     await declare_topology(channel, pool_topology(names.pool))
     for body in bodies:
@@ -151,9 +148,7 @@ async def test_orphans_are_forwarded_in_their_order_and_what_follows_goes_straig
 
 
 @pytest.mark.proves("reference-defects/11-reconnection-restarted-every")
-async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
-    settings: Settings, names: PoolNames, channel: Channel, broker: Broker
-) -> None:
+async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(settings, names, channel, broker):
     sent: list[bytes] = []
 
     async def keep_publishing() -> None:
@@ -203,8 +198,8 @@ async def come_and_go(channel: Channel, names: PoolNames) -> None:
 
 @pytest.mark.proves("broker/pool-more-500-queues")
 async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_go(
-    broker_settings: BrokerSettings, names: PoolNames, channel: Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker_settings, names, channel, monkeypatch
+):
     """lifecycle: "Unbinding an idle group" to "Deleting a queue" with real time: unbound, settled, listed as empty,
     probed, deleted.
 
@@ -233,9 +228,7 @@ async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_g
         assert await take(channel, names.request_queue(keys[0]), 1) == [b"again"]
 
 
-async def test_idle_queue_with_requests_is_kept(
-    broker_settings: BrokerSettings, names: PoolNames, channel: Channel
-) -> None:
+async def test_idle_queue_with_requests_is_kept(broker_settings, names, channel):
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
         await publish(channel, names, "a")
         await eventually(lambda: running.status_of(Key("a")) is GroupStatus.UNBOUND)
@@ -243,9 +236,7 @@ async def test_idle_queue_with_requests_is_kept(
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
 
 
-async def test_graceful_stop_hands_over_and_leaves_everything_in_place(
-    settings: Settings, names: PoolNames, channel: Channel
-) -> None:
+async def test_graceful_stop_hands_over_and_leaves_everything_in_place(settings, names, channel):
     async with daemon_of(settings) as first:
         await publish(channel, names, "a")
         await eventually(lambda: first.queue_of(Key("a")).is_bound)
@@ -274,9 +265,7 @@ class NOTHING:
     detail = ""
 
 
-async def test_state_of_the_groups_survives_a_restart(
-    settings: Settings, names: PoolNames, channel: Channel, management: ManagementClient
-) -> None:
+async def test_state_of_the_groups_survives_a_restart(settings, names, channel, management):
     """lifecycle: listed-bindings-are-unknown: bound, or with requests, is active; the others are unbound. All from the
     broker alone."""
     await declare_topology(channel, pool_topology(names.pool))
@@ -297,9 +286,7 @@ async def test_state_of_the_groups_survives_a_restart(
         await eventually(lambda: running.queue_of(Key("full")).is_bound)
 
 
-async def test_foreign_queue_of_the_name_costs_only_its_own_key(
-    settings: Settings, names: PoolNames, channel: Channel
-) -> None:
+async def test_foreign_queue_of_the_name_costs_only_its_own_key(settings, names, channel):
     """defects: one-failure-for-all: one failed queue job crashed the controller for all keys, again and again."""
     await channel.declare_queue(names.request_queue(Key("a")), arguments={"x-queue-type": "classic"})
     replies = f"{names.pool}-replies"
@@ -342,7 +329,7 @@ class Victim:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def victim(broker: Broker, broker_settings: BrokerSettings) -> AsyncIterator[Victim]:
+async def victim(broker, broker_settings):
     pool = f"t{secrets.token_hex(6)}"
     options = amqp.ConnectionOptions(broker.amqp_uri, name="osrdyne test", connect_timeout=SOON, rpc_timeout=SOON)
     connection = await amqp.connect(options)
@@ -368,7 +355,7 @@ class TestHostileRequests:
         ],
         ids=["headers that fill a frame", "deadline in 9999", "odd headers", "hops", "no time at all", "odd id"],
     )
-    async def test_hostile_properties(self, victim: Victim, properties: dict[str, object], status: str | None) -> None:
+    async def test_hostile_properties(self, victim, properties, status):
         replies, key = await victim.replies(), victim.key()
         await publish(victim.channel, victim.names, key, b"hostile", reply_to=replies, **properties)
         if status is None:
@@ -377,14 +364,14 @@ class TestHostileRequests:
             assert await answers(victim.channel, replies, 1) == [status]
         await victim.is_unharmed()
 
-    async def test_key_and_reply_address_that_are_not_utf8(self, victim: Victim) -> None:
+    async def test_key_and_reply_address_that_are_not_utf8(self, victim):
         replies = await victim.replies()
         await publish(victim.channel, victim.names, "\udcff", reply_to="\udcfe")
         await publish(victim.channel, victim.names, "\udcff\udc80", reply_to=replies)
         assert await answers(victim.channel, replies, 1) == ["invalid"]
         await victim.is_unharmed()
 
-    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(self, victim: Victim) -> None:
+    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(self, victim):
         """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
         key, running, names = victim.key(), victim.running, victim.names
         await publish(victim.channel, names, key)
@@ -411,7 +398,7 @@ class TestHostileRequests:
         ],
         ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
     )
-    async def test_hostile_dead_letter(self, victim: Victim, headers: dict[str, object]) -> None:
+    async def test_hostile_dead_letter(self, victim, headers):
         """Anybody who may publish to the dead letter exchange may send what never died."""
         replies = await victim.replies()
         message = Message(body=b"1", headers=headers, reply_to=replies)
@@ -430,7 +417,7 @@ async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
     return [decode_text(delivery.headers.get("x-status")) for delivery in deliveries]
 
 
-async def test_daemon_that_does_not_lead_reports_that_it_stops_no_workers(pool_id: str) -> None:
+async def test_daemon_that_does_not_lead_reports_that_it_stops_no_workers(pool_id):
     unreachable = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
     stop = StopRequest(asyncio.Event(), stop_workers=True)
     with capture_logs() as logs:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from osrdyne import amqp
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.client import AsyncClient
-from osrdyne.config.models import BrokerSettings, Settings, TlsSettings
+from osrdyne.config.models import BrokerSettings, TlsSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.uri import TlsFiles, with_tls
@@ -40,24 +39,24 @@ def apart(work: Callable[[], Coroutine[Any, Any, Any]], run: Callable[[Coroutine
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory):
     return Authority.create(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+def foreign(tmp_path_factory):
     """A client certificate and an authority that the broker does not know."""
     return Authority.create(tmp_path_factory.mktemp("tls") / "foreign").issue("stranger")
 
 
 @pytest.fixture(scope="module")
-def files(authority: Authority) -> TlsFiles:
+def files(authority):
     """What a client needs."""
     return authority.issue("client")
 
 
 @pytest.fixture(scope="module")
-def tls_broker(authority: Authority) -> Iterator[EmbeddedBroker]:
+def tls_broker(authority):
     """It shows a certificate for 127.0.0.1, and demands one of the same authority."""
     broker = EmbeddedBroker(tls=authority.issue("rabbit", hosts="IP:127.0.0.1"))
     try:
@@ -68,7 +67,7 @@ def tls_broker(authority: Authority) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.fixture
-def settings(tls_broker: EmbeddedBroker, files: TlsFiles, tmp_path: Path) -> Settings:
+def settings(tls_broker, files, tmp_path):
     broker = BrokerSettings(
         uri=SecretStr(tls_broker.amqps_uri),
         management_uri=SecretStr(tls_broker.https_uri),
@@ -89,9 +88,7 @@ async def connect(uri: str) -> str:
 
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
-def test_right_files_connect_and_without_verification_any(
-    tls_broker: EmbeddedBroker, files: TlsFiles, run: Any
-) -> None:
+def test_right_files_connect_and_without_verification_any(tls_broker, files, run):
     unverified = with_tls(
         tls_broker.amqps_uri.replace("127.0.0.1", "localhost"), replace(files, ca_file=None, verify=False)
     )
@@ -133,9 +130,7 @@ WRONG: dict[str, tuple[Wrong, str]] = {
 
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
-def test_wrong_files_say_what_is_wrong(
-    tls_broker: EmbeddedBroker, files: TlsFiles, foreign: TlsFiles, run: Any
-) -> None:
+def test_wrong_files_say_what_is_wrong(tls_broker, files, foreign, run):
     for name, (uri_of, marker) in WRONG.items():
         found = apart(lambda: connect(uri_of(tls_broker, files, foreign)), run)  # noqa: B023
         assert re.search(marker, found), f"{name}: {found}"
@@ -153,17 +148,17 @@ async def expired_listener(authority: Authority) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_expired_certificate_is_reported(authority: Authority, files: TlsFiles) -> None:
+async def test_expired_certificate_is_reported(authority, files):
     async with expired_listener(authority) as port:
         assert "certificate has expired" in await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
 
 
-async def test_client_takes_a_context_of_the_programs_own(tls_broker: EmbeddedBroker, files: TlsFiles) -> None:
+async def test_client_takes_a_context_of_the_programs_own(tls_broker, files):
     async with AsyncClient(tls_broker.amqps_uri, POOL, tls=ssl_context(files)) as client:
         assert client.status == "connected"
 
 
-async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings: Settings, foreign: TlsFiles) -> None:
+async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings, foreign):
     async with ManagementClient(settings.broker) as management:
         assert (await management.whoami()).may_make_users
     right = settings.broker.tls
@@ -176,7 +171,7 @@ async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings: Set
                 await management.whoami()
 
 
-async def test_daemon_worker_and_client_speak_tls(settings: Settings) -> None:
+async def test_daemon_worker_and_client_speak_tls(settings):
     """The worker gets nothing but a URI, with a user of its own, and the files are in it."""
     broker = settings.broker.model_copy(update={"scoped_credentials": True})
     async with running_daemon(settings.model_copy(update={"broker": broker})):

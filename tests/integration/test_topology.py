@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from osrdyne.amqp import Channel, Connection, Delivery, Message
+from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.broker.management.apply import apply_policies, declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
@@ -46,7 +46,7 @@ class Pool:
         return queue
 
     async def publish(self, body: bytes, key: str = KEY, **properties: str) -> None:
-        message = Message(body, **properties)  # type: ignore[arg-type]
+        message = Message(body, **properties)
         await self.channel.publish(message, exchange=self.names.requests_exchange, routing_key=key, mandatory=True)
 
     async def next_from(self, queue: str) -> Delivery:
@@ -66,7 +66,7 @@ class Pool:
 
 
 @pytest.fixture
-async def pool(pool_id: str, channel: Channel, management: ManagementClient) -> Pool:
+async def pool(pool_id, channel, management):
     await declare_topology(channel, pool_topology(pool_id))
     pool = Pool(pool_id, channel, management)
     await pool.apply()
@@ -75,7 +75,7 @@ async def pool(pool_id: str, channel: Channel, management: ManagementClient) -> 
 
 
 @pytest.mark.proves("reference-defects/4-broker-restart-lost")
-async def test_every_queue_is_a_running_quorum_queue(pool: Pool) -> None:
+async def test_every_queue_is_a_running_quorum_queue(pool):
     """Declared a second time, nothing changes; and the policy is that of the request queues alone."""
     before = await pool.management.list_queues(f"{pool.names.pool}-")
     await declare_topology(pool.channel, pool_topology(pool.names.pool))
@@ -88,19 +88,19 @@ async def test_every_queue_is_a_running_quorum_queue(pool: Pool) -> None:
 
 
 @pytest.mark.proves("reference-defects/1-nothing-ever-dead")
-async def test_an_expired_request_is_dead_lettered(pool: Pool) -> None:
+async def test_an_expired_request_is_dead_lettered(pool):
     await pool.apply(ttl=0.05)
     await pool.publish(b"late")
     assert await pool.dead_letter() == ("expired", pool.queue, KEY, b"late")
 
 
-async def test_a_rejected_request_is_dead_lettered(pool: Pool) -> None:
+async def test_a_rejected_request_is_dead_lettered(pool):
     await pool.publish(b"no")
     await (await pool.next_from(pool.queue)).reject(requeue=False)
     assert await pool.dead_letter() == ("rejected", pool.queue, KEY, b"no")
 
 
-async def test_a_request_that_fails_too_often_is_dead_lettered(pool: Pool) -> None:
+async def test_a_request_that_fails_too_often_is_dead_lettered(pool):
     await pool.apply(delivery_limit=3)
     await pool.publish(b"poison")
     consumer = await pool.channel.consume(pool.queue, prefetch=1)
@@ -110,7 +110,7 @@ async def test_a_request_that_fails_too_often_is_dead_lettered(pool: Pool) -> No
     assert consumer.waiting() == 0
 
 
-async def test_an_orphan_dies_by_its_time_or_by_the_controller(pool: Pool) -> None:
+async def test_an_orphan_dies_by_its_time_or_by_the_controller(pool):
     await pool.publish(b"late", "absent", expiration="50")
     assert await pool.dead_letter() == ("expired", pool.names.orphan_queue, "absent", b"late")
     await pool.publish(b"no", "absent")
@@ -118,7 +118,7 @@ async def test_an_orphan_dies_by_its_time_or_by_the_controller(pool: Pool) -> No
     assert await pool.dead_letter() == ("rejected", pool.names.orphan_queue, "absent", b"no")
 
 
-async def test_a_full_request_queue_refuses_further_requests(pool: Pool) -> None:
+async def test_a_full_request_queue_refuses_further_requests(pool):
     await pool.apply(max_length=2)
     accepted = 0
     with pytest.raises(PublishRefusedError):
@@ -128,7 +128,7 @@ async def test_a_full_request_queue_refuses_further_requests(pool: Pool) -> None
     assert accepted >= 2
 
 
-async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool: Pool) -> None:
+async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool):
     names = pool.names
     for start in range(0, 10_050, 670):  # each confirm has a time limit
         async with asyncio.TaskGroup() as group:
@@ -138,14 +138,14 @@ async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool: Poo
     assert (await pool.channel.declare_queue(names.activity_queue, passive=True)).ready <= 10_000
 
 
-async def test_the_policy_is_written_when_it_has_changed_and_every_setting_is_accepted(pool: Pool) -> None:
+async def test_the_policy_is_written_when_it_has_changed_and_every_setting_is_accepted(pool):
     policy = await pool.policy(ttl=10, max_length=5, max_length_bytes=2**20)
     assert await apply_policies(pool.management, policy) == [policy]
     assert await apply_policies(pool.management, policy) == []
     assert await pool.management.get_policy(policy.name) == policy
 
 
-async def test_other_arguments_are_a_conflict_that_names_the_object(pool_id: str, connection: Connection) -> None:
+async def test_other_arguments_are_a_conflict_that_names_the_object(pool_id, connection):
     names = PoolNames(pool_id)
     channel = await connection.channel()
     [ours] = [queue for queue in pool_topology(pool_id).queues if queue.name == names.dead_letter_queue]

@@ -8,12 +8,11 @@ import pytest
 from broker_api import http_client
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Message
 from osrdyne.broker.doctor.run import run_broker_checks
-from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
 from osrdyne.broker.topology.policies import PolicySpec, pool_policies
-from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.config.models import LifecycleSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
@@ -34,8 +33,8 @@ async def findings_of(settings: Settings, subject: str) -> list[bool]:
 
 @pytest.mark.proves("broker/policy-exchange-queue-controller")
 async def test_everything_that_is_deleted_by_hand_is_declared_again(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient, broker
-) -> None:
+    broker_settings, pool_id, channel, management, broker
+):
     """A managed pool: policy, exchanges with their bindings, single bindings, the inventory, the parameter."""
     names = PoolNames(pool_id)
     settings = settings_of(broker_settings, pool_id, OFTEN).model_copy(
@@ -78,9 +77,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
 
 
 @pytest.mark.proves("broker/exchange-queue-exists-arguments")
-async def test_doctor_and_status_name_what_cannot_be_repaired(
-    broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, broker
-) -> None:
+async def test_doctor_and_status_name_what_cannot_be_repaired(broker_settings, pool_id, management, broker):
     names = PoolNames(pool_id)
     settings = settings_of(broker_settings, pool_id, OFTEN)
     async with (
@@ -99,8 +96,8 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
 
 @pytest.mark.proves("broker/policy-exchange-queue-controller")
 async def test_requests_that_expire_while_the_policy_is_missing_are_answered(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+    broker_settings, pool_id, channel, management
+):
     names = PoolNames(pool_id)
     settings = settings_of(broker_settings, pool_id, LifecycleSettings(topology_interval=3600.0))
     replies = f"{pool_id}-callers"
@@ -120,9 +117,7 @@ async def test_requests_that_expire_while_the_policy_is_missing_are_answered(
     assert sorted(int(answer.properties.correlation_id or -1) for answer in answers) == list(range(50))
 
 
-async def test_queue_of_an_earlier_version_is_used_as_it_is(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel
-) -> None:
+async def test_queue_of_an_earlier_version_is_used_as_it_is(broker_settings, pool_id, channel):
     """0.1 declared request queues without a dead letter exchange; RabbitMQ changes no arguments of a queue."""
     names = PoolNames(pool_id)
     arguments = {"x-queue-type": "quorum", "x-osrdyne-key": A}
@@ -134,8 +129,8 @@ async def test_queue_of_an_earlier_version_is_used_as_it_is(
 
 @pytest.mark.proves("broker/exchange-queue-exists-arguments")
 async def test_policy_for_all_queues_removes_no_request_while_no_controller_runs(
-    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient
-) -> None:
+    broker_settings, pool_id, channel, management
+):
     names, settings = PoolNames(pool_id), settings_of(broker_settings, pool_id, OFTEN)
     foreign = PolicySpec(f"{pool_id}-all", f"^{pool_id}-", "all", {"message-ttl": 50}, priority=0)
     keys = [Key(f"k{number}") for number in range(20)]
@@ -154,9 +149,7 @@ async def test_policy_for_all_queues_removes_no_request_while_no_controller_runs
         await management.delete_policy(foreign.name)
 
 
-async def test_operator_policy_that_removes_messages_is_reported(
-    broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, broker
-) -> None:
+async def test_operator_policy_that_removes_messages_is_reported(broker_settings, pool_id, management, broker):
     settings = settings_of(broker_settings, pool_id, OFTEN)
     place = f"/api/operator-policies/{management.vhost}/{pool_id}-limits"
     harmful = {"leader": "message-ttl", "orphan": "message-ttl", "dl": "expires", "poison": "max-length"}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from pathlib import Path
 
 import pytest
 from broker_api import close_connections
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event, text_fingerprint
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import QueueName
@@ -24,7 +22,7 @@ GATED = "tests.integration.gated_app:app"
 
 
 @pytest.mark.proves("reference-defects/17-restart-loading-workers")
-async def test_worker_says_ready_only_after_loading(pool: Stage, tmp_path: Path) -> None:
+async def test_worker_says_ready_only_after_loading(pool, tmp_path):
     """In a report and by its file, which is there while the worker takes requests."""
     file, gate = tmp_path / "ready", tmp_path / "gate"
     file.touch()  # left behind by a former run
@@ -41,7 +39,7 @@ async def test_worker_says_ready_only_after_loading(pool: Stage, tmp_path: Path)
     assert not file.exists()
 
 
-async def test_failing_start_reports_why_in_its_last_line(pool: Stage) -> None:
+async def test_failing_start_reports_why_in_its_last_line(pool):
     worker = await pool.start(config={"load_error": "no such table"}, ready=False)
     assert await worker.wait() == 1
     assert "RuntimeError: no such table (echo.py, line " in worker.lines[-1]
@@ -50,7 +48,7 @@ async def test_failing_start_reports_why_in_its_last_line(pool: Stage) -> None:
     assert str(report.details["reason"]).startswith("RuntimeError: no such table")
 
 
-async def test_unusable_application_or_setting_is_one_sentence(pool: Stage) -> None:
+async def test_unusable_application_or_setting_is_one_sentence(pool):
     """`tests/component/worker/test_worker_check.py` has further applications."""
     wrong = [
         ("nowhere:app", {}, "'nowhere'"),
@@ -63,14 +61,14 @@ async def test_unusable_application_or_setting_is_one_sentence(pool: Stage) -> N
         assert (len(worker.lines), named in worker.lines[0]) == (1, True)
 
 
-async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_queue_that_never_comes_ends_the_worker(broker, pool_id):
     async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
         worker = await pool.start(runtime={"queue_missing_timeout": 1})
         assert await worker.wait() == 3
 
 
 @pytest.mark.proves("workers/rabbitmq-cancels-worker-s")
-async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: Stage) -> None:
+async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool):
     worker = await pool.start()
     await pool.channel.delete_queue(pool.names.request_queue(pool.key))
     await worker.until_line("request queue missing")
@@ -79,9 +77,7 @@ async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: St
 
 
 @pytest.mark.proves("races/worker-alive-but-disconnected", "workers/worker-loses-connection")
-async def test_closed_connection_changes_nothing_but_the_connection(
-    pool: Stage, broker: EmbeddedBroker, tmp_path: Path
-) -> None:
+async def test_closed_connection_changes_nothing_but_the_connection(pool, broker, tmp_path):
     gate = tmp_path / "gate"
     worker = await pool.start(app=GATED, runtime={"concurrency": 2})
     asked = await pool.caller.send("/hold", bytes(gate))
@@ -94,7 +90,7 @@ async def test_closed_connection_changes_nothing_but_the_connection(
 
 
 @pytest.mark.proves("reference-defects/15-confirms-prefetch-back")
-async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
+async def test_sigterm_finishes_what_runs(pool):
     worker = await pool.start()
     asked = await pool.caller.send("/sleep", {"seconds": 1})
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
@@ -104,7 +100,7 @@ async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
     assert Event.STOPPING in pool.events(worker)
 
 
-async def test_sigterm_requeues_what_would_take_longer(pool: Stage) -> None:
+async def test_sigterm_requeues_what_would_take_longer(pool):
     worker = await pool.start(runtime={"stop_grace": 1, "concurrency": 2})
     for path in ("/sleep", "/sleep_thread"):
         await pool.caller.send(path, {"seconds": 60})
@@ -115,14 +111,14 @@ async def test_sigterm_requeues_what_would_take_longer(pool: Stage) -> None:
 
 
 @pytest.mark.nightly
-async def test_sigterm_while_loading_ends_at_once(pool: Stage) -> None:
+async def test_sigterm_while_loading_ends_at_once(pool):
     worker = await pool.start(config={"load_seconds": 600}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
     worker.signal(signal.SIGTERM)
     assert await worker.wait() == 0
 
 
-async def test_drain_finishes_and_ends(pool: Stage) -> None:
+async def test_drain_finishes_and_ends(pool):
     worker = await pool.start(runtime={"stop_grace": 0.1})
     asked = await pool.caller.send("/sleep", {"seconds": 1})
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
@@ -132,7 +128,7 @@ async def test_drain_finishes_and_ends(pool: Stage) -> None:
 
 
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
-async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool: Stage) -> None:
+async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool):
     worker = await pool.start(runtime={"blocked_timeout": 6})
     body = json.dumps({"seconds": 600}).encode()
     await pool.caller.send("/block", body)
@@ -146,7 +142,7 @@ async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool:
     assert (len(report.details["requests"]), report.details["blocked"]) == (1, text_fingerprint("/block", body))
 
 
-async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool: Stage) -> None:
+async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool):
     worker = await pool.start()
     await pool.send_control(Command.PAUSE, generation=7)
     await pool.until_control_answered(worker, paused=True)
@@ -160,7 +156,7 @@ async def test_pause_stops_taking_and_resume_of_a_later_generation_goes_on(pool:
 
 
 @pytest.mark.nightly
-async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_path: Path) -> None:
+async def test_paused_loading_worker_takes_nothing_when_ready(pool, tmp_path):
     gate = tmp_path / "gate"
     worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
@@ -172,7 +168,7 @@ async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_p
     assert await until_ready_requests(pool, 1)
 
 
-async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
+async def test_new_queues_are_taken_and_old_ones_left(pool):
     await pool.start()
     queue = pool.names.request_queue(pool.key, 3)
     await pool.declare_request_queue(queue)
@@ -182,7 +178,7 @@ async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
     assert await until_ready_requests(pool, 1)
 
 
-async def test_request_of_a_caller_that_is_gone_is_not_run(pool: Stage) -> None:
+async def test_request_of_a_caller_that_is_gone_is_not_run(pool):
     worker = await pool.start(runtime={"skip_abandoned": True})
     await pool.send_control(Command.PAUSE)
     await pool.until_control_answered(worker, paused=True)

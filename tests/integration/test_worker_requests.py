@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from worker_process import PATIENCE, Stage, WorkerProcess, stage
+from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.statuses import Status
@@ -21,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("processes")
 
 
 @pytest.fixture
-async def worker(pool: Stage) -> WorkerProcess:
+async def worker(pool):
     return await pool.start(runtime={"concurrency": 4, "stuck_grace": 0.5})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(broker: EmbeddedBroker) -> AsyncIterator[Stage]:
+async def shared(broker):
     """A worker for all tests that need no more than its answers."""
     async with stage(broker.amqp_uri, f"w{secrets.token_hex(6)}") as result:
         await result.start(runtime={"concurrency": 4})
@@ -39,7 +37,7 @@ SLEEPS = ("/sleep", "/sleep_thread")
 
 
 @one_loop
-async def test_request_is_answered(shared: Stage) -> None:
+async def test_request_is_answered(shared):
     for path in ("/echo", "/echo_thread", b"/echo"):
         response = await shared.caller.call(path, b"\x00\xffbody")
         assert (response.status, response.code, response.body) == (Status.OK, 200, b"\x00\xffbody")
@@ -47,7 +45,7 @@ async def test_request_is_answered(shared: Stage) -> None:
 
 
 @one_loop
-async def test_many_requests_at_once_get_their_own_answers(shared: Stage) -> None:
+async def test_many_requests_at_once_get_their_own_answers(shared):
     responses = await asyncio.gather(*(shared.caller.call("/echo", str(number).encode()) for number in range(200)))
     assert [int(response.body) for response in responses] == list(range(200))
 
@@ -65,9 +63,7 @@ async def test_many_requests_at_once_get_their_own_answers(shared: Stage) -> Non
     ids=["body that does not fit", "unknown path", "longest path", "failing handler", "refusing handler"],
 )
 @pytest.mark.proves("requests/request-body-handler-cannot", "requests/handler-fails")
-async def test_error_is_answered_with_its_code_and_details(
-    shared: Stage, path: str, body: object, code: int, details: dict[str, str]
-) -> None:
+async def test_error_is_answered_with_its_code_and_details(shared, path, body, code, details):
     response = await shared.caller.call(path, body)
     error = json.loads(response.body)["error"]
     assert (response.status, response.code) == (Status.ERROR, code)
@@ -76,11 +72,11 @@ async def test_error_is_answered_with_its_code_and_details(
 
 
 @one_loop
-async def test_compressed_body_is_refused(shared: Stage) -> None:
+async def test_compressed_body_is_refused(shared):
     assert (await shared.caller.call("/sleep", b"...", content_encoding="gzip")).code == 415
 
 
-async def test_answer_that_is_too_large_is_an_error(pool: Stage) -> None:
+async def test_answer_that_is_too_large_is_an_error(pool):
     worker = await pool.start(max_message_bytes=2048)
     response = await pool.caller.call("/large", {"bytes": 4096})
     error = json.loads(response.body)["error"]
@@ -88,7 +84,7 @@ async def test_answer_that_is_too_large_is_an_error(pool: Stage) -> None:
 
 
 @one_loop
-async def test_deadline_before_and_during_the_work_is_answered_expired(shared: Stage) -> None:
+async def test_deadline_before_and_during_the_work_is_answered_expired(shared):
     past = await shared.caller.send("/crash", headers={"x-deadline": 1_000})
     asked = [past, *[await shared.caller.send(path, {"seconds": 60}, expiration="3000") for path in SLEEPS]]
     for one in asked:
@@ -97,7 +93,7 @@ async def test_deadline_before_and_during_the_work_is_answered_expired(shared: S
 
 
 @one_loop
-async def test_progress_comes_before_the_answer_in_order_to_a_caller_that_asks_for_it(shared: Stage) -> None:
+async def test_progress_comes_before_the_answer_in_order_to_a_caller_that_asks_for_it(shared):
     asked = await shared.caller.send("/progress", {"steps": 3}, headers={"x-progress": True})
     responses = [await shared.caller.answer(asked) for _ in range(4)]
     assert [response.progress for response in responses] == [True, True, True, False]
@@ -119,12 +115,12 @@ async def test_progress_comes_before_the_answer_in_order_to_a_caller_that_asks_f
     ids=["path is a number", "path is not UTF-8", "deadline is text", "accept is a list", "reply headers"],
 )
 @pytest.mark.proves("requests/request-body-handler-cannot")
-async def test_hostile_headers_are_answered_and_harmless(shared: Stage, headers: dict[str, object]) -> None:
+async def test_hostile_headers_are_answered_and_harmless(shared, headers):
     await shared.caller.call(None, b"{}", headers=headers)
     assert (await shared.caller.call("/echo", b"alive")).body == b"alive"
 
 
-async def test_reports_name_received_completed_and_idle(pool: Stage, worker: WorkerProcess) -> None:
+async def test_reports_name_received_completed_and_idle(pool, worker):
     without_reply = amqp.Message(b"x", headers={"x-rpc-path": "/echo"})
     await pool.channel.publish(without_reply, exchange=pool.names.requests_exchange, routing_key=pool.key)
     completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
@@ -132,7 +128,7 @@ async def test_reports_name_received_completed_and_idle(pool: Stage, worker: Wor
     await pool.until_reported(worker, Event.IDLE)
     await pool.caller.call("/fail")
     completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED, times=2)
-    assert bytes(completed.headers["x-status"]) == b"error"  # type: ignore[call-overload]
+    assert bytes(completed.headers["x-status"]) == b"error"
     # It answers the control message with its state, which may be "busy" by then.
     events = dict.fromkeys(event for event in pool.events(worker) if event != Event.BUSY)
     assert list(events) == [
@@ -144,9 +140,7 @@ async def test_reports_name_received_completed_and_idle(pool: Stage, worker: Wor
     ]
 
 
-async def test_cancel_ends_a_running_request_and_is_remembered_for_one_that_comes(
-    pool: Stage, worker: WorkerProcess
-) -> None:
+async def test_cancel_ends_a_running_request_and_is_remembered_for_one_that_comes(pool, worker):
     reply_queue = await own_reply_queue(pool)
     for number, path in enumerate(SLEEPS, 1):
         await send_with_reply_to(pool, path, reply_queue, path)
