@@ -1,15 +1,36 @@
-"""RabbitMQ's HTTP API in tests: its client, and closing connections as an operator does."""
+"""RabbitMQ's HTTP API in tests: its client, and closing connections as an operator does. And waiting."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from osrdyne.amqp import Channel
+
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
+
+
+async def until(found: Callable[[], Any], *, equals: object = ...) -> Any:
+    """The first value of this function, or coroutine function, that is true or equals what is wanted."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            value = found()
+            if inspect.isawaitable(value):
+                value = await value
+            if value if equals is ... else value == equals:
+                return value
+            await asyncio.sleep(0.02)
+
+
+async def ready_in(channel: Channel, queue: str) -> int:
+    """How many messages of a queue are ready."""
+    return (await channel.declare_queue(queue, passive=True)).ready
 
 
 def http_client(url: str, **options: Any) -> httpx.AsyncClient:

@@ -209,14 +209,8 @@ class Stage:
     async def ready_requests(self, queue: QueueName | None = None) -> int:
         return (await self._request_queue(queue)).ready
 
-    async def until_returned(self, *, requests: int) -> None:
-        """Wait until the queue has no consumer and this many requests are ready in it."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                queue = await self._request_queue()
-                if queue.consumers == 0 and queue.ready == requests:
-                    return
-                await asyncio.sleep(0.02)
+    async def consumers(self, queue: QueueName | None = None) -> int:
+        return (await self._request_queue(queue)).consumers
 
     async def _request_queue(self, queue: QueueName | None = None) -> amqp.QueueInfo:
         channel = await self.connection.channel()
