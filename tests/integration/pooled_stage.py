@@ -28,6 +28,7 @@ from osrdyne.protocol.pooled import (
     process_state_of,
     question_to_control,
 )
+from tests.integration.broker_api import until
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 
@@ -98,9 +99,7 @@ class PooledStage:
         return environment.worker_id
 
     async def until_ready(self, worker_id: WorkerId) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not any(one.worker_id == worker_id and one.event is Event.READY for one in self.stage.reports):
-                await asyncio.sleep(0.02)
+        await until(lambda: any(one.worker_id == worker_id and one.event is Event.READY for one in self.stage.reports))
 
     async def release(self, process: WorkerProcess, worker_id: WorkerId, *, grace: float = 30.0) -> Assignment:
         await self.ask(process, Release(f"release {next(self.numbers)}", worker_id, grace))
@@ -123,16 +122,12 @@ class PooledStage:
 
     async def waiting(self, key: str) -> int:
         """The requests that RabbitMQ could give to a worker now."""
-        channel = await self.stage.connection.channel()
-        info = await channel.declare_queue(self.queue(key), passive=True)
-        await channel.close()
-        return info.ready
+        return await self.stage.ready_requests(self.queue(key))
 
     async def until_waiting(self, number: int, *keys: str) -> None:
         """Wait until so many requests of each key wait: RabbitMQ has back what a worker gave back."""
-        async with asyncio.timeout(PATIENCE):
-            while [await self.waiting(key) for key in keys] != [number] * len(keys):
-                await asyncio.sleep(0.05)
+        for key in keys:
+            await until(lambda: self.waiting(key), equals=number)  # noqa: B023
 
 
 @asynccontextmanager

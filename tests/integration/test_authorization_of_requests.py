@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_settings, running_daemon, until
+from broker_api import until
+from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_settings, running_daemon
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
@@ -130,7 +131,7 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_se
                 await probe.close()
                 return found.ready
 
-            await until(waits, "the request in the queue of its key")
+            await until(waits)
             consumer = await channel.consume(names.request_queue(Key(TABLE)), prefetch=1)
             delivery = await consumer.get()
             assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
@@ -146,7 +147,7 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_se
                         await (await consumer.get()).reject()
 
                 failing = asyncio.create_task(fail())
-                [entry] = await until(poison, "a poison entry")
+                [entry] = await until(poison)
                 failing.cancel()
                 await asyncio.wait({failing})
                 assert right not in str(entry)
@@ -179,13 +180,10 @@ async def test_workers_run_only_while_their_principal_may_listen(broker_settings
             await client.call(TABLE, "/whoami")
         assert await management.list_users(prefix) == []
         tokens.change(lambda found: (*found, workers))
-        await until(is_answered, "a worker answers")
+        await until(is_answered)
         assert len(await management.list_users(prefix)) == 1
         tokens.change(lambda found: tuple(token for token in found if token.name != "workers"))
 
-        async def has_ended() -> bool:
-            return await management.list_users(prefix) == []
-
-        await until(has_ended, "the worker has ended, and its user is deleted")
+        await until(lambda: management.list_users(prefix), equals=[])  # the worker has ended
         with pytest.raises(ForbiddenError):
             await client.call(TABLE, "/whoami")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from worker_process import PATIENCE
-
-from osrdyne.protocol.messages import Response
+from broker_api import until
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -32,36 +29,27 @@ class Directory:
         file = self.path / "reloads"
         return file.read_text(encoding="utf-8").split() if file.exists() else []
 
-    async def until_reloading(self, times: int = 1) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while len(self.reloads()) < times:
-                await asyncio.sleep(0.02)
-
-
-@pytest.fixture
-def directory(tmp_path):
-    return Directory(tmp_path / "k")
-
 
 def version(number: int) -> dict[str, object]:
     return {"headers": {"x-data-version": number}}
 
 
 @pytest.mark.proves("workers/worker-dies-reloads-data")
-async def test_worker_that_dies_in_a_reload_loses_no_request(pool, directory):
+async def test_worker_that_dies_in_a_reload_loses_no_request(pool, tmp_path):
+    directory = Directory(tmp_path / "k")
     first = await pool.start(app=APP, config={"directory": str(directory.path)})
     for name in ("hold", "die"):
         (directory.path / name).touch()
     directory.publish("1")
     asked = [await pool.caller.send("/data", **version(1)) for _ in range(3)]
-    await directory.until_reloading()
+    await until(directory.reloads)
     assert (await pool.caller.call("/data")).body == b"0", "the former data, as long as it is loaded"
     (directory.path / "hold").unlink()
     assert await first.wait() == 9
     (directory.path / "die").unlink()
     asked.append(await pool.caller.send("/data"))
     await pool.start(app=APP, config={"directory": str(directory.path)}, ready=False)
-    responses: list[Response] = [await pool.caller.answer(one) for one in asked]
+    responses = [await pool.caller.answer(one) for one in asked]
     assert [response.body for response in responses] == [b"1"] * 4
 
 
@@ -77,7 +65,7 @@ async def test_each_key_of_a_pooled_process_has_its_own_version(pooled, tmp_path
     assert directories["b"].reloads() == []
     (directories["b"].path / "hold").touch()  # a reload of one key keeps no other from its own
     held = await pooled.send("b", "/data", **version(1))
-    await directories["b"].until_reloading()
+    await until(directories["b"].reloads)
     directories["a"].publish("2 of a")
     assert (await pooled.call("a", "/data", **version(2))).body == b"2 of a"
     (directories["b"].path / "hold").unlink()

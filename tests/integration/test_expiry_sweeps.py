@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
+from broker_api import ready_in, until
+from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon
 
 from osrdyne import amqp
 from osrdyne.amqp import Consumer, Delivery
@@ -48,8 +49,7 @@ async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_no
     first = await connection.channel()
     consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
     await held.ack()  # there is room for one more now
-    while (await first.declare_queue(queue, passive=True)).ready:
-        await asyncio.sleep(0.01)
+    await until(lambda: ready_in(first, queue), equals=0)
     await first.declare_queue(queue, passive=True)
     assert (consumer.waiting(), worker.waiting()) == (REQUESTS - 1, 0)
     assert numbers(await take(consumer, REQUESTS - 1)) == list(range(1, REQUESTS))
@@ -82,22 +82,15 @@ async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits
     await channel.declare_queue(replies, exclusive=True)
     publishing = await connection.channel(confirms=True)
     for number in range(100):
-        message = amqp.Message(
-            body=b"%d" % number,
-            correlation_id=str(number),
-            reply_to=replies,
-            expiration="2000" if number % 2 else "600000",
-        )
+        fields = {"correlation_id": str(number), "expiration": "2000" if number % 2 else "600000"}
+        message = amqp.Message(body=b"%d" % number, reply_to=replies, **fields)
         await publishing.publish(message, exchange=names.requests_exchange, routing_key="k")
     answers = await take(await channel.consume(replies, no_ack=True), 50)
     statuses = {decode_text(answer.headers["x-status"]) for answer in answers}
     assert sorted(int(answer.properties.correlation_id or "") for answer in answers) == list(range(1, 100, 2))
     queue = names.request_queue(Key("k"))
 
-    async def is_back() -> bool:
-        return (await channel.declare_queue(queue, passive=True)).ready == 50
-
-    await until(is_back, "the others are in the queue")
+    await until(lambda: ready_in(channel, queue), equals=50)
     kept = await take(await channel.consume(queue), 50)
     assert (statuses, numbers(kept)) == ({"expired"}, list(range(0, 100, 2)))
     assert all(one.headers[DUPLICATE_HEADER] is True and not one.redelivered for one in kept)

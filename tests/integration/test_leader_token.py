@@ -7,14 +7,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from broker_api import close_connection, http_client, listed_connections
+from broker_api import close_connection, http_client, listed_connections, until
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
+from osrdyne.amqp import Channel, Message
 from osrdyne.amqp import connect as amqp_connect
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.broker.leadership.token import Token
@@ -68,6 +68,14 @@ async def delete_leader_queue(session: LeaderSession) -> None:
     await (await session.publishing.channel()).delete_queue(session.names.leader_queue)
 
 
+async def take_the_token(session: LeaderSession) -> None:
+    """There is none afterwards."""
+    channel = await session.control.channel()
+    consumer = await channel.consume(session.names.leader_queue)
+    await (await consumer.get()).ack()
+    await channel.cancel(consumer)
+
+
 @asynccontextmanager
 async def kept(session: LeaderSession, token: Token) -> AsyncIterator[asyncio.Task[None]]:
     """The session at work."""
@@ -80,12 +88,12 @@ async def kept(session: LeaderSession, token: Token) -> AsyncIterator[asyncio.Ta
 def reasons(task: asyncio.Task[None]) -> list[BaseException]:
     """The leaves of the group of errors that a session ended with."""
     found: list[BaseException] = []
-    left: list[BaseException | None] = [task.exception()]
+    left = [task.exception()]
     while left:
         error = left.pop()
         if isinstance(error, BaseExceptionGroup):
             left += error.exceptions
-        elif error is not None:
+        else:
             found.append(error)
     return found
 
@@ -93,21 +101,14 @@ def reasons(task: asyncio.Task[None]) -> list[BaseException]:
 async def tokens(session: LeaderSession, channel: Channel) -> int:
     """How many tokens there are, held or not, once all are free."""
     await session.close()
-    async with asyncio.timeout(SOON):
-        while (info := await channel.declare_queue(session.names.leader_queue, passive=True)).consumers:
-            await asyncio.sleep(0.02)
+    info = await channel.declare_queue(session.names.leader_queue, passive=True)
+    while info.consumers:
+        await asyncio.sleep(0.02)
+        info = await channel.declare_queue(session.names.leader_queue, passive=True)
     return info.ready
 
 
 class TestAcquire:
-    async def test_terms_grow_by_one_with_each_leader(self, settings):
-        terms = []
-        for _ in range(4):
-            async with session_of(settings) as session:
-                previous, own = await session.token.acquire()
-                terms.append((previous.term, own.term))
-        assert terms == [(0, 1), (1, 2), (2, 3), (3, 4)]
-
     @pytest.mark.proves("controller/several-daemons-run-one")
     async def test_one_of_several_leads(self, settings):
         """lifecycle: token-queue, one-leader."""
@@ -135,45 +136,28 @@ class TestAcquire:
             assert (previous, own.term) == (Token(7, "x"), 8)
             assert await tokens(session, channel) == 1
 
-    async def test_something_that_is_not_a_token_is_replaced(self, settings, channel):
-        """A reply address may be any queue, so anybody may have an answer put here."""
+    async def test_what_is_no_token_of_ours_is_replaced(self, settings, channel):
+        """A reply address may be any queue, so anybody may have an answer put here; no answer can carry a user. A term
+        ahead of the clock is not believed of our own user either."""
         junk = [b"", b"{}", b"[]", b'{"term": "x"}', b'{"term": Infinity}', b"\xff", b"[" * 20_000]
-        async with session_of(settings) as session:
-            for body in junk:
-                await channel.publish(Message(body=body), exchange="", routing_key=session.names.leader_queue)
-            _, own = await session.token.acquire()
-            assert own.term == 1
-            assert await tokens(session, channel) == 1
-
-    @pytest.mark.parametrize("with_user", [False, True], ids=["an answer", "our user"])
-    async def test_enormous_term_is_not_believed(self, settings, channel, with_user):
-        forged: list[None] = []
         enormous = [10**400, 2**60, 2**53, int(time.time()) + 400 * 86_400]
-        async with session_of(settings, on_forged=lambda: forged.append(None)) as session:
-            user = session.token.user if with_user else None
-            for term in enormous:
-                message = Message(body=b'{"term": %d, "host": "elsewhere"}' % term, user_id=user)
+        async with session_of(settings) as session:
+            assert session.token.user is not None
+            forged = [Message(body=body) for body in junk] + [Token(500, "elsewhere").to_message()]
+            for user in (None, session.token.user):
+                forged += [Message(b'{"term": %d, "host": "elsewhere"}' % term, user_id=user) for term in enormous]
+            for message in forged:
                 await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
             previous, own = await session.token.acquire()
             assert (previous, own.term) == (Token(0, ""), 1)
             assert await tokens(session, channel) == 1
-        assert len(forged) <= len(enormous)  # one of our own user may be an old token of another clock
-
-    async def test_answer_like_a_token_is_not_believed(self, settings, channel):
-        """Nothing can make an answer carry a user."""
-        async with session_of(settings) as session:
-            assert session.token.user is not None
-            message = Token(500, "elsewhere").to_message()
-            await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
-            previous, own = await session.token.acquire()
-            assert (previous, own.term) == (Token(0, ""), 1)
 
     async def test_user_that_rabbitmq_knows_by_another_name_leads_without_naming_it(self, settings, broker_settings):
         """As with OAuth 2: the name in the URI is not that of the user. A message that named it would be refused."""
         uri = with_user(settings.broker.effective_uri(), "another name", "secret")
         named = settings.model_copy(update={"broker": broker_settings.model_copy(update={"uri": SecretStr(uri)})})
 
-        async def connect(options: ConnectionOptions) -> Connection:
+        async def connect(options):
             return await amqp_connect(replace(options, uri=settings.broker.effective_uri()))
 
         terms = []
@@ -191,9 +175,7 @@ class TestAcquire:
             async with kept(leader, own) as keeping:
                 for _ in range(50):
                     await channel.publish(Message(b"junk"), exchange="", routing_key=leader.names.leader_queue)
-                async with asyncio.timeout(SOON):
-                    while len(forged) < 50:
-                        await asyncio.sleep(0.02)
+                await until(lambda: len(forged) >= 50)
                 await leader.token.confirm()
                 assert not keeping.done()
             assert await tokens(leader, channel) == 1
@@ -213,10 +195,7 @@ class TestAcquire:
         """The leader queue was purged while there was no leader."""
         monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_INTERVAL", 0.5)
         async with session_of(settings) as session:
-            purging = await session.control.channel()
-            consumer = await purging.consume(session.names.leader_queue)
-            await (await consumer.get()).ack()
-            await purging.cancel(consumer)
+            await take_the_token(session)
             _, own = await asyncio.wait_for(session.token.acquire(), SOON)
             assert own.term == 1
 
@@ -230,15 +209,6 @@ class TestAcquire:
         async with session_of(settings) as session:
             previous, _ = await session.token.acquire()
             assert previous.term == 0
-
-    async def test_standby_whose_connection_is_lost_stops_waiting(self, settings):
-        async with session_of(settings) as leader, session_of(settings) as standby:
-            await leader.token.acquire()
-            waiting = asyncio.create_task(standby.token.acquire())
-            await asyncio.sleep(0.2)
-            await standby.control.close()
-            with pytest.raises(BrokerError):
-                await asyncio.wait_for(waiting, SOON)
 
 
 class TestKeep:
@@ -261,9 +231,7 @@ class TestKeep:
         name = f"osrdyne {settings.pool.id} leader"
         async with session_of(settings) as leader, http_client(broker.management_uri) as api:
             await leader.token.acquire()
-            async with asyncio.timeout(SOON):
-                while not (listed := await listed_connections(api, name=name)):
-                    await asyncio.sleep(0.1)
+            listed = await until(lambda: listed_connections(api, name=name))
             async with session_of(settings) as standby:
                 waiting = asyncio.create_task(standby.token.acquire())
                 await close_connection(api, listed[0])
@@ -350,13 +318,10 @@ class TestKeep:
         async with session_of(settings) as standby, session_of(settings) as other:
             administrator = await other.publishing.channel()
             await administrator.declare_queue(busy)
-            purging = await other.control.channel()
-            await (await (taking := await purging.consume(standby.names.leader_queue)).get()).ack()
-            await purging.cancel(taking)
+            await take_the_token(other)
             acquiring = asyncio.create_task(standby.token.acquire())
-            async with asyncio.timeout(SOON):
-                while not (await administrator.declare_queue(standby.names.leader_queue, passive=True)).consumers:
-                    await asyncio.sleep(0.02)
+            while not (await administrator.declare_queue(standby.names.leader_queue, passive=True)).consumers:
+                await asyncio.sleep(0.02)
             for number in range(500):
                 await standby.token._channel.begin_bind_queue(busy, "amq.direct", str(number))
             await administrator.delete_queue(standby.names.leader_queue)
@@ -404,9 +369,9 @@ class TestKeep:
         sockets: dict[str, asyncio.ReadTransport] = {}
 
         class Recorded(CoalescingTransport):
-            async def create(self, url: Any, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            async def create(self, url, **kwargs):
                 reader, writer = await super().create(url, **kwargs)
-                sockets[url.query["name"].split()[2]] = cast(asyncio.ReadTransport, writer.transport)
+                sockets[url.query["name"].split()[2]] = writer.transport
                 return reader, writer
 
         monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Recorded)
@@ -433,21 +398,19 @@ class TestKeep:
         """lifecycle: lease, pooled-late-process: and once after a given moment."""
         clock = StandingClock()
         async with LeaderSession(settings, clock=clock) as leader:
+
+            async def asks(passed, **since):
+                clock.now += passed
+                await leader.token.confirm(**since)
+                return leader.token._led_at == clock.now
+
             _, own = await leader.token.acquire()
             async with kept(leader, own):
-                clock.now = asked = clock.now + settings.broker.leader_heartbeat / 2 + 0.1
-                await leader.token.confirm()
-                assert leader.token._led_at == asked
-                clock.now += 0.1
-                await leader.token.confirm()
-                assert leader.token._led_at == asked
+                assert await asks(settings.broker.leader_heartbeat / 2 + 0.1)
+                assert not await asks(0.1)
                 seen_at = clock.now
-                clock.now = asked = seen_at + 0.1
-                await leader.token.confirm(since=seen_at)
-                assert leader.token._led_at == asked
-                clock.now += 0.1
-                await leader.token.confirm(since=seen_at)
-                assert leader.token._led_at == asked
+                assert await asks(0.1, since=seen_at)
+                assert not await asks(0.1, since=seen_at)
 
     async def test_session_that_is_cancelled_at_any_moment_ends(self, settings):
         """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""
@@ -472,21 +435,19 @@ class TestProbe:
         await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
         async with session_of(settings) as session:
             probing = await session.channel()
-            consume = probing.consume
+            consume, given_back = probing.consume, []
 
-            async def consume_late(name: str) -> object:
+            async def consume_late(name):
                 await channel.publish(Message(body=b"late"), exchange="", routing_key=queue)
                 return await consume(name)
 
-            probing.consume = consume_late
-            given_back: list[bytes] = []
-
-            async def give_back(delivery: object) -> None:
+            async def give_back(delivery):
                 given_back.append(delivery.body)
 
-            async def delete() -> int:
+            async def delete():
                 raise AssertionError("the queue must not be deleted")
 
+            probing.consume = consume_late
             outcome = await delete_if_proven_empty(probing, queue, delete=delete, give_back=give_back)
             await probing.close()
         assert (outcome, given_back) == (DeleteOutcome.NOT_EMPTY, [b"late"])

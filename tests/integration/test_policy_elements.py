@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon, until
+from broker_api import until
+from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
@@ -66,7 +67,7 @@ class Pool:
                 await connection.close()
                 return None
 
-        connection, consumer = await until(consume, f"the queue {name}")
+        connection, consumer = await until(consume)
         yield consumer
         await connection.close()
 
@@ -76,10 +77,6 @@ class Pool:
             delivery = await consumer.get()
             await delivery.ack()
             return delivery.body
-
-    async def effective(self, key: str) -> dict[str, tuple[object, str]]:
-        answer = await self.api.get("/v1/policies/effective", params={"key": key})
-        return {name: (one["value"], one["origin"]) for name, one in answer.json()["elements"].items()}
 
     async def poison(self, key: str, body: bytes) -> int:
         """Fail every delivery of a request until it is answered; the number of deliveries."""
@@ -121,10 +118,7 @@ async def pool(broker, broker_settings, tmp_path_factory):
         uri=broker.amqp_uri, name="osrdyne test", connect_timeout=PATIENCE, rpc_timeout=PATIENCE
     )
     connection = await amqp.connect(options)
-    async with (
-        running_daemon(settings) as daemon,
-        api_of(daemon) as api,
-    ):
+    async with running_daemon(settings) as daemon, api_of(daemon) as api:
         made = Pool(daemon, PoolNames(id), connection, api, f"drops-{id}")
         await (await connection.channel()).declare_queue(made.drops, exclusive=True)
         policies = [
@@ -158,10 +152,7 @@ async def test_queue_holds_no_more_bytes_than_its_capacity(pool):
     body = b"x" * 32 * KIB
     asked = [await pool.ask("capacity", body) for _ in range(2 * CAPACITY // len(body))]
 
-    async def has_full() -> bool:
-        return any(one.answers.waiting() for one in asked)
-
-    await until(has_full, "RabbitMQ refuses a request")
+    await until(lambda: any(one.answers.waiting() for one in asked))  # RabbitMQ refuses one
     (refused, *_) = [one for one in asked if one.answers.waiting()]
     assert await refused.status() == "maxlen"
     assert sum(one.answers.waiting() for one in asked) <= len(asked) // 2 + 1

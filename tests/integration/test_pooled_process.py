@@ -10,12 +10,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from worker_process import PATIENCE
+from broker_api import until
 
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
-from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.pooled import AssignmentState, ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
@@ -107,39 +106,28 @@ async def test_killed_process_loses_no_request(pooled):
     for key in keys:
         for _ in range(5):
             await pooled.send(key, "/block")
-    async with asyncio.timeout(PATIENCE):
-        while sum([await pooled.waiting(key) for key in keys]) > 40:  # one of each key runs
-            await asyncio.sleep(0.05)
+    await pooled.until_waiting(4, *keys)  # one of each key runs
     process.signal(signal.SIGKILL)
     await process.wait()
     await pooled.until_waiting(5, *keys)
 
 
-async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled):
+async def test_process_connects_again_with_its_workers_and_ends_them_when_it_is_stopped(pooled):
     process = await pooled.start(runtime={"stop_grace": 20.0})
     workers = [await pooled.assign(process, key) for key in ("a", "b")]
-    process.signal(signal.SIGTERM)
-    assert await process.wait() == ExitCode.STOPPED
-    async with asyncio.timeout(PATIENCE):
-        while pooled.states(process)[-1].assignments == () or any(
-            one.state is not AssignmentState.EXITED for one in pooled.states(process)[-1].assignments
-        ):
-            await asyncio.sleep(0.02)
-    for worker in workers:
-        assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
-
-
-async def test_process_connects_again_and_keeps_its_workers(pooled, broker):
-    process = await pooled.start()
-    worker = await pooled.assign(process, "k")
-    await pooled.call("k", "/put", {"name": 1})
+    await pooled.call("a", "/put", {"name": 1})
     before = len(pooled.states(process))
     # A second consumer of the exclusive queue is refused, so the queue exists; deleting it ends the consumer.
-    control = PoolNames(pooled.stage.names.pool).control_queue(process.environment.worker_id)
-    channel = await pooled.stage.connection.channel()
+    control = pooled.stage.names.control_queue(process.environment.worker_id)
     with pytest.raises(BrokerError):
-        await channel.declare_queue(control, passive=True)
+        await (await pooled.stage.connection.channel()).declare_queue(control, passive=True)
     state = await pooled.ask(process, ReportState("again"))
     assert len(pooled.states(process)) > before
-    assert [one.worker_id for one in state.assignments] == [worker]
-    assert document(await pooled.call("k", "/get"))["values"] == {"name": 1}
+    assert [one.worker_id for one in state.assignments] == workers
+    assert document(await pooled.call("a", "/get"))["values"] == {"name": 1}
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == ExitCode.STOPPED
+    ended = [AssignmentState.EXITED] * 2
+    await until(lambda: [one.state for one in pooled.states(process)[-1].assignments], equals=ended)
+    for worker in workers:
+        assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]

@@ -7,9 +7,10 @@ import json
 import time
 
 import pytest
-from worker_process import PATIENCE, Stage, WorkerProcess, stage
+from broker_api import until
+from worker_process import PATIENCE, Stage, stage
 
-from osrdyne.amqp import Channel, Delivery, Message
+from osrdyne.amqp import Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.queues.retry_queues import retry_bindings, retry_exchanges, retry_queues
 from osrdyne.broker.topology.layout import QueueLayout
@@ -25,10 +26,6 @@ pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
 APP = "tests.integration.flaky_app:app"
 DELAY_MS, LONG_MS = 300, 3_600_000
 URGENT = 3
-
-
-def terms(attempts: int, delay_ms: int = DELAY_MS) -> str:
-    return RetryTerms(("5xx",), attempts, (delay_ms,)).to_header()
 
 
 @pytest.fixture
@@ -53,12 +50,6 @@ async def pool(broker, pool_id):
         yield result
 
 
-async def start(pool: Stage) -> WorkerProcess:
-    queues = tuple(pool.names.request_queue(pool.key, priority) for priority in (URGENT, None))
-    variables = {"WORKER_RETRY_EXCHANGE": pool.names.retry_exchange}
-    return await pool.start(app=APP, queues=queues, variables=variables)
-
-
 async def send(
     pool: Stage, failures: int, *, attempts: int, priority: int | None = None, delay_ms: int = DELAY_MS
 ) -> str:
@@ -66,13 +57,25 @@ async def send(
     names = pool.names
     await pool.channel.unbind_queue(names.request_queue(pool.key), names.requests_exchange, pool.key)
     await pool.channel.bind_queue(names.request_queue(pool.key, priority), names.requests_exchange, pool.key)
-    headers = {TERMS_HEADER: terms(attempts, delay_ms), CLASS_HEADER: class_name(priority)}
+    headers = {
+        TERMS_HEADER: RetryTerms(("5xx",), attempts, (delay_ms,)).to_header(),
+        CLASS_HEADER: class_name(priority),
+    }
     return await pool.caller.send("/flaky", {"failures": failures}, headers=headers)
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
 async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_meanwhile(pool):
-    await start(pool)
+    queues = tuple(pool.names.request_queue(pool.key, priority) for priority in (URGENT, None))
+    await pool.start(app=APP, queues=queues, variables={"WORKER_RETRY_EXCHANGE": pool.names.retry_exchange})
+    # The last attempt is answered, and reported under the name of the others.
+    last = await pool.caller.answer(await send(pool, 5, attempts=2))
+    assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
+    await until(lambda: sum(bool(outcomes_of(report)) for report in pool.reports), equals=2)
+    found = [report for report in pool.reports if outcomes_of(report)]
+    assert [decode_text(one.headers["x-status"]) for one in found] == ["retried", "error"]
+    assert outcomes_of(found[0]) == outcomes_of(found[1])
+
     for priority in (None, URGENT):
         began = time.monotonic()
         response = await pool.caller.answer(await send(pool, 2, attempts=3, priority=priority))
@@ -86,31 +89,11 @@ async def test_failed_request_is_tried_again_after_its_delay_and_holds_nothing_m
     assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
 
 
-@pytest.mark.proves("managed/request-fails-route-retries")
-async def test_last_attempt_is_answered_and_reported_under_the_name_of_the_others(pool):
-    await start(pool)
-    last = await pool.caller.answer(await send(pool, 5, attempts=2))
-    assert (last.status, last.code, last.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
-    async with asyncio.timeout(PATIENCE):
-        while len(found := [report for report in pool.reports if outcomes_of(report)]) < 2:
-            await asyncio.sleep(0.05)
-    assert [decode_text(one.headers["x-status"]) for one in found] == ["retried", "error"]
-    assert outcomes_of(found[0]) == outcomes_of(found[1])
-
-
 async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int = DELAY_MS) -> None:
     """Send a request to wait, as a worker does."""
     headers = {CLASS_HEADER: class_name(priority), DELAY_HEADER: str(delay_ms), ATTEMPTS_HEADER: 1}
     message = Message(b"x", headers=headers, reply_to="a-caller", correlation_id="c")
     await pool.channel.publish(message, exchange=pool.names.retry_exchange, routing_key=key, mandatory=True)
-
-
-async def taken(channel: Channel, queue: str) -> Delivery:
-    """The next message of a queue."""
-    async with asyncio.timeout(PATIENCE):
-        delivery = await (await channel.consume(queue)).get()
-        await delivery.ack()
-        return delivery
 
 
 @pytest.mark.proves("managed/group-ends-request-waits")
@@ -142,6 +125,6 @@ async def test_death_after_a_wait_is_the_one_that_counts(pool, pool_id):
     async with asyncio.timeout(PATIENCE):
         delivery = await (await channel.consume(dying)).get()
         await delivery.reject(requeue=True)
-    headers = (await taken(pool.channel, names.dead_letter_queue)).headers
+    headers = (await until(lambda: pool.channel.get(names.dead_letter_queue))).headers
     assert headers["x-first-death-reason"] == "expired"  # the end of the wait
     assert last_death(headers, names) == (Status.DELIVERY_LIMIT, dying)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from broker_api import close_connections
-from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
+from broker_api import close_connections, until
+from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon
 from pydantic import SecretStr
 
 from osrdyne.broker.doctor.run import run_broker_checks
@@ -47,24 +47,20 @@ async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
 
 async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with_them(settings, management):
     async with running_daemon(settings) as daemon, client_of(settings) as client:
-
-        async def only(worker: dict[str, str]) -> bool:
-            return await worker_ids(management, settings.pool.id) == [worker["worker_id"]]
-
         first = (await client.call(KEY, "/info")).json()
-        assert await only(first)
+        assert await worker_ids(management, settings.pool.id) == [first["worker_id"]]
 
         async def reported() -> bool:
             return (await group_of(daemon, KEY))["workers"][0]["state"] in {"ready", "idle"}
 
-        await until(reported, "the daemon hears the worker's reports")
+        await until(reported)
         with pytest.raises(RequestCancelledError):  # by way of a control message
             await cancelled_call(client)
 
         os.kill(first["pid"], signal.SIGKILL)
         second = (await client.call(KEY, "/info", idempotent=True)).json()
         assert second["worker_id"] != first["worker_id"]
-        await until(lambda: only(second), "the user of the dead worker is gone")
+        await until(lambda: worker_ids(management, settings.pool.id), equals=[second["worker_id"]])
     assert await worker_ids(management, settings.pool.id) == []  # the daemon has stopped its workers
 
 
@@ -99,10 +95,7 @@ async def test_worker_outlives_its_controller_and_its_connection(settings, manag
             again = (await client.call(KEY, "/info", idempotent=True)).json()
             assert again["pid"] == first["pid"]
 
-            async def tidied() -> bool:
-                return await worker_ids(management, settings.pool.id) == [first["worker_id"]]
-
-            await until(tidied, "the user without a worker is gone")
+            await until(lambda: worker_ids(management, settings.pool.id), equals=[first["worker_id"]])
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from daemon_in_process import api_of, group_of, managed_settings, running_daemon, until
+from broker_api import until
+from daemon_in_process import api_of, group_of, managed_settings, running_daemon
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Delivery
@@ -38,7 +39,7 @@ async def first_of(channel: Channel, daemon: Daemon, queue: str, key: str) -> De
     async def exists() -> bool:
         return bool((await group_of(daemon, key)).get("queue", {}).get("exists"))
 
-    await until(exists, f"the group {key} has a queue")
+    await until(exists)
     return await (await channel.consume(queue, prefetch=1)).get()
 
 
@@ -47,11 +48,7 @@ async def test_requests_of_one_key_are_served_beside_each_other(daemon, connecti
     await publish(connection, names, "camera", b"1", b"2", b"3", b"4")
     keys = [Key(f"camera-{name}") for name in "ABC"]
     held = [await first_of(channel, daemon, names.request_queue(key), key) for key in keys]
-    assert [(one.body, one.headers[SPLIT_HEADER]) for one in held] == [
-        (b"1", "camera"),
-        (b"2", "camera"),
-        (b"3", "camera"),
-    ]
+    assert [(one.body, one.headers[SPLIT_HEADER]) for one in held] == [(body, "camera") for body in (b"1", b"2", b"3")]
     async with api_of(daemon) as api:
         explained = await api.post("/v1/explain", json={"key": "orders", "headers": {"customer": "7"}})
     assert [delivery["key"] for delivery in explained.json()["deliveries"]] == ["orders-7"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from broker_api import until
 from worker_process import PATIENCE, Stage, stage
 
 from osrdyne import amqp
@@ -78,16 +77,10 @@ async def yielded(client: AsyncClient) -> int:
 
 
 async def until_state(client: AsyncClient, **wanted: int) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not wanted.items() <= (await state(client)).items():
-            await asyncio.sleep(0.05)
+    async def is_reached() -> bool:
+        return wanted.items() <= (await state(client)).items()
 
-
-async def until_queue_is_empty(pool: Stage) -> None:
-    """A worker that was killed may leave requests whose acknowledgement RabbitMQ did not read."""
-    async with asyncio.timeout(PATIENCE):
-        while await pool.ready_requests():
-            await asyncio.sleep(0.05)
+    await until(is_reached)
 
 
 @pytest.mark.parametrize("path", ["/rows", "/table"])
@@ -97,7 +90,7 @@ async def test_result_larger_than_a_message_reaches_the_client(pool, client, pat
     plain = await client.call("k", path, body, accept=ARROW_TYPE)
     assert plain.arrow().num_rows == 10_000, "the default limit of an answer in one message"
     assert await numbers(client.call_batches("k", path, {"batches": 1, "rows": 3})) == [0, 1, 2]
-    await until_queue_is_empty(pool)
+    await until(pool.ready_requests, equals=0)
 
 
 @pytest.mark.proves("requests/client-reads-streamed-answer")
@@ -126,28 +119,22 @@ async def test_killed_worker_after_the_first_row_ends_the_call(broker, pool_id, 
     """The rows of a second run may come in another order: the caller has to start over."""
     gate = tmp_path / "gate"
     async with streaming(broker.amqp_uri, pool_id) as pool, client_of(pool) as client:
-        await caller_starts_over(pool, client, gate)
-
-
-async def caller_starts_over(pool: Stage, client: AsyncClient, gate: Path) -> None:
-    first = await pool.start(app=APP)
-    batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate), "gate_at": 2})
-    for _ in range(2):
-        await anext(batches)
-    first.signal(signal.SIGKILL)
-    await first.wait()
-    gate.touch()
-    await pool.start(app=APP)
-    with pytest.raises(StreamInterruptedError, match="started again"):
-        await anext(batches)
-    async with asyncio.timeout(PATIENCE):  # and it is cancelled, so that the second worker need not finish it
-        while (cancel := await pool.channel.get(pool.names.cancel_queue)) is None:
-            await asyncio.sleep(0.02)
-    await pool.send_control(
-        Command.CANCEL, correlation_id=cancel.properties.correlation_id, reply_to=cancel.properties.reply_to
-    )
-    await until_state(client, open=0)
-    await until_queue_is_empty(pool)
+        first = await pool.start(app=APP)
+        batches = client.call_batches("k", "/rows", {"batches": 20, "gate": str(gate), "gate_at": 2})
+        for _ in range(2):
+            await anext(batches)
+        first.signal(signal.SIGKILL)
+        await first.wait()
+        gate.touch()
+        await pool.start(app=APP)
+        with pytest.raises(StreamInterruptedError, match="started again"):
+            await anext(batches)
+        # And it is cancelled, so that the second worker need not finish it.
+        cancel = (await until(lambda: pool.channel.get(pool.names.cancel_queue))).properties
+        await pool.send_control(Command.CANCEL, correlation_id=cancel.correlation_id, reply_to=cancel.reply_to)
+        await until_state(client, open=0)
+        # RabbitMQ may not have read an acknowledgement of the killed worker.
+        await until(pool.ready_requests, equals=0)
 
 
 @pytest.mark.proves("requests/client-streamed-answer-goes")
@@ -160,7 +147,7 @@ async def test_client_that_goes_away_frees_the_worker(pool, client):
     await until_state(client, open=1, yielded=before + DEFAULT_CREDIT)
     await other.close()  # the cancel is not passed on: there is no controller
     await until_state(client, open=0, yielded=before + DEFAULT_CREDIT)
-    await until_queue_is_empty(pool)
+    await until(pool.ready_requests, equals=0)
     await batches.aclose()
 
 
@@ -200,21 +187,15 @@ async def test_user_who_may_not_grant_credit_gets_the_remedy(pool, client, manag
 
 async def test_credit_of_a_stranger_moves_no_stream(pool, client):
     [worker] = pool.workers
+    place = {"exchange": pool.names.credit_exchange, "routing_key": worker.environment.worker_id}
     before = await yielded(client)
     batches = client.call_batches("k", "/rows", {"batches": 40})
     async with aclosing(batches):
         await anext(batches)
         await until_state(client, yielded=before + DEFAULT_CREDIT)
         for headers in ({"x-stream-id": "0" * 32, "x-stream-credit": 40}, {"x-stream-credit": 40}, {}):
-            await pool.channel.publish(
-                amqp.Message(headers=headers),
-                exchange=pool.names.credit_exchange,
-                routing_key=worker.environment.worker_id,
-            )
-        await pool.channel.publish(  # as a control message it counts for nothing either
-            amqp.Message(b'{"command": "drain", "generation": [1, 1]}'),
-            exchange=pool.names.credit_exchange,
-            routing_key=worker.environment.worker_id,
-        )
+            await pool.channel.publish(amqp.Message(headers=headers), **place)
+        # As a control message it counts for nothing either.
+        await pool.channel.publish(amqp.Message(b'{"command": "drain", "generation": [1, 1]}'), **place)
         assert await yielded(client) == before + DEFAULT_CREDIT
         assert await numbers(batches) == list(range(1000, 40_000))

@@ -44,20 +44,11 @@ pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 WORKER = (sys.executable, "-m", "osrdyne.testing.conformance_worker")
 NAME = slot_name(KEY, 0)
 
-# A worker whose child leaves its session and its group, as a daemon would.
-RUNAWAY = """
-import os, subprocess, sys, time
-code = "import os, time; os.setsid(); time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", code])
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-
-# A worker with a child in its session, as Spark's JVM is, and one in a session of its own, as a handler may start.
+# A worker with a child in its session, as Spark's JVM is, and two in sessions of their own, as a handler may start.
 FAMILY = """
 import subprocess, sys, time
 code = "import time; time.sleep(600)"
-for own_session in (False, True):
+for own_session in (False, True, True):
     child = subprocess.Popen([sys.executable, "-c", code], start_new_session=own_session)
     print(child.pid, flush=True)
 time.sleep(600)
@@ -150,75 +141,54 @@ async def lines_of(driver, instance, count):
 # --- processes of a worker
 
 
-async def test_stop_and_crash_leave_no_child_behind(driver):
-    stopped, crashed = [await driver.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(2)]
-    children = [(await is_ready(driver, instance))["child"] for instance in (stopped, crashed)]
+async def test_stop_and_crash_leave_no_child_behind(tmp_path, driver):
+    """Nor does a crash while no controller runs."""
+    earlier = make_driver(tmp_path)
+    started = [await earlier.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(3)]
+    children = [(await is_ready(earlier, instance))["child"] for instance in started]
     assert all(map(is_running, children))
-    await driver.stop(stopped.instance_id, grace=PATIENCE)
+    stopped, crashed, unseen = started
+    await earlier.stop(stopped.instance_id, grace=PATIENCE)
     assert not is_running(children[0])
     os.kill(pid_of(crashed), signal.SIGKILL)
-    ended = await exited(driver, crashed)  # before its child has ended, the slot is not free
+    ended = await exited(earlier, crashed)  # before its child has ended, the slot is not free
     assert (is_running(children[1]), ended.exit.signal) == (False, "SIGKILL")
-
-
-async def test_crash_while_no_controller_ran_leaves_no_child_behind(tmp_path, driver):
-    earlier = make_driver(tmp_path)
-    instance = await earlier.start(make_spec(behaviour=Behaviour.PARENT))
-    child = (await is_ready(earlier, instance))["child"]
     await earlier.close()
-    os.kill(pid_of(instance), signal.SIGKILL)
-    await exited(driver, instance)
-    assert not is_running(child)
-
-
-async def test_child_that_left_the_session_is_killed_too(make):
-    driver = make(command=(sys.executable, "-c", RUNAWAY))
-    instance = await driver.start(make_spec())
-    [line] = await lines_of(driver, instance, 1)
-    await driver.stop(instance.instance_id, grace=PATIENCE)
-    assert not is_running(int(line))
+    os.kill(pid_of(unseen), signal.SIGKILL)
+    await exited(driver, unseen)
+    assert not is_running(children[2])
 
 
 @pytest.fixture
 async def family(make):
-    """A running worker with a child in its session and one that leads another; the host has not been scanned yet."""
+    """A running worker with a child in its session and two that lead others; the host has not been scanned yet."""
     driver = make(command=(sys.executable, "-c", FAMILY))
     instance = await driver.start(make_spec())
-    inner, outer = map(int, await lines_of(driver, instance, 2))
-    yield driver, instance, inner, outer
+    yield driver, instance, *map(int, await lines_of(driver, instance, 3))
 
 
-async def test_child_that_leads_a_session_is_no_worker_and_ends_with_one(family):
-    driver, instance, _, outer = family
+async def test_child_that_leads_a_session_is_no_worker_and_ends_with_one(family, state, make):
+    driver, instance, _, *outer = family
     assert os.getsid(pid_of(instance)) == pid_of(instance) != os.getsid(0)
-    assert os.getsid(outer) == outer
+    assert list(map(os.getsid, outer)) == outer
     assert await driver.list_instances() == [instance]
+    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
+    assert [item.instance_id for item in await make().list_instances()] == [instance.instance_id]
     await driver.stop(instance.instance_id, grace=PATIENCE)
-    assert not is_running(outer)
+    assert not any(map(is_running, outer))
 
 
-async def test_end_of_a_child_that_leads_a_session_kills_nothing(family):
-    driver, instance, inner, outer = family
+async def test_end_of_a_child_that_leads_a_session_kills_nothing(family, state):
+    """Also of one that was once recorded as a worker."""
+    driver, instance, inner, outer, recorded = family
     await driver.list_instances()
     await kill_and_wait(outer)
     assert await driver.list_instances() == [instance]
     assert is_running(pid_of(instance)) and is_running(inner)
-
-
-async def test_unwritten_worker_is_found_and_not_its_child_that_leads_a_session(family, state, make):
-    _, instance, _, _ = family
-    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
-    restarted = make()
-    found = await restarted.list_instances()
-    assert [item.instance_id for item in found] == [instance.instance_id]
-
-
-async def test_end_of_a_child_that_was_once_recorded_as_a_worker_kills_nothing(family, state):
-    driver, instance, inner, outer = family
-    record = replace(state.records()[NAME], pid=outer, ticks=start_ticks(outer))
+    record = replace(state.records()[NAME], pid=recorded, ticks=start_ticks(recorded))
     state.write(f"{NAME}.{instance.worker_id}", record)
     assert len(await driver.list_instances()) == 2
-    await kill_and_wait(outer)
+    await kill_and_wait(recorded)
     await driver.list_instances()
     assert is_running(inner)
 
@@ -246,42 +216,20 @@ def unkillable(monkeypatch):
     return pids
 
 
-@pytest.fixture
-async def stuck(driver, unkillable):
-    """A worker that has ended, whose child cannot be killed until the test is over, and another worker."""
+async def test_ended_worker_whose_child_cannot_be_killed_keeps_its_slot(tmp_path, driver, unkillable):
+    """It is reported, logged once, and holds up no other worker and no next controller."""
     instance, other = [await driver.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(2)]
     unkillable.add((await is_ready(driver, instance))["child"])
     await is_ready(driver, other)
     await kill_and_wait(pid_of(instance))
-    yield instance, other
-    unkillable.clear()
-
-    async def child_has_gone():
-        found = await find(driver, instance.instance_id)
-        return found is None or found.state is InstanceState.EXITED
-
-    await eventually(child_has_gone, what="the child has been killed")
-
-
-async def test_ended_worker_whose_child_cannot_be_killed_keeps_its_slot(driver, stuck):
-    """It is reported, logged once, and holds up no other worker."""
-    instance, other = stuck
+    stopping = replace(instance, state=InstanceState.STOPPING)
     with capture_logs() as logged:
         for _ in range(3):
-            assert await driver.list_instances() == [replace(instance, state=InstanceState.STOPPING), other]
+            assert await driver.list_instances() == [stopping, other]
     assert [entry["event"] for entry in logged if entry["log_level"] == "warning"] == ["ended worker keeps its slot"]
     await driver.remove(instance.instance_id)
     with pytest.raises(SlotTakenError):
         await driver.start(make_spec(slot=0))
-    for _ in range(2):
-        with pytest.raises(DriverUnavailableError, match="cannot be killed"):
-            await driver.stop(instance.instance_id, grace=0)
-    await driver.stop(other.instance_id, grace=PATIENCE)
-    assert (await find(driver, other.instance_id)).state is InstanceState.EXITED
-
-
-async def test_child_that_cannot_be_killed_is_not_an_obstacle_to_the_next_controller(tmp_path, driver, stuck):
-    instance, other = stuck
     restarted = make_driver(tmp_path)
     listed = await restarted.list_instances()
     assert {item.instance_id: item.state for item in listed} == {
@@ -289,17 +237,14 @@ async def test_child_that_cannot_be_killed_is_not_an_obstacle_to_the_next_contro
         other.instance_id: InstanceState.RUNNING,
     }
     await restarted.remove(instance.instance_id)
-    with pytest.raises(DriverUnavailableError, match="cannot be killed"):
-        await restarted.stop(instance.instance_id, grace=0)
+    for one in (driver, driver, restarted):
+        with pytest.raises(DriverUnavailableError, match="cannot be killed"):
+            await one.stop(instance.instance_id, grace=0)
     await restarted.close()
-
-
-async def test_slot_is_free_when_the_child_has_ended_at_last(driver, stuck, unkillable):
-    instance, _ = stuck
-    await driver.list_instances()
+    await driver.stop(other.instance_id, grace=PATIENCE)
+    assert (await find(driver, other.instance_id)).state is InstanceState.EXITED
     unkillable.clear()
-    ended = await exited(driver, instance)
-    assert ended.exit.signal == "SIGKILL"
+    assert (await exited(driver, instance)).exit.signal == "SIGKILL"
 
 
 def test_killed_process_has_ended_although_looking_for_it_took_all_the_time(monkeypatch):
@@ -364,54 +309,42 @@ async def test_start_cut_short_before_its_process_leaves_the_slot_free(driver, s
     assert (await driver.start(make_spec())).state is InstanceState.RUNNING
 
 
-async def test_record_cut_short_by_a_power_failure_is_not_an_obstacle(driver, state, tmp_path):
-    (tmp_path / POOL / "records" / f"{NAME}.json").write_bytes(b"")
-    assert await driver.list_instances() == []
-    assert (await driver.start(make_spec())).state is InstanceState.RUNNING
-
-
-async def test_record_removed_under_a_running_worker_is_written_again(driver, state, tmp_path):
-    instance = await driver.start(make_spec())
-    (tmp_path / POOL / "records" / f"{NAME}.json").unlink()
-    assert await driver.list_instances() == [instance]
-    assert NAME in state.records()
-
-
-async def test_both_workers_of_a_slot_filled_twice_are_listed(tmp_path, driver, state):
+async def test_lost_records_are_no_obstacle(driver, state, tmp_path):
+    """Cut short by a power failure, removed under a running worker, and with the lock: then a slot is filled twice."""
+    record, lock = tmp_path / POOL / "records" / f"{NAME}.json", tmp_path / POOL / "locks" / NAME
     earlier = make_driver(tmp_path)
+    record.write_bytes(b"")
+    assert await earlier.list_instances() == []
     first = await earlier.start(make_spec())
     await is_ready(earlier, first)
+    record.unlink()
+    assert await earlier.list_instances() == [first]
+    assert NAME in state.records()
     await earlier.close()
-    (tmp_path / POOL / "records" / f"{NAME}.json").unlink()
-    (tmp_path / POOL / "locks" / NAME).unlink()
+    record.unlink()
+    lock.unlink()
     second = await driver.start(make_spec())
     listed = await driver.list_instances()
     assert {item.instance_id for item in listed} == {first.instance_id, second.instance_id}
     assert {item.slot for item in listed} == {0}
 
 
-async def test_recycled_pid_is_never_touched(driver, state, make):
+async def test_worker_of_an_earlier_boot_has_ended_and_a_recycled_pid_is_never_touched(driver, state, make):
     await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    record = replace(state.records()[NAME], exit=None)
+    state.write(NAME, replace(record, boot_id="an earlier one"))
+    [listed] = await make().list_instances()
+    assert (listed.state, listed.exit.code) == (InstanceState.EXITED, None)
     stranger = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
     try:
-        record = replace(state.records()[NAME], pid=stranger.pid, ticks=1, exit=None)
-        state.write(NAME, record)
+        state.write(NAME, replace(record, pid=stranger.pid, ticks=1))
         restarted = make()
         [listed] = await restarted.list_instances()
         await restarted.stop(listed.instance_id, grace=0)
-        assert listed.state is InstanceState.EXITED
-        assert stranger.poll() is None
+        assert (listed.state, stranger.poll()) == (InstanceState.EXITED, None)
     finally:
         stranger.kill()
         stranger.wait()
-
-
-async def test_worker_of_an_earlier_boot_is_listed_as_ended(driver, state, make):
-    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
-    state.write(NAME, replace(state.records()[NAME], exit=None, boot_id="an earlier one"))
-    restarted = make()
-    [listed] = await restarted.list_instances()
-    assert (listed.state, listed.exit.code) == (InstanceState.EXITED, None)
 
 
 @pytest.mark.proves("reference-defects/10-two-pools-one")
@@ -549,15 +482,6 @@ async def test_grown_log_is_rotated_while_the_worker_writes(tmp_path, make):
     assert log.read_bytes()[:1] != b"\0"
     lines = await driver.logs(instance.instance_id, lines=10_000)
     assert lines[0] == "0"
-
-
-async def test_log_of_the_former_worker_is_put_aside(driver, tmp_path):
-    for number in (1, 2):
-        ended = await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT, lines=number)))
-        lines = await driver.logs(ended.instance_id)
-        assert lines[1:] == (*(f"line {count}" for count in range(number)), "ready")
-        await driver.remove(ended.instance_id)
-    assert "line 0" in (tmp_path / POOL / "logs" / f"{NAME}.log.1").read_text()
 
 
 async def test_passwords_in_log_lines_are_masked(make):

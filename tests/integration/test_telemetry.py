@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from broker_api import http_client
-from test_term import SOON, Running, daemon_of, eventually, publish, settings_of
+from broker_api import http_client, until
+from test_term import SOON, Running, daemon_of, publish, settings_of
 
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings, TelemetrySettings
@@ -45,7 +45,7 @@ async def test_lag_of_a_reader_is_the_distance_to_the_end_of_the_log(broker_sett
         assert {finding.ok for finding in await findings_of(settings, "telemetry", "topology")} == {True}
         for key in KEYS:
             await publish(channel, names, key)
-        await eventually(lambda: all(metric(running, WRITTEN, partition=str(one)) == expected[one] for one in (0, 1)))
+        await until(lambda: all(metric(running, WRITTEN, partition=str(one)) == expected[one] for one in (0, 1)))
         await positions.save(ReaderPosition("warm", {0: 1, 1: expected[1]}, 1.7e9))
         async with http_client(running.daemon.api.announced_url) as http:
             answer = (await http.get("/v1/telemetry")).json()
@@ -75,6 +75,6 @@ async def test_changed_settings_leave_the_log_as_it_is_and_are_named(broker_sett
         # The watch declares what is missing of the log as it is, and no third stream.
         await channel.delete_queue(names.log_stream(1))
         repairs = "osrdyne_topology_repairs_total"
-        await eventually(lambda: (metric(running, repairs, object="queue") or 0) >= 1)
+        await until(lambda: (metric(running, repairs, object="queue") or 0) >= 1)
         found = sorted(queue.name for queue in await management.list_queues(names.log_stream_prefix))
         assert found == [names.log_stream(0), names.log_stream(1)]

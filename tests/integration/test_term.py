@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import secrets
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from broker_api import close_connections
+from broker_api import close_connections, ready_in, until
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -70,25 +70,31 @@ class Running(LeaderVerbs):
 
     async def leads(self, *, after: int = 0) -> int:
         """Wait until it leads in a later term; its number."""
-        async with asyncio.timeout(SOON):
-            while self.daemon.term is None or self.generation.term <= after:
-                assert not self.task.done()
-                await asyncio.sleep(0.02)
+
+        def leads() -> bool:
+            assert not self.task.done()
+            return self.daemon.term is not None and self.generation.term > after
+
+        await until(leads)
         return self.generation.term
 
 
 @asynccontextmanager
-async def daemon_of(settings: Settings) -> AsyncIterator[Running]:
+async def daemon_of(settings: Settings, *, leads: bool = True) -> AsyncIterator[Running]:
+    """A daemon that leads, or stands by."""
     stop = StopRequest(asyncio.Event())
     daemon = Daemon(settings, clock=SystemClock())
-    task = asyncio.create_task(daemon.serve(stop))
-    running = Running(daemon, task, stop)
+    running = Running(daemon, asyncio.create_task(daemon.serve(stop)), stop)
+    components = daemon._state.components
     try:
-        await running.leads()
+        if leads:
+            await running.leads()
+        else:
+            await until(lambda: "leadership" in components and "standby" in components["leadership"].detail)
         yield running
     finally:
         stop.requested.set()
-        await asyncio.wait_for(task, SOON)
+        await asyncio.wait_for(running.task, SOON)
 
 
 @pytest.fixture
@@ -104,12 +110,6 @@ def names(pool_id):
 async def publish(channel: Channel, names: PoolNames, key: str, body: bytes = b"1", **properties: object) -> None:
     message = Message(body=body, **properties)
     await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SOON):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def take(channel: Channel, queue: str, count: int) -> list[bytes]:
@@ -175,7 +175,7 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
     found: set[bytes] = set()
     keys = [Key(f"k{number}") for number in range(min(20, count))]
     await running.leads()
-    await eventually(lambda: all(running.queue_of(key).is_bound for key in keys))
+    await until(lambda: all(running.queue_of(key).is_bound for key in keys))
     reading = await channel._connection.channel()
     async with asyncio.timeout(SOON):
         while len(found) < count:
@@ -211,14 +211,17 @@ async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_g
     monkeypatch.setitem(defaults, "page_size", 4)
     keys = [Key(f"{number} idle") for number in range(10)]
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
+        # A queue that is idle and has a request is bound again.
+        await publish(channel, names, "full")
+        await until(lambda: running.status_of(Key("full")) is GroupStatus.UNBOUND)
+        await until(lambda: running.status_of(Key("full")) is GroupStatus.ACTIVE)
+        assert await take(channel, names.request_queue(Key("full")), 1) == [b"1"]
         for key in keys:
             await publish(channel, names, key)
         for key in keys:
             assert await take(channel, names.request_queue(key), 1) == [b"1"]
         churn = asyncio.create_task(come_and_go(await channel._connection.channel(), names))
-        async with asyncio.timeout(SOON):
-            while running.groups() or running.known_queues():
-                await asyncio.sleep(0.1)
+        await until(lambda: not running.groups() and not running.known_queues())
         assert not churn.done()
         churn.cancel()
         for key in keys:
@@ -228,41 +231,15 @@ async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_g
         assert await take(channel, names.request_queue(keys[0]), 1) == [b"again"]
 
 
-async def test_idle_queue_with_requests_is_kept(broker_settings, names, channel):
-    async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
-        await publish(channel, names, "a")
-        await eventually(lambda: running.status_of(Key("a")) is GroupStatus.UNBOUND)
-        await eventually(lambda: running.status_of(Key("a")) is GroupStatus.ACTIVE)
-        assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
-
-
 async def test_graceful_stop_hands_over_and_leaves_everything_in_place(settings, names, channel):
     async with daemon_of(settings) as first:
         await publish(channel, names, "a")
-        await eventually(lambda: first.queue_of(Key("a")).is_bound)
-        async with daemon_of_standby(settings) as standby:
+        await until(lambda: first.queue_of(Key("a")).is_bound)
+        async with daemon_of(settings, leads=False) as standby:
             first.stop.requested.set()
             await asyncio.wait_for(first.task, SOON)
             assert await standby.leads(after=1) == 2
             assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
-
-
-@asynccontextmanager
-async def daemon_of_standby(settings: Settings) -> AsyncIterator[Running]:
-    """A second daemon of the pool, which waits for the token."""
-    stop = StopRequest(asyncio.Event())
-    daemon = Daemon(settings, clock=SystemClock())
-    running = Running(daemon, asyncio.create_task(daemon.serve(stop)), stop)
-    try:
-        await eventually(lambda: "standby" in daemon._state.components.get("leadership", NOTHING).detail)
-        yield running
-    finally:
-        stop.requested.set()
-        await asyncio.wait_for(running.task, SOON)
-
-
-class NOTHING:
-    detail = ""
 
 
 async def test_state_of_the_groups_survives_a_restart(settings, names, channel, management):
@@ -273,9 +250,11 @@ async def test_state_of_the_groups_survives_a_restart(settings, names, channel, 
         await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(names, key))
     await channel.bind_queue(names.request_queue(Key("bound")), names.requests_exchange, "bound")
     await channel.publish(Message(body=b"1"), exchange="", routing_key=names.request_queue(Key("full")))
-    async with asyncio.timeout(SOON):  # a listing shows what is ready some seconds later
-        while [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))] != [1]:
-            await asyncio.sleep(0.2)
+
+    async def listed():  # some seconds later
+        return [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))]
+
+    await until(listed, equals=[1])
     async with daemon_of(settings) as running:
         keys = running.groups()
         assert {key: running.status_of(key) for key in keys} == {
@@ -283,7 +262,7 @@ async def test_state_of_the_groups_survives_a_restart(settings, names, channel, 
             "full": GroupStatus.ACTIVE,
             "empty": GroupStatus.UNBOUND,
         }
-        await eventually(lambda: running.queue_of(Key("full")).is_bound)
+        await until(lambda: running.queue_of(Key("full")).is_bound)
 
 
 async def test_foreign_queue_of_the_name_costs_only_its_own_key(settings, names, channel):
@@ -375,15 +354,15 @@ class TestHostileRequests:
         """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
         key, running, names = victim.key(), victim.running, victim.names
         await publish(victim.channel, names, key)
-        await eventually(lambda: running.queue_of(key).is_bound)
+        await until(lambda: running.queue_of(key).is_bound)
         await victim.taken(key)
         running.retire(key)
-        await eventually(lambda: not running.queue_of(key).is_bound)
-        before = (await victim.channel.declare_queue(names.poison_queue, passive=True)).ready
+        await until(lambda: not running.queue_of(key).is_bound)
+        before = await ready_in(victim.channel, names.poison_queue)
         other = victim.key()
         await publish(victim.channel, names, other, b"1", headers={"CC": [names.poison_queue]})
         assert await victim.taken(other) == [b"1"]
-        assert (await victim.channel.declare_queue(names.poison_queue, passive=True)).ready == before
+        assert await ready_in(victim.channel, names.poison_queue) == before
 
     @pytest.mark.proves("hostile/hostile-messages-any-queue")
     @pytest.mark.parametrize(

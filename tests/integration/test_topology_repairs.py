@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_api import http_client
-from test_term import Running, daemon_of, eventually, publish, settings_of, take
+from broker_api import http_client, until
+from test_term import Running, daemon_of, publish, settings_of, take
 
 from osrdyne.amqp import Message
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
 from osrdyne.broker.topology.policies import PolicySpec, pool_policies
 from osrdyne.config.models import LifecycleSettings, PoolSettings, Settings
+from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
 A = Key("a")
-
-
 OFTEN = LifecycleSettings(topology_interval=1.0, resync_interval=3600.0)
 
 
 def repairs(running: Running, kind: str) -> float:
     labels = {"object": kind}
     return running.daemon._metrics.registry.get_sample_value("osrdyne_topology_repairs_total", labels) or 0.0
+
+
+def finding_of(running: Running) -> Finding:
+    return running.term.routing.topology.finding()
 
 
 async def findings_of(settings: Settings, subject: str) -> list[bool]:
@@ -35,16 +38,16 @@ async def findings_of(settings: Settings, subject: str) -> list[bool]:
 async def test_everything_that_is_deleted_by_hand_is_declared_again(
     broker_settings, pool_id, channel, management, broker
 ):
-    """A managed pool: policy, exchanges with their bindings, single bindings, the inventory, the parameter."""
+    """A managed pool: policy, exchanges with their bindings, single bindings, the inventory, the parameter.
+
+    The request queue of an earlier version, without a dead letter exchange, is used as it is."""
     names = PoolNames(pool_id)
-    settings = settings_of(broker_settings, pool_id, OFTEN).model_copy(
-        update={"pool": PoolSettings(id=pool_id, kind="managed")}
-    )
+    managed = {"pool": PoolSettings(id=pool_id, kind="managed")}
+    settings = settings_of(broker_settings, pool_id, OFTEN).model_copy(update=managed)
     assert await findings_of(settings, "topology") == [True]  # nothing is declared yet
-    async with (
-        daemon_of(settings) as running,
-        http_client(broker.management_uri) as api,
-    ):
+    arguments = {"x-queue-type": "quorum", "x-osrdyne-key": A}
+    await channel.declare_queue(names.request_queue(A), arguments=arguments)
+    async with daemon_of(settings) as running, http_client(broker.management_uri) as api:
         await publish(channel, names, A, b"before")
         assert await take(channel, names.request_queue(A), 1) == [b"before"]
         assert await findings_of(settings, "topology") == [True]
@@ -63,33 +66,38 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
                 and await management.get_global_parameter(f"osrdyne-{pool_id}-leader") is not None
             )
 
-        async with asyncio.timeout(60):
-            while not await repaired():
-                await asyncio.sleep(0.1)
-        await eventually(lambda: running.queue_of(A).is_bound and repairs(running, "request_binding") >= 1)
+        await until(repaired)
+        await until(lambda: running.queue_of(A).is_bound and repairs(running, "request_binding") >= 1)
         assert (await running.leads(), running.task.done()) == (1, False)
         for kind in ("exchange", "binding", "queue", "policy", "parameter"):
             assert repairs(running, kind) >= 1, kind
-        [finding] = [one for one in _findings(running) if one.subject == "topology"]
-        assert finding.ok and "repaired in this term" in finding.message
+        finding = finding_of(running)
+        assert (finding.subject, finding.ok, "repaired in this term" in finding.message) == ("topology", True, True)
         await publish(channel, names, A, b"after")
         assert await take(channel, names.request_queue(A), 1) == [b"after"]
 
 
 @pytest.mark.proves("broker/exchange-queue-exists-arguments")
 async def test_doctor_and_status_name_what_cannot_be_repaired(broker_settings, pool_id, management, broker):
-    names = PoolNames(pool_id)
-    settings = settings_of(broker_settings, pool_id, OFTEN)
-    async with (
-        daemon_of(settings) as running,
-        http_client(broker.management_uri) as api,
-    ):
+    """Another policy above ours, an operator policy that removes messages, and our policy when no daemon runs."""
+    names, settings = PoolNames(pool_id), settings_of(broker_settings, pool_id, OFTEN)
+    place = f"/api/operator-policies/{management.vhost}/{pool_id}-limits"
+    harmful = {"leader": "message-ttl", "orphan": "message-ttl", "dl": "expires", "poison": "max-length"}
+    async with daemon_of(settings) as running, http_client(broker.management_uri) as api:
         above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
         await api.put(f"/api/policies/{management.vhost}/{pool_id}-other", json=above)
-        await eventually(lambda: any(not one.ok and pool_id in one.message for one in _findings(running)))
+        await until(lambda: not finding_of(running).ok and pool_id in finding_of(running).message)
         assert False in await findings_of(settings, "topology")
         await management.delete_policy(f"{pool_id}-other")
-        await eventually(lambda: all(one.ok for one in _findings(running)))
+        await until(lambda: finding_of(running).ok)
+        for queue, element in harmful.items():
+            body = {"pattern": f"^{pool_id}-{queue}$", "definition": {element: 10**8}, "apply-to": "queues"}
+            (await api.put(place, json=body)).raise_for_status()
+            named = f"{element} on {pool_id}-{queue}"
+            await until(lambda named=named: named in finding_of(running).message)
+        assert False in await findings_of(settings, "topology")
+        await api.delete(place)
+        await until(lambda: finding_of(running).ok)
     await management.delete_policy(names.policy)
     assert False in await findings_of(settings, "topology")
 
@@ -105,7 +113,7 @@ async def test_requests_that_expire_while_the_policy_is_missing_are_answered(
     async with daemon_of(settings) as running:
         await publish(channel, names, A, b"before")
         assert await take(channel, names.request_queue(A), 1) == [b"before"]
-        await eventually(lambda: running.queue_of(A).is_bound)
+        await until(lambda: running.queue_of(A).is_bound)
         await management.delete_policy(names.policy)
         for number in range(50):
             message = Message(b"1", reply_to=replies, correlation_id=str(number), expiration="100")
@@ -115,16 +123,6 @@ async def test_requests_that_expire_while_the_policy_is_missing_are_answered(
             answers = [await consumer.get() for _ in range(50)]
     assert {decode_text(answer.headers["x-status"]) for answer in answers} == {"expired"}
     assert sorted(int(answer.properties.correlation_id or -1) for answer in answers) == list(range(50))
-
-
-async def test_queue_of_an_earlier_version_is_used_as_it_is(broker_settings, pool_id, channel):
-    """0.1 declared request queues without a dead letter exchange; RabbitMQ changes no arguments of a queue."""
-    names = PoolNames(pool_id)
-    arguments = {"x-queue-type": "quorum", "x-osrdyne-key": A}
-    await channel.declare_queue(names.request_queue(A), arguments=arguments)
-    async with daemon_of(settings_of(broker_settings, pool_id, OFTEN)):
-        await publish(channel, names, A, b"1")
-        assert await take(channel, names.request_queue(A), 1) == [b"1"]
 
 
 @pytest.mark.proves("broker/exchange-queue-exists-arguments")
@@ -144,28 +142,6 @@ async def test_policy_for_all_queues_removes_no_request_while_no_controller_runs
         async with daemon_of(settings) as running:
             for key in keys:
                 assert await take(channel, names.request_queue(key), 1) == [key.encode()]
-            assert all(one.ok for one in _findings(running))
+            assert finding_of(running).ok
     finally:
         await management.delete_policy(foreign.name)
-
-
-async def test_operator_policy_that_removes_messages_is_reported(broker_settings, pool_id, management, broker):
-    settings = settings_of(broker_settings, pool_id, OFTEN)
-    place = f"/api/operator-policies/{management.vhost}/{pool_id}-limits"
-    harmful = {"leader": "message-ttl", "orphan": "message-ttl", "dl": "expires", "poison": "max-length"}
-    async with (
-        http_client(broker.management_uri) as api,
-        daemon_of(settings) as running,
-    ):
-        for queue, element in harmful.items():
-            body = {"pattern": f"^{pool_id}-{queue}$", "definition": {element: 10**8}, "apply-to": "queues"}
-            (await api.put(place, json=body)).raise_for_status()
-            named = f"{element} on {pool_id}-{queue}"
-            await eventually(lambda named=named: any(named in one.message for one in _findings(running)))
-        assert False in await findings_of(settings, "topology")
-        await api.delete(place)
-        await eventually(lambda: all(one.ok for one in _findings(running)))
-
-
-def _findings(running: Running):
-    return [running.term.routing.topology.finding()]
