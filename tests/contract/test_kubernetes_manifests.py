@@ -101,8 +101,8 @@ def pod_of(manifest):
     return manifest["spec"]["template"]["spec"]
 
 
-def variables_of(manifest):
-    return {item["name"]: item.get("value") for item in pod_of(manifest)["containers"][0]["env"]}
+def variables_of(pod):
+    return {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
 
 
 def test_versions_are_those_that_clusters_run():
@@ -134,17 +134,12 @@ def test_process_is_one_pod_that_is_never_started_again_and_has_the_id_of_its_st
     spec = process_spec()
     document = manifests().process(spec)
     assert (document["kind"], document["spec"]["restartPolicy"]) == ("Pod", "Never")
-    variables = {item["name"]: item.get("value") for item in document["spec"]["containers"][0]["env"]}
+    variables = variables_of(document["spec"])
     assert (variables["WORKER_ID"], variables["WORKER_PLACEMENT"]) == (spec.worker_id, "pooled")
     [owner] = manifests().secret(spec, owner="uid")["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("Pod", document["metadata"]["name"])
-
-
-def test_process_carries_the_hash_of_the_settings_that_it_has():
-    hashes = [
-        manifests().process(spec)["metadata"]["annotations"][SPEC_ANNOTATION]
-        for spec in (process_spec(), replace(process_spec(), spec_hash="of a profile"))
-    ]
+    profiled = manifests().process(replace(spec, spec_hash="of a profile"))
+    hashes = [one["metadata"]["annotations"][SPEC_ANNOTATION] for one in (document, profiled)]
     assert hashes == ["0123456789abcdef", "of a profile"]
 
 
@@ -153,9 +148,7 @@ def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_se
     spec = make_spec()
     paused = replace(spec, environment=replace(spec.environment, paused=True))
     before, after = manifests().deployment(spec), manifests().deployment(paused)
-    variables = [
-        {item["name"]: item.get("value") for item in pod_of(one)["containers"][0]["env"]} for one in (before, after)
-    ]
+    variables = [variables_of(pod_of(one)) for one in (before, after)]
     assert variables == [variables[0], variables[0] | {"WORKER_PAUSED": "1"}]
     annotations = [one["metadata"]["annotations"][SPEC_ANNOTATION] for one in (before, after)]
     assert annotations == [annotations[0]] * 2
@@ -176,24 +169,21 @@ def test_beta_autoscaler_differs_from_the_present_one_in_its_version_alone():
     assert beta | {"scaleTargetRef": None} == present | {"scaleTargetRef": None}
 
 
-@pytest.mark.parametrize("scaling", [{"mode": "none"}, {"mode": "hpa"}, SCALING], ids=["none", "hpa", "keda"])
-def test_number_of_pods_is_in_no_document_of_the_group(scaling):
-    manifest = manifests(autoscaling=scaling, replicas=5).deployment(make_spec())
-    assert "replicas" not in manifest["spec"]
+def test_number_of_pods_is_in_no_document_of_the_group():
+    for scaling in ({"mode": "none"}, {"mode": "hpa"}, SCALING):
+        assert "replicas" not in manifests(autoscaling=scaling, replicas=5).deployment(make_spec())["spec"]
 
 
-@pytest.mark.parametrize(
-    ("make", "schema"),
-    [(Manifests.scaled_object, SCALED_OBJECT), (Manifests.keda_authentication, TRIGGER_AUTHENTICATION)],
-    ids=["scaled object", "authentication"],
-)
-def test_objects_of_keda_have_fields_that_it_knows(make, schema):
-    jsonschema.validate(make(manifests(autoscaling=SCALING), make_spec(), owner="uid")["spec"], schema)
+def test_objects_of_keda_have_fields_that_it_knows():
+    made, spec = manifests(autoscaling=SCALING), make_spec()
+    jsonschema.validate(made.scaled_object(spec, owner="uid")["spec"], SCALED_OBJECT)
+    jsonschema.validate(made.keda_authentication(spec, owner="uid")["spec"], TRIGGER_AUTHENTICATION)
 
 
-def test_keda_counts_over_http_and_includes_unacknowledged_messages():
-    manifest = manifests(autoscaling=SCALING).scaled_object(make_spec(Key("a=b")), owner="uid")
-    [trigger] = manifest["spec"]["triggers"]
+def test_keda_counts_over_http_with_unacknowledged_messages_and_credentials_of_a_secret():
+    made, spec = manifests(autoscaling=SCALING), make_spec(Key("a=b"))
+    authentication, scaled = made.keda_authentication(spec, owner="uid"), made.scaled_object(spec, owner="uid")["spec"]
+    [trigger] = scaled["triggers"]
     assert trigger["metadata"] == {
         "protocol": "http",
         "queueName": "conformance-req-a+3Db",
@@ -202,14 +192,7 @@ def test_keda_counts_over_http_and_includes_unacknowledged_messages():
         "value": "4",
         "excludeUnacknowledged": "false",
     }
-    assert (manifest["spec"]["minReplicaCount"], manifest["spec"]["maxReplicaCount"]) == (1, 9)
-
-
-def test_keda_receives_the_credentials_by_the_name_of_a_secret():
-    made = manifests(autoscaling=SCALING)
-    spec = make_spec()
-    authentication = made.keda_authentication(spec, owner="uid")
-    [trigger] = made.scaled_object(spec, owner="uid")["spec"]["triggers"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 9)
     assert authentication["spec"]["secretTargetRef"] == [{"parameter": "host", "name": "for-keda", "key": "host"}]
     assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
 
@@ -225,8 +208,10 @@ def test_pod_may_do_nothing_it_does_not_need():
     assert pod["automountServiceAccountToken"] is False
 
 
-def test_password_is_in_the_secret_alone():
+def test_password_is_in_the_secret_of_the_deployment_alone():
     made, spec = manifests(autoscaling=SCALING), make_spec()
+    [owner] = made.secret(spec, owner="the-uid")["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Deployment", "the-uid")
     others = [
         made.deployment(spec),
         made.replicas_patch(spec, uid="uid"),
@@ -241,21 +226,20 @@ def test_pod_has_the_grace_of_its_worker_and_is_ready_when_that_reports_it():
     manifest = manifests().deployment(make_spec())
     assert pod_of(manifest)["terminationGracePeriodSeconds"] == 43
     probe = pod_of(manifest)["containers"][0]["readinessProbe"]
-    assert probe["exec"]["command"] == ["test", "-e", variables_of(manifest)["WORKER_READY_FILE"]]
+    assert probe["exec"]["command"] == ["test", "-e", variables_of(pod_of(manifest))["WORKER_READY_FILE"]]
 
 
 def test_text_is_never_expanded():
     manifest = manifests(**EVERYTHING).deployment(make_spec(Key("$(WORKER_POOL)")))
-    assert variables_of(manifest)["WORKER_KEY"] == "$$(WORKER_POOL)"
-    assert variables_of(manifest)["PRICE"] == "$$(5)"
+    assert variables_of(pod_of(manifest))["WORKER_KEY"] == "$$(WORKER_POOL)"
+    assert variables_of(pod_of(manifest))["PRICE"] == "$$(5)"
     assert pod_of(manifest)["containers"][0]["command"] == ["run", "$$HOME"]
 
 
-@pytest.mark.parametrize("key", ["a\nb", "a\0b", "a\x7fb", "a\u2028b", "a\u0085b"], ids=ascii)
-def test_key_that_yaml_would_change_travels_escaped(key):
-    manifest = manifests().deployment(make_spec(Key(key)))
-    assert "WORKER_KEY" not in variables_of(manifest)
-    assert variables_of(manifest)["WORKER_KEY_ESCAPED"].startswith("a+")
+def test_key_that_yaml_would_change_travels_escaped():
+    for key in ("a\nb", "a\0b", "a\x7fb", "a\u2028b", "a\u0085b"):
+        variables = variables_of(pod_of(manifests().deployment(make_spec(Key(key)))))
+        assert ("WORKER_KEY" in variables, variables["WORKER_KEY_ESCAPED"][:2]) == (False, "a+")
 
 
 def test_names_are_names_for_kubernetes():
@@ -278,11 +262,6 @@ def test_keys_slots_pools_and_brokers_have_names_of_their_own():
         for slot in (0, 1)
     }
     assert len(names) == 32
-
-
-def test_what_belongs_to_the_deployment_names_it_as_its_owner():
-    [owner] = manifests().secret(make_spec(), owner="the-uid")["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("Deployment", "the-uid")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from filled_streams import AT_ONCE, batched, padded
@@ -32,23 +34,16 @@ async def declare(channel: Channel, pool: str, settings: TelemetrySettings) -> Q
     return names.log_stream(0)
 
 
-async def read(uri: str, stream: str) -> list[amqp.streams.StreamMessage]:
-    options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
-    async with await StreamConnection.open(options, silence=PATIENCE) as streams:
-        bounds = await streams.bounds(stream)
-        assert bounds is not None
-        return [one async for several in streams.read(stream, bounds) for one in several]
-
-
 async def fill(channel: Channel, stream: str, count: int) -> None:
     for several in batched(padded(count), AT_ONCE):
         await asyncio.gather(*(channel.publish(one, exchange="", routing_key=stream) for one in several))
 
 
-async def first_offset(uri: str, stream: str) -> int:
+@asynccontextmanager
+async def opened(uri: str) -> AsyncIterator[StreamConnection]:
     options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
     async with await StreamConnection.open(options, silence=PATIENCE) as streams:
-        return await streams.first_offset(stream)
+        yield streams
 
 
 async def test_declared_log_is_listed_as_declared(pool_id, channel, management):
@@ -71,10 +66,10 @@ async def test_retention_removes_the_oldest_messages(broker, pool_id, channel, r
     # Segments of the least size, so that a test fills several.
     small_segments = {**arguments, "x-stream-max-segment-size-bytes": 2**16}
     await channel.declare_queue(stream, arguments=small_segments)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE), opened(broker.amqp_uri) as streams:
         await fill(channel, stream, 1_000)
         # RabbitMQ removes segments when it begins a new one.
-        while not await first_offset(broker.amqp_uri, stream):
+        while not await streams.first_offset(stream):
             await fill(channel, stream, 300)
 
 
@@ -82,7 +77,6 @@ async def test_position_of_a_reader_survives_that_a_stream_is_declared_again(bro
     stream = await declare(channel, pool_id, SMALL)
     await fill(channel, stream, 20)
     await declare(channel, pool_id, SMALL)
-    assert await first_offset(broker.amqp_uri, stream) == 0
-    options = amqp.ConnectionOptions(uri=broker.amqp_uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
-    async with await StreamConnection.open(options, silence=PATIENCE) as streams:
+    async with opened(broker.amqp_uri) as streams:
+        assert await streams.first_offset(stream) == 0
         assert await streams.bounds(stream) == StreamRange(0, 20)

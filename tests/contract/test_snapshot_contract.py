@@ -47,24 +47,22 @@ def lead(lead):
 
 
 @pytest.mark.proves("controller/leader-dies-saves-snapshot")
-async def test_next_leader_reads_the_latest_snapshot(lead):
+async def test_next_leader_reads_the_latest_snapshot_and_replaces_it_with_its_first(lead):
     async with lead() as first:
         assert await first.snapshots.read() is None
         for content in (b"1", b"2", b"3"):
             await first.snapshots.write(content)
+        names, term = first.session.names, first.session.token.term
+        await (await first.session.publishing.channel()).delete_queue(names.snapshot_queue(NAME, term))
+        await first.snapshots.write(b"4")
     for _ in range(2):  # a leader that saves nothing leaves it where it is
         async with lead() as later:
-            assert await later.snapshots.read() == b"3"
-
-
-async def test_snapshots_of_earlier_terms_go_with_the_first_of_the_next(lead):
-    async with lead() as first:
-        await first.snapshots.write(b"1")
-    async with lead() as second:
-        await second.snapshots.write(b"2")
-        assert await second.queues() == [second.session.names.snapshot_queue(NAME, second.session.token.term)]
-    async with lead() as third:
-        assert await third.snapshots.read() == b"2"
+            assert await later.snapshots.read() == b"4"
+    async with lead() as later:
+        await later.snapshots.write(b"5")
+        assert await later.queues() == [names.snapshot_queue(NAME, later.session.token.term)]
+    async with lead() as last:
+        assert await last.snapshots.read() == b"5"
 
 
 @pytest.mark.proves("controller/leader-lost-token-saves")
@@ -82,49 +80,27 @@ async def test_late_snapshot_of_an_earlier_leader_replaces_nothing(lead):
             assert await third.snapshots.read() == b"2"
 
 
-async def test_deleted_snapshot_queue_is_declared_again(lead):
-    async with lead() as first:
-        await first.snapshots.write(b"1")
-        names, term = first.session.names, first.session.token.term
-        await (await first.session.publishing.channel()).delete_queue(names.snapshot_queue(NAME, term))
-        await first.snapshots.write(b"2")
-    async with lead() as second:
-        assert await second.snapshots.read() == b"2"
-
-
 @pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_is_not_a_snapshot(lead):
+async def test_message_of_another_user_is_not_a_snapshot_and_hides_none(lead):
     async with lead() as first:
-        await first.snapshots.write(b"1")
-        await publish(first, b"forged", user=None)
+        await first.snapshots.write(b"0")
+        await publish(first, b"forged", user=None)  # in its place: the queue holds one message
     async with lead() as second:
         assert await second.snapshots.read() is None
-
-
-@pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_does_not_hide_the_snapshot_of_the_term_before(lead):
-    async with lead() as first:
-        await first.snapshots.write(b"1")
-    async with lead() as second:
-        await second.snapshots._declare()  # and its term ends before it has stored one
-        await publish(second, b"forged", user=None)
-    async with lead() as third:
-        assert await third.snapshots.read() == b"1"
-        await third.snapshots.write(b"3")
-        assert len(await third.queues()) == 1
-
-
-@pytest.mark.proves("controller/message-queue-snapshots-leader")
-async def test_message_of_another_user_does_not_hide_a_snapshot_behind_it(lead):
-    async with lead() as first:
-        names, term = first.session.names, first.session.token.term
-        channel = await first.session.publishing.channel()
+        names, term = second.session.names, second.session.token.term
+        channel = await second.session.publishing.channel()
         # As another program may declare it: without a limit.
         await channel.declare_queue(names.snapshot_queue(NAME, term), arguments={"x-queue-type": "quorum"})
-        await publish(first, b"forged", user=None)
-        await publish(first, b"1", user=first.session.token.user)
-    async with lead() as second:
-        assert await second.snapshots.read() == b"1"
+        await publish(second, b"forged", user=None)
+        await publish(second, b"1", user=second.session.token.user)
+    async with lead() as third:
+        assert await third.snapshots.read() == b"1"  # behind a forged one
+        await third.snapshots._declare()  # and its term ends before it has stored one
+        await publish(third, b"forged", user=None)
+    async with lead() as fourth:
+        assert await fourth.snapshots.read() == b"1"  # of the term before
+        await fourth.snapshots.write(b"4")
+        assert len(await fourth.queues()) == 1
 
 
 async def publish(leader: Leader, body: bytes, *, user: str | None) -> None:

@@ -31,13 +31,10 @@ async def read(streams: StreamConnection, stream: str, start: int, stop: int, **
     return [one async for messages in found for one in messages]
 
 
-async def test_an_empty_stream_has_no_bounds(broker, streams, stream):
-    await fill(broker.amqp_uri, stream, [])
-    assert await streams.bounds(stream) is None
-
-
 async def test_the_end_is_after_the_last_confirmed_message(broker, streams, stream):
     """Right after the confirm, for streams that count no messages yet, and again as they grow."""
+    await fill(broker.amqp_uri, stream, [])
+    assert await streams.bounds(stream) is None
     await fill(broker.amqp_uri, stream, numbered(1))
     assert await streams.bounds(stream) == StreamRange(0, 1)
     for stop in (2, 3, 700, 701, 6_000):
@@ -84,15 +81,13 @@ async def test_several_ranges_are_read_over_one_connection(broker, streams, stre
     names = [f"{stream}-{number}" for number in range(3)]
     for name in names:
         await fill(broker.amqp_uri, name, numbered(400))
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(read(streams, name, 100, 300, prefetch=20)) for name in names]
-    assert [[one.offset for one in task.result()] for task in tasks] == [list(range(100, 300))] * 3
+    found = await asyncio.gather(*(read(streams, name, 100, 300, prefetch=20) for name in names))
+    assert [[one.offset for one in messages] for messages in found] == [list(range(100, 300))] * 3
 
 
 async def test_a_truncated_range_is_reported(broker, streams, stream):
     await fill(broker.amqp_uri, stream, padded(200), arguments=SMALL_SEGMENTS)
     bounds = await streams.bounds(stream)
-    assert bounds is not None
     assert bounds.start > 0
     with pytest.raises(StreamDataLostError, match=f"The offsets 0 to {bounds.start - 1} of the stream") as lost:
         await read(streams, stream, 0, bounds.stop)
@@ -116,7 +111,6 @@ async def test_offsets_without_a_message_are_not_lost_messages(broker, streams, 
     small = {"x-stream-max-segment-size-bytes": 20_000}
     await fill(broker.amqp_uri, stream, padded(200), arguments=small)
     bounds = await streams.bounds(stream)
-    assert bounds is not None
     offsets = [one.offset for one in await read(streams, stream, 0, bounds.stop)]
     assert len(offsets) == 200
     unused = sorted(set(range(bounds.stop)) - set(offsets))
@@ -128,17 +122,14 @@ async def test_offsets_without_a_message_are_not_lost_messages(broker, streams, 
         assert [one.offset for one in after] == [one for one in offsets if offset <= one < stop]
 
 
-async def test_a_queue_that_is_not_a_stream_is_refused(channel, streams, stream):
+async def test_a_queue_that_is_not_a_stream_is_refused_and_a_missing_stream_named(channel, streams, stream):
+    with pytest.raises(BrokerNotFoundError, match=stream):
+        await streams.bounds(stream)
     await channel.declare_queue(stream)
     await channel.publish(amqp.Message(b"work"), exchange="", routing_key=stream)
     with pytest.raises(BrokerConflictError):
         await streams.bounds(stream)
     assert (await (await channel.consume(stream)).get()).body == b"work"
-
-
-async def test_a_missing_stream_is_named(streams, stream):
-    with pytest.raises(BrokerNotFoundError, match=stream):
-        await streams.bounds(stream)
 
 
 async def test_first_message_after_a_condition_is_found(broker, streams, stream):

@@ -55,7 +55,7 @@ async def leader(lead):
         yield Leader(term, term.session.retry_queues(term.management), await term.channel(confirms=True))
 
 
-async def test_requests_come_back_to_their_classes(leader):
+async def test_requests_come_back_to_their_classes_or_as_orphans(leader):
     await leader.waits.declare([SHORT, LONG], [3])
     await leader.waits.declare([SHORT, LONG], [3])  # as often as one likes
     for priority in CLASSES:
@@ -66,10 +66,7 @@ async def test_requests_come_back_to_their_classes(leader):
     await leader.time_out()
     found = [await leader.next_of(f"{leader.names.pool}-req-{class_name(priority)}") for priority in CLASSES]
     assert found == [b"default", b"3"]
-
-
-async def test_request_without_a_queue_in_its_class_is_an_orphan(leader):
-    await leader.waits.declare([SHORT], [3])
+    await leader.channel.delete_queue(f"{leader.names.pool}-req-3")
     await leader.wait(SHORT, 3)
     await leader.time_out()
     assert await leader.next_of(leader.names.orphan_queue) == b"3"
@@ -87,27 +84,18 @@ async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader):
     assert await leader.next_of(leader.names.orphan_queue) == b"default"
 
 
-async def test_all_wait_queues_and_no_others_are_listed(leader):
-    await leader.waits.declare([SHORT, LONG], [])
+async def test_queues_are_listed_unbound_and_deleted_once_nothing_waits(leader):
+    waits = leader.waits
+    await waits.declare([SHORT, LONG], [])
     await leader.channel.declare_queue(f"{leader.names.pool}-retry-other", arguments={"x-queue-type": "quorum"})
-    assert set(await leader.waits.list()) == {SHORT, LONG}
-
-
-async def test_unbound_queue_takes_nothing_more(leader):
-    await leader.waits.declare([SHORT, LONG], [])
-    await leader.waits.unbind(LONG)
+    assert set(await waits.list()) == {SHORT, LONG}
+    await leader.wait(LONG)
+    await waits.unbind(LONG)
     with pytest.raises(PublishRefusedError):
         await leader.wait(LONG)
-    await leader.wait(SHORT)
-
-
-async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader):
-    await leader.waits.declare([SHORT, LONG], [])
-    await leader.wait(LONG)
-    assert await leader.waits.delete_if_proven_empty(LONG) is DeleteOutcome.NOT_EMPTY
-    assert await leader.waits.delete_if_proven_empty(SHORT) is DeleteOutcome.DELETED
-    assert await leader.waits.delete_if_proven_empty(SHORT) is DeleteOutcome.DELETED
-    assert set(await leader.waits.list()) == {LONG}
+    outcomes = [await waits.delete_if_proven_empty(delay) for delay in (LONG, SHORT, SHORT)]
+    assert outcomes == [DeleteOutcome.NOT_EMPTY, DeleteOutcome.DELETED, DeleteOutcome.DELETED]
+    assert set(await waits.list()) == {LONG}
 
 
 async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_nor_other_delays(leader):

@@ -15,8 +15,8 @@ from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.testing.fakes.amqp import delete_exchange
+from tests.integration.broker_api import PATIENCE, until
 
-PATIENCE = 120.0
 Answer = Callable[[Request], Iterable[Response]]
 
 
@@ -26,6 +26,16 @@ def echo(request: Request) -> list[Response]:
 
 def silence(request: Request) -> list[Response]:
     return []
+
+
+def waiting(arrived: threading.Event) -> Answer:
+    """Answers nothing, and shows that a request has arrived."""
+
+    def wait(request: Request) -> list[Response]:
+        arrived.set()
+        return []
+
+    return wait
 
 
 class Responder:
@@ -80,10 +90,8 @@ class Responder:
 
     async def next_cancel(self) -> Delivery:
         """The next message on the cancel queue."""
-        async with asyncio.timeout(PATIENCE):
-            while (delivery := await self.channel.get(self.names.cancel_queue)) is None:
-                await asyncio.sleep(0.02)
-        return delivery
+        found: Delivery = await until(lambda: self.channel.get(self.names.cancel_queue))
+        return found
 
     async def _serve(self) -> None:
         consumer = await self.channel.consume(self.queue, prefetch=300)

@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlsplit
 from pamqp import base, commands, frame
 
 from osrdyne.testing.hostile import HostileMessage
+from tests.integration.broker_api import PATIENCE
 
 METHOD, HEADER, BODY = 1, 2, 3
 FRAME_END = b"\xce"
 FRAME_MAX = 131_072
 BASIC, PUBLISH = 60, 40
-PATIENCE = 120.0
 
 
 class RawPublisher:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 
 import pytest
-from broker_api import close_connections, ready_in, until
+from broker_api import PATIENCE, close_connections, ready_in, until
 from pamqp import commands as spec
 
 from osrdyne import amqp
@@ -21,8 +21,6 @@ from osrdyne.errors import (
 )
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from broker_api import PATIENCE
 
 from osrdyne.api.access.guard import hosts_of
 from osrdyne.api.app import create_app
@@ -20,7 +21,6 @@ from osrdyne.testing.fakes.inspector import FakeInspector
 
 pytestmark = pytest.mark.one_rabbitmq
 
-PATIENCE = 120.0
 JSON = {"content-type": "application/json"}
 
 

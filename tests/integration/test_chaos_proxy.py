@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from broker_api import PATIENCE
 
 from tests.chaos.proxy import Proxy
 
 pytestmark = pytest.mark.one_rabbitmq
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-PATIENCE = 120.0
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

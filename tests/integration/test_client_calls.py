@@ -10,6 +10,7 @@ from typing import Any
 
 import aio_pika
 import pytest
+from broker_api import PATIENCE
 from client_responder import Answer, Responder, echo, silence
 
 from osrdyne.client import (
@@ -32,10 +33,6 @@ from osrdyne.protocol.progress import JobProgress
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.fakes.amqp import delete_exchange
 from osrdyne.testing.keys import ODD_KEYS
-
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
-
 
 Served = tuple[Responder, AsyncClient]
 
@@ -82,11 +79,13 @@ async def test_request_carries_what_the_caller_says_and_one_deadline(broker, poo
 
 
 @pytest.mark.proves("requests/daemon-ever-run-pool")
-async def test_unknown_pool_is_named_and_the_client_goes_on(broker, pool_id):
+async def test_client_goes_on_after_an_unknown_pool_and_a_bad_header(broker, pool_id):
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(PoolNotFoundError, match=pool_id):
             await client.call("k", timeout=PATIENCE)
         assert client.status is ConnectionStatus.CONNECTED
+        with pytest.raises(TypeError):  # AMQP cannot express it
+            await client.call("k", headers={"bad": object()}, timeout=PATIENCE)
         async with Responder(broker.amqp_uri, pool_id):
             assert (await client.call("k", timeout=PATIENCE)).ok
 
@@ -112,36 +111,20 @@ async def test_status_of_the_answer_is_raised(broker, pool_id):
             assert (reply.status, reply.detail) == (status, "because")
 
 
-def _progress(request: Request) -> list[Response]:
-    steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
-    return [*steps, Response(body=b"last")]
-
-
 JOBS = JobProgress(jobs=1, stages_done=1, stages_total=2, tasks_done=3, tasks_total=8, rows=1000)
 
 
-def _jobs(request: Request) -> list[Response]:
+def _progress(request: Request) -> list[Response]:
     headers = {JOB_PROGRESS_HEADER: True}
     jobs = [Response(body=JOBS.to_json(), progress=True, headers=headers)] if request.wants_job_progress else []
-    return [*jobs, *_progress(request)]
-
-
-async def test_progress_of_jobs_has_a_callback_of_its_own(broker, pool_id):
-    """The callback for partial answers, and iteration over them, get only those of the handler."""
-    jobs: list[JobProgress] = []
-    parts: list[Reply] = []
-    responder = Responder(broker.amqp_uri, pool_id, answer=_jobs)
-    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
-        for on_progress in (None, parts.append):
-            last = await client.call("k", on_jobs=jobs.append, on_progress=on_progress, timeout=PATIENCE)
-            assert last.text == "last"
-        without = await client.call("k", timeout=PATIENCE)
-    assert (jobs, [reply.text for reply in parts], without.text) == ([JOBS, JOBS], ["0", "1", "2"], "last")
+    steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
+    return [*jobs, *steps, Response(body=b"last")]
 
 
 async def test_progress_reaches_callback_and_stream_before_the_answer(broker, pool_id):
-    """A callback that fails fails its call only."""
+    """That of jobs has a callback of its own. A callback that fails fails its call only."""
     seen: list[Reply] = []
+    jobs: list[JobProgress] = []
 
     def fail(reply: Reply) -> None:
         raise LookupError("of the caller")
@@ -151,6 +134,9 @@ async def test_progress_reaches_callback_and_stream_before_the_answer(broker, po
         assert ([reply.text for reply in seen], last.text) == (["0", "1", "2"], "last")
         replies = [(reply.text, reply.progress) async for reply in client.stream("k")]
         assert replies == [("0", True), ("1", True), ("2", True), ("last", False)]
+        for on_progress in (None, seen.append):
+            assert (await client.call("k", on_jobs=jobs.append, on_progress=on_progress)).text == "last"
+        assert (jobs, len(seen)) == ([JOBS, JOBS], 6)
         with pytest.raises(LookupError, match="of the caller"):
             await client.call("k", on_progress=fail)
         assert (await responder.next_cancel()).routing_key == "k"
@@ -200,14 +186,7 @@ async def test_cancel_carries_the_same_address_as_the_request(broker, pool_id):
         assert cancel.properties.reply_to == request.reply_to != "amq.rabbitmq.reply-to"
         with pytest.raises(InvalidRequestError, match="mine"):
             await client.call("k", correlation_id="mine")
-        assert client.in_flight == 1
-        call.cancel()
-
-
-async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(broker, pool_id):
-    async with serving(broker, pool_id, silence) as (responder, client), asyncio.TaskGroup() as group:
-        call = group.create_task(client.call("k", correlation_id="mine"))
-        await responder.requests.get()
+        # A pool without a cancel exchange does not cost the calls under way.
         await delete_exchange(responder.channel, responder.names.cancel_exchange)
         with pytest.raises(PoolNotFoundError, match="cancel"):
             await client.cancel("mine")
@@ -224,13 +203,6 @@ async def test_full_queue_and_pool_without_any_refuse_the_request(broker, pool_i
             await client.call("k", timeout=PATIENCE)
         with pytest.raises(RequestRefusedError):
             await client.call("of no queue", timeout=PATIENCE)
-
-
-async def test_header_that_amqp_cannot_express_affects_no_other_call(broker, pool_id):
-    async with serving(broker, pool_id) as (_, client):
-        with pytest.raises(TypeError):
-            await client.call("k", headers={"bad": object()}, timeout=PATIENCE)
-        assert (await client.call("k", timeout=PATIENCE)).ok
 
 
 async def test_plain_client_reads_the_status_as_a_byte_array(broker, pool_id):

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import structlog
-from client_responder import Answer, echo, responder_in_a_thread, silence
+from broker_api import PATIENCE
+from client_responder import Answer, echo, responder_in_a_thread, silence, waiting
 from filled_streams import fill
 
 from osrdyne.amqp import Message
@@ -27,8 +28,6 @@ from osrdyne.protocol.names import PoolNames
 
 pytestmark = pytest.mark.one_rabbitmq
 
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
 ROWS = {"columns": [{"name": "n", "type": "bigint"}], "rows": [[42]], "truncated": False}
 
 
@@ -118,16 +117,11 @@ def test_wrong_use_is_exit_code_2_without_a_traceback(cli, arguments):
 @pytest.mark.usefixtures("processes")
 def test_ctrl_c_cancels_the_request_and_reports_it(cli):
     arrived = threading.Event()
-
-    def keep_waiting(request: Request) -> list[Response]:
-        arrived.set()
-        return []
-
     command = [sys.executable, "-m", "osrdyne.cli.main", "call", "k", "/sql"]
     environment = {**os.environ, "OSRDYNE__BROKER__URI": cli.uri, "OSRDYNE__POOL__ID": cli.pool}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
-        cli.answered(keep_waiting) as cancels,
+        cli.answered(waiting(arrived)) as cancels,
         subprocess.Popen(command, env=environment, text=True, **pipes) as process,
     ):
         assert arrived.wait(PATIENCE)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from broker_api import close_connections
+from broker_api import PATIENCE, close_connections, until
 from client_responder import Responder, silence
 from rabbitmqctl import rabbitmqctl
 from yarl import URL
 
 from osrdyne.aio.clock import Backoff
-from osrdyne.client import AsyncClient, ConnectionLostError, ConnectionStatus, PoolNotFoundError, RequestTimeoutError
+from osrdyne.client import AsyncClient, ConnectionLostError, ConnectionStatus, RequestTimeoutError
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
@@ -20,20 +19,12 @@ from tests.conftest import run_apart
 
 pytestmark = pytest.mark.usefixtures("processes")
 
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
 FAST = Backoff(initial=0.05, maximum=0.2)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.proves("requests/client-loses-connection-during")
-async def test_call_under_way_fails_with_unknown_outcome(broker, pool_id):
-    answers: list[list[Response]] = [[], [Response(body=b"after")]]
+async def test_call_under_way_fails_with_unknown_outcome_or_is_sent_again_if_it_is_idempotent(broker, pool_id):
+    answers = [[], [Response(body=b"after")], [], [Response(body=b"second time")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
     client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
     async with responder, client, asyncio.TaskGroup() as group:
@@ -41,9 +32,16 @@ async def test_call_under_way_fails_with_unknown_outcome(broker, pool_id):
         await responder.requests.get()
         await close_connections(broker.management_uri, name=f"{pool_id} client")
         error = await call
-        assert isinstance(error, ConnectionLostError)
-        assert error.retryable
+        assert isinstance(error, ConnectionLostError) and error.retryable
         assert (await client.call("k", timeout=PATIENCE)).text == "after"
+        await responder.requests.get()
+        again = group.create_task(client.call("k", timeout=PATIENCE, idempotent=True))
+        first = (await responder.requests.get()).properties
+        await close_connections(broker.management_uri, name=f"{pool_id} client")
+        second = (await responder.requests.get()).properties
+        assert (await again).text == "second time"
+    assert second.correlation_id == first.correlation_id
+    assert second.headers["x-deadline"] == first.headers["x-deadline"]
 
 
 async def _outcome(client: AsyncClient) -> Exception | None:
@@ -52,21 +50,6 @@ async def _outcome(client: AsyncClient) -> Exception | None:
     except Exception as error:
         return error
     return None
-
-
-@pytest.mark.proves("requests/client-loses-connection-during")
-async def test_idempotent_call_is_sent_again(broker, pool_id):
-    answers: list[list[Response]] = [[], [Response(body=b"second time")]]
-    responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
-    client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
-    async with responder, client, asyncio.TaskGroup() as group:
-        call = group.create_task(client.call("k", timeout=PATIENCE, idempotent=True))
-        first = (await responder.requests.get()).properties
-        await close_connections(broker.management_uri, name=f"{pool_id} client")
-        second = (await responder.requests.get()).properties
-        assert (await call).text == "second time"
-    assert second.correlation_id == first.correlation_id
-    assert second.headers["x-deadline"] == first.headers["x-deadline"]
 
 
 async def test_without_reconnect_the_loss_is_final(broker, pool_id):
@@ -78,16 +61,6 @@ async def test_without_reconnect_the_loss_is_final(broker, pool_id):
         await until(lambda: client.status is ConnectionStatus.CLOSED)
         with pytest.raises(BrokerUnavailableError):
             await client.call("k", timeout=PATIENCE)
-
-
-async def test_deleted_exchange_costs_a_session_and_not_the_client(broker, pool_id):
-    async with AsyncClient(broker.amqp_uri, pool_id, reconnect=FAST) as client:
-        async with Responder(broker.amqp_uri, pool_id):
-            assert (await client.call("k", timeout=PATIENCE)).ok
-        with pytest.raises(PoolNotFoundError):
-            await client.call("k", timeout=PATIENCE)
-        async with Responder(broker.amqp_uri, pool_id):
-            assert (await client.call("k", timeout=PATIENCE)).ok
 
 
 async def test_wrong_password_is_reported_on_entry_without_the_password(broker, pool_id):

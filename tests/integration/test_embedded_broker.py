@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from broker_api import PATIENCE, until
 from pydantic import SecretStr
 
 from osrdyne import amqp
@@ -24,8 +25,6 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationErr
 
 pytestmark = [pytest.mark.nightly, pytest.mark.one_rabbitmq, pytest.mark.usefixtures("processes")]
 
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
 QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}
 
 PROGRAM = """
@@ -43,40 +42,28 @@ asyncio.run(main())
 """
 
 
-async def count_ready(broker: EmbeddedBroker) -> int:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
-    try:
-        channel = await connection.channel()
-        return (await channel.declare_queue(QUEUE, arguments=QUORUM)).ready
-    finally:
-        await connection.close()
-
-
-async def publish(broker: EmbeddedBroker) -> None:
+async def count_ready(broker: EmbeddedBroker, *bodies: bytes) -> int:
+    """How many messages the queue has that is to be kept, once these are in it."""
     connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
     channel = await connection.channel(confirms=True)
     await channel.declare_queue(QUEUE, arguments=QUORUM)
-    await channel.publish(amqp.Message(b"x"), exchange="", routing_key=QUEUE)
+    for body in bodies:
+        await channel.publish(amqp.Message(body), exchange="", routing_key=QUEUE)
+    ready = (await channel.declare_queue(QUEUE, passive=True)).ready
     await connection.close()
+    return ready
 
 
 async def until_free(ports: list[int]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not all(map(is_free, ports)):
-            await asyncio.sleep(0.1)
+    await until(lambda: all(map(is_free, ports)))
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return tmp_path / "node"
-
-
-@pytest.mark.nightly
-async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(directory):
+async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(tmp_path):
+    directory = tmp_path / "node"
     broker = EmbeddedBroker(directory, consumer_timeout=7200)
     await broker.start()
     uri = broker.amqp_uri
-    await publish(broker)
+    await count_ready(broker, b"x")
     await broker.stop()
     async with EmbeddedBroker(directory) as again:
         assert (again.amqp_uri, await count_ready(again)) == (uri, 1)
@@ -86,9 +73,7 @@ async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(directo
             await amqp.connect(amqp.ConnectionOptions(uri=again.amqp_uri))
         await again.start()
         kill_from_outside(directory)
-        async with asyncio.timeout(PATIENCE):
-            while again.is_running:
-                await asyncio.sleep(0.05)
+        await until(lambda: not again.is_running)
         await again.start()
         assert (again.amqp_uri, await count_ready(again)) == (uri, 1)
     assert all(map(is_free, (again.amqp_port, again.management_port)))
@@ -145,7 +130,8 @@ async def test_a_node_ends_with_the_process_that_started_it(tmp_path):
         process.communicate()
 
 
-async def test_a_node_that_cannot_start_reports_why(directory):
+async def test_a_node_that_cannot_start_reports_why(tmp_path):
+    directory = tmp_path / "node"
     broker = EmbeddedBroker(directory)
     directory.mkdir()
     (directory / "data").mkdir()

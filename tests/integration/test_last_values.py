@@ -11,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from broker_api import close_connections
+from broker_api import close_connections, until
 from filled_streams import SMALL_SEGMENTS, fill
 from postgresql_server import running_postgresql
 from pydantic import SecretStr
@@ -82,17 +83,41 @@ async def shown(values: LastValues, key: str = "k") -> dict[str, float | None]:
     return {one.series: one.value for one in page.values}
 
 
-async def until_shown(values: LastValues, expected: dict[str, float]) -> None:
-    async with asyncio.timeout(SOON):
-        while await shown(values) != expected:
-            await asyncio.sleep(0.02)
-
-
 async def counted(values: LastValues) -> Counts:
     try:
         return await values.totals() or Counts()
     except LastValueStoreError:
         return Counts()
+
+
+async def until_logged(logs: list[dict[str, object]], text: str) -> None:
+    await until(lambda: [one for one in logs if text in str(one.get("error"))])
+
+
+@dataclass
+class Log:
+    """A log with one stream, and where its last values go."""
+
+    settings: Settings
+    stream: str
+
+    def __post_init__(self) -> None:
+        self.uri = self.settings.broker.uri.get_secret_value()
+        self.values = LastValues(self.settings)
+
+    async def fill(self, *numbers: int, **options: object) -> None:
+        """Write the events of this range."""
+        await fill(self.uri, self.stream, events(range(*numbers)), **options)
+
+    async def until_newest(self, last: int) -> None:
+        await until(lambda: shown(self.values), equals=newest(last))
+
+
+@pytest.fixture
+def log(broker_settings, pool_id, tmp_path):
+    broker = broker_settings.model_copy(update={"retry_interval": 0.5})
+    settings = settings_with(broker, pool_id, in_file(tmp_path), partitions=1)
+    return Log(settings, PoolNames(pool_id).log_stream(0))
 
 
 def newest(last: int) -> dict[str, float]:
@@ -122,9 +147,8 @@ async def test_last_values_of_requests_are_in_api_metrics_and_lag(
                     found = await PositionStore(management, pool=pool_id).load()
                     return [one.reader for one in found if sum(one.offsets.values()) == len(KEYS)] == ["last-value"]
 
-                async with asyncio.timeout(SOON):
-                    while not (await all_written() and await position_is_stored()):
-                        await asyncio.sleep(0.1)
+                await until(all_written)
+                await until(position_is_stored)
             for key in KEYS:
                 answer = (await http.get("/v1/last", params={"key": key})).json()
                 assert [(one["series"], one["value"], one["value_text"]) for one in answer["values"]] == [
@@ -187,118 +211,89 @@ async def test_reader_that_is_killed_again_and_again_loses_no_value(broker_setti
             reader.kill()
             await asyncio.to_thread(reader.wait)
     async with reading(settings):
-        await until_shown(values, newest(len(numbers) - 1))
-        async with asyncio.timeout(SOON):
-            while (total := await counted(values)).events < len(numbers):
-                await asyncio.sleep(0.02)
+        await until(lambda: shown(values), equals=newest(len(numbers) - 1))
+        while (total := await counted(values)).events < len(numbers):
+            await asyncio.sleep(0.02)
     # Each transaction counts its events, with its position: none was skipped, and none counted twice.
     assert total.events == len(numbers)
     await values.close()
 
 
 @pytest.mark.proves("last-values/retention-removes-messages-last")
-async def test_truncated_stream_is_read_from_its_first_message(broker_settings, pool_id, tmp_path):
-    settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
-    values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
-    uri = broker_settings.uri.get_secret_value()
-    await fill(uri, stream, events(range(SERIES)), arguments=SMALL_SEGMENTS)
-    async with reading(settings):
-        await until_shown(values, newest(SERIES - 1))
-    await fill(uri, stream, events(range(SERIES, 3_000)), arguments=SMALL_SEGMENTS)
+async def test_truncated_stream_is_read_from_its_first_message(log):
+    await log.fill(0, SERIES, arguments=SMALL_SEGMENTS)
+    async with reading(log.settings):
+        await log.until_newest(SERIES - 1)
+    await log.fill(SERIES, 3_000, arguments=SMALL_SEGMENTS)
     with capture_logs() as logs:
-        async with reading(settings):
-            await until_shown(values, newest(2_999))
+        async with reading(log.settings):
+            await log.until_newest(2_999)
     [warning] = [one for one in logs if one["event"].startswith("messages were removed")]
     assert warning["first"] == SERIES
-    assert (await counted(values)).lost == warning["last"] + 1 - SERIES
+    assert (await counted(log.values)).lost == warning["last"] + 1 - SERIES
 
 
-@pytest.mark.proves("last-values/stream-deleted-declared-again")
-async def test_stream_that_is_declared_again_is_read_from_its_first_message(
-    broker_settings, pool_id, channel, tmp_path
-):
+@pytest.mark.proves("last-values/stream-deleted-declared-again", "last-values/rabbitmq-closes-connection-last")
+async def test_stream_declared_again_and_a_lost_connection_cost_no_value(broker_settings, pool_id, channel, tmp_path):
     settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=2)
-    values, names = LastValues(settings), PoolNames(pool_id)
-    uri = broker_settings.uri.get_secret_value()
-    for partition in (0, 1):
-        await fill(uri, names.log_stream(partition), [])
+    first, second = (Log(settings, PoolNames(pool_id).log_stream(partition)) for partition in (0, 1))
+    for log in (first, second):
+        await log.fill(0)
     async with reading(settings):
-        await fill(uri, names.log_stream(1), events(range(100)))
-        await until_shown(values, newest(99))
-        await channel.delete_queue(names.log_stream(1))
+        await second.fill(100)
+        await second.until_newest(99)
+        await channel.delete_queue(second.stream)
         # The other partition is read meanwhile.
-        await fill(uri, names.log_stream(0), events(range(100, 110)))
-        await until_shown(values, newest(109))
-        await fill(uri, names.log_stream(1), events(range(110, 120)))
-        await until_shown(values, newest(119))
-    assert (await counted(values)).lost == 0
-
-
-@pytest.mark.proves("last-values/rabbitmq-closes-connection-last")
-async def test_lost_connection_is_opened_again(broker_settings, pool_id, tmp_path):
-    settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=1)
-    values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
-    uri = broker_settings.uri.get_secret_value()
-    await fill(uri, stream, [])
-    async with reading(settings):
-        await fill(uri, stream, events(range(10)))
-        await until_shown(values, newest(9))
-
-        management_uri = broker_settings.effective_management_uri()
-        await close_connections(management_uri, name=f"osrdyne {pool_id} last-value")
-        await fill(uri, stream, events(range(10, 20)))
-        await until_shown(values, newest(19))
+        await first.fill(100, 110)
+        await first.until_newest(109)
+        await second.fill(110, 120)
+        await second.until_newest(119)
+        await close_connections(broker_settings.effective_management_uri(), name=f"osrdyne {pool_id} last-value")
+        await second.fill(120, 130)
+        await second.until_newest(129)
+    assert (await counted(first.values)).lost == 0
 
 
 @pytest.mark.proves("last-values/database-last-values-deleted", "last-values/database-last-values-locked")
-async def test_locked_and_replaced_file_delay_values_and_lose_none(broker_settings, pool_id, tmp_path):
-    broker = broker_settings.model_copy(update={"retry_interval": 0.5})
-    settings = settings_with(broker, pool_id, in_file(tmp_path), partitions=1)
-    values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
-    uri, file = broker_settings.uri.get_secret_value(), tmp_path / "last-values.db"
-    await fill(uri, stream, events(range(10)))
+async def test_locked_and_replaced_file_delay_values_and_lose_none(log, tmp_path):
+    file = tmp_path / "last-values.db"
+    await log.fill(10)
     with capture_logs() as logs:
-        async with reading(settings):
-            await until_shown(values, newest(9))
+        async with reading(log.settings):
+            await log.until_newest(9)
             assert file.stat().st_mode & 0o777 == 0o600
             other = sqlite3.connect(file, isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
-            await fill(uri, stream, events(range(10, 20)))
-            async with asyncio.timeout(SOON):
-                while not [one for one in logs if "another program has locked it" in str(one.get("error"))]:
-                    await asyncio.sleep(0.1)
-            assert await shown(values) == newest(9)
+            await log.fill(10, 20)
+            await until_logged(logs, "another program has locked it")
+            assert await shown(log.values) == newest(9)
             other.execute("ROLLBACK")
             other.close()
-            await until_shown(values, newest(19))
+            await log.until_newest(19)
             # The position goes with the file: the log is read again.
             for one in tmp_path.glob("last-values.db*"):
                 one.unlink()
-            await fill(uri, stream, events(range(20, 30)))
-            await until_shown(values, newest(29))
-    assert (await counted(values)).events == 30
+            await log.fill(20, 30)
+            await log.until_newest(29)
+    assert (await counted(log.values)).events == 30
 
 
 @pytest.mark.proves("last-values/database-last-values-locked")
-async def test_postgresql_that_restarts_delays_values_and_shows_no_password(broker_settings, pool_id):
-    broker = broker_settings.model_copy(update={"retry_interval": 0.5})
-    with running_postgresql() as server:
-        chosen = LastValueSettings(store="postgresql", uri=SecretStr(server.new_database()))
-        settings = settings_with(broker, pool_id, chosen, partitions=1)
-        values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
-        uri = broker_settings.uri.get_secret_value()
-        await fill(uri, stream, events(range(10)))
-        with capture_logs() as logs:
-            async with reading(settings):
-                await until_shown(values, newest(9))
-                await asyncio.to_thread(server.stop)
-                await fill(uri, stream, events(range(10, 20)))
-                async with asyncio.timeout(SOON):
-                    while not [one for one in logs if "PostgreSQL cannot be used" in str(one.get("error"))]:
-                        await asyncio.sleep(0.1)
-                with pytest.raises(LastValueStoreError, match=r"Check the server, and telemetry\.last_values\.uri"):
-                    await values.totals()
-                await asyncio.to_thread(server.start)
-                await until_shown(values, newest(19))
-                await values.close()
-    assert (chosen.uri or SecretStr("")).get_secret_value().split("@")[0].rpartition(":")[2] not in str(logs)
+async def test_postgresql_that_restarts_delays_values_and_shows_no_password(log):
+    with running_postgresql() as server, capture_logs() as logs:
+        uri = server.new_database()
+        chosen = LastValueSettings(store="postgresql", uri=SecretStr(uri))
+        telemetry = log.settings.telemetry.model_copy(update={"last_values": chosen})
+        log = Log(log.settings.model_copy(update={"telemetry": telemetry}), log.stream)
+        await log.fill(10)
+        async with reading(log.settings):
+            await log.until_newest(9)
+            await asyncio.to_thread(server.stop)
+            await log.fill(10, 20)
+            await until_logged(logs, "PostgreSQL cannot be used")
+            with pytest.raises(LastValueStoreError, match=r"Check the server, and telemetry\.last_values\.uri"):
+                await log.values.totals()
+            await asyncio.to_thread(server.start)
+            await log.until_newest(19)
+            await log.values.close()
+    assert uri.split("@")[0].rpartition(":")[2] not in str(logs)

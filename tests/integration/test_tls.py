@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -89,44 +88,34 @@ async def connect(uri: str) -> str:
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
 def test_right_files_connect_and_without_verification_any(tls_broker, files, run):
-    unverified = with_tls(
-        tls_broker.amqps_uri.replace("127.0.0.1", "localhost"), replace(files, ca_file=None, verify=False)
-    )
+    other_name = tls_broker.amqps_uri.replace("127.0.0.1", "localhost")
+    unverified = with_tls(other_name, replace(files, ca_file=None, verify=False))
     for uri in (with_tls(tls_broker.amqps_uri, files), unverified):
         assert apart(lambda: connect(uri), run)[0].isdigit()  # noqa: B023
 
 
-Wrong = Callable[[EmbeddedBroker, TlsFiles, TlsFiles], str]
-WRONG: dict[str, tuple[Wrong, str]] = {
+# Of a broker, the files of a client, and those of another authority: a URI, and what is said about it.
+WRONG = {
     "other authority": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(files, ca_file=foreign.ca_file)),
         r"certificate .*self-signed .*ca_file.*cacertfile",
     ),
-    "no authority": (
-        lambda broker, files, _: with_tls(broker.amqps_uri, replace(files, ca_file=None)),
-        r"certificate .*ca_file",
-    ),
+    "no authority": (lambda b, files, _: with_tls(b.amqps_uri, replace(files, ca_file=None)), r"certificate .*ca_file"),
     "other host": (
         lambda broker, files, _: with_tls(broker.amqps_uri.replace("127.0.0.1", "localhost"), files),
         r"certificate .*Hostname mismatch",
     ),
-    "no client certificate": (
-        lambda broker, files, _: with_tls(broker.amqps_uri, TlsFiles(files.ca_file)),
-        r"client certificate",
-    ),
-    "foreign client certificate": (
+    "no certificate": (lambda b, files, _: with_tls(b.amqps_uri, TlsFiles(files.ca_file)), r"client certificate"),
+    "foreign certificate": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(foreign, ca_file=files.ca_file)),
         r"unknown ca|client certificate",
     ),
-    "plain to the port for TLS": (
-        lambda broker, *_: broker.amqps_uri.replace("amqps:", "amqp:"),
-        r"port for TLS",
-    ),
+    "plain to the port for TLS": (lambda b, *_: b.amqps_uri.replace("amqps:", "amqp:"), r"port for TLS"),
     "TLS to the plain port": (
         lambda broker, files, _: with_tls(broker.amqp_uri.replace("amqp:", "amqps:"), files),
         r"does not speak TLS",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
@@ -137,25 +126,13 @@ def test_wrong_files_say_what_is_wrong(tls_broker, files, foreign, run):
         assert tls_broker.amqps_uri.split(":")[2].split("@")[0] not in found
 
 
-@asynccontextmanager
-async def expired_listener(authority: Authority) -> AsyncIterator[int]:
-    """The port of something that shows a certificate of 2024."""
+async def test_expired_certificate_is_reported(authority, files):
     old = authority.issue("old", hosts="IP:127.0.0.1", not_after="20240101000000Z")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(old.certificate_file or "", old.key_file)
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
-async def test_expired_certificate_is_reported(authority, files):
-    async with expired_listener(authority) as port:
+    context.load_cert_chain(old.certificate_file, old.key_file)
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
         assert "certificate has expired" in await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
-
-
-async def test_client_takes_a_context_of_the_programs_own(tls_broker, files):
-    async with AsyncClient(tls_broker.amqps_uri, POOL, tls=ssl_context(files)) as client:
-        assert client.status == "connected"
 
 
 async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings, foreign):
@@ -171,12 +148,15 @@ async def test_http_api_answers_over_https_and_shows_what_is_wrong(settings, for
                 await management.whoami()
 
 
-async def test_daemon_worker_and_client_speak_tls(settings):
-    """The worker gets nothing but a URI, with a user of its own, and the files are in it."""
+async def test_daemon_worker_and_client_speak_tls(settings, files):
+    """The worker gets nothing but a URI, with a user of its own, and the files are in it. A client takes a context of
+    the program's own, too."""
     broker = settings.broker.model_copy(update={"scoped_credentials": True})
     async with running_daemon(settings.model_copy(update={"broker": broker})):
         async with AsyncClient(broker.effective_uri(), POOL, default_timeout=PATIENCE) as client:
             assert (await client.call("a=1", "/echo", b"over TLS")).body == b"over TLS"
+        async with AsyncClient(broker.uri.get_secret_value(), POOL, tls=ssl_context(files)) as client:
+            assert client.status == "connected"
         async with ManagementClient(broker) as management:
             listed = await management._request("GET", "connections")
         assert {connection.get("ssl") for connection in listed.json()} <= {True}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from broker_api import PATIENCE, ready_in
 
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.broker.management.apply import apply_policies, declare_topology
@@ -18,8 +19,6 @@ from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerConflictError, PublishRefusedError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
-PATIENCE = 120.0
-"""Seconds for anything that must happen; a test that needs them has failed."""
 KEY = Key("infra=42,timetable=24")
 
 
@@ -88,19 +87,19 @@ async def test_every_queue_is_a_running_quorum_queue(pool):
 
 
 @pytest.mark.proves("reference-defects/1-nothing-ever-dead")
-async def test_an_expired_request_is_dead_lettered(pool):
-    await pool.apply(ttl=0.05)
-    await pool.publish(b"late")
-    assert await pool.dead_letter() == ("expired", pool.queue, KEY, b"late")
-
-
-async def test_a_rejected_request_is_dead_lettered(pool):
+async def test_requests_and_orphans_that_expire_or_fail_are_dead_lettered(pool):
     await pool.publish(b"no")
     await (await pool.next_from(pool.queue)).reject(requeue=False)
     assert await pool.dead_letter() == ("rejected", pool.queue, KEY, b"no")
+    await pool.publish(b"late", "absent", expiration="50")
+    assert await pool.dead_letter() == ("expired", pool.names.orphan_queue, "absent", b"late")
+    await pool.publish(b"no", "absent")
+    await (await pool.next_from(pool.names.orphan_queue)).reject(requeue=False)
+    assert await pool.dead_letter() == ("rejected", pool.names.orphan_queue, "absent", b"no")
 
 
-async def test_a_request_that_fails_too_often_is_dead_lettered(pool):
+@pytest.mark.proves("reference-defects/1-nothing-ever-dead")
+async def test_policy_decides_when_a_request_is_dead_lettered(pool):
     await pool.apply(delivery_limit=3)
     await pool.publish(b"poison")
     consumer = await pool.channel.consume(pool.queue, prefetch=1)
@@ -108,14 +107,10 @@ async def test_a_request_that_fails_too_often_is_dead_lettered(pool):
         await (await consumer.get()).reject()
     assert await pool.dead_letter() == ("delivery_limit", pool.queue, KEY, b"poison")
     assert consumer.waiting() == 0
-
-
-async def test_an_orphan_dies_by_its_time_or_by_the_controller(pool):
-    await pool.publish(b"late", "absent", expiration="50")
-    assert await pool.dead_letter() == ("expired", pool.names.orphan_queue, "absent", b"late")
-    await pool.publish(b"no", "absent")
-    await (await pool.next_from(pool.names.orphan_queue)).reject(requeue=False)
-    assert await pool.dead_letter() == ("rejected", pool.names.orphan_queue, "absent", b"no")
+    await pool.channel.cancel(consumer)
+    await pool.apply(ttl=0.05)
+    await pool.publish(b"late")
+    assert await pool.dead_letter() == ("expired", pool.queue, KEY, b"late")
 
 
 async def test_a_full_request_queue_refuses_further_requests(pool):
@@ -135,7 +130,7 @@ async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool):
             for number in range(start, start + 670):
                 message = Message(str(number).encode())
                 group.create_task(pool.channel.publish(message, exchange=names.activity_exchange, routing_key=KEY))
-    assert (await pool.channel.declare_queue(names.activity_queue, passive=True)).ready <= 10_000
+    assert await ready_in(pool.channel, names.activity_queue) <= 10_000
 
 
 async def test_the_policy_is_written_when_it_has_changed_and_every_setting_is_accepted(pool):
