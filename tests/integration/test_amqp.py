@@ -13,12 +13,7 @@ from pamqp import commands as spec
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message
-from osrdyne.errors import (
-    BrokerAccessError,
-    BrokerNotFoundError,
-    BrokerUnavailableError,
-    PublishRefusedError,
-)
+from osrdyne.errors import BrokerAccessError, BrokerNotFoundError, BrokerUnavailableError, PublishRefusedError
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")

@@ -44,11 +44,7 @@ def signed(key: RSAKey | OctKey = OWN, algorithm: str = "RS256", **changes: Any)
 
 @asynccontextmanager
 async def guarding(
-    broker: BrokerSettings,
-    pool_id: str,
-    directory: Path,
-    driver: DriverSettings,
-    authorization: str = "RequiredToSend",
+    broker: BrokerSettings, pool_id: str, directory: Path, driver: DriverSettings, authorization: str = "RequiredToSend"
 ) -> AsyncIterator[Daemon]:
     """A daemon that knows an issuer and one API token, and demands grants for the keys `tpch/…`. Its workers receive
     requests for the token `workers`, which does not exist yet."""

@@ -22,14 +22,7 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import MAX_PAGE_SIZE, ManagementClient
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
-from osrdyne.config.models import (
-    ApiSettings,
-    BrokerSettings,
-    DriverSettings,
-    LifecycleSettings,
-    PoolSettings,
-    Settings,
-)
+from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.errors import BrokerNotFoundError
