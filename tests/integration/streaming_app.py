@@ -53,11 +53,6 @@ def table(call: Call, request: Rows) -> pa.Table:
     return pa.Table.from_batches(list(rows(call, request)), SCHEMA)
 
 
-@app.handler("/limited", row_limit=1500)
-def limited(call: Call, request: Rows) -> Iterator[pa.RecordBatch]:
-    return rows(call, request)
-
-
 @app.handler("/json")
 def json(call: Call) -> dict[str, str]:
     return {"answer": "no table"}

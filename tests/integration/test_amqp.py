@@ -150,14 +150,6 @@ class TestConsumer:
         await published(channel, staying.queue, b"1")
         assert (await first(staying)).body == b"1"
 
-    async def test_closed_channel_ends_the_consumer_with_an_error(self, channel, pool_id):
-        consumer = await channel.consume(await declared(channel, pool_id))
-        with pytest.raises(BrokerNotFoundError):
-            await channel.declare_queue(f"{pool_id}-missing", passive=True)
-        with pytest.raises(BrokerUnavailableError):
-            await first(consumer)
-        assert await channel.wait_closed() is not None
-
     async def test_killed_connection_ends_the_consumer_and_tells_the_owner(self, broker, channel, pool_id):
         doomed = await amqp.connect(ConnectionOptions(uri=broker.amqp_uri, name=f"{pool_id} doomed"))
         assert doomed.server_version[0].isdigit()
@@ -169,16 +161,6 @@ class TestConsumer:
             assert await doomed.wait_closed() is not None
         with pytest.raises(BrokerUnavailableError):
             await doomed.channel()
-
-    async def test_cancelled_consumer_delivers_what_has_arrived_and_ends_without_an_error(self, channel, pool_id):
-        queue = await declared(channel, pool_id)
-        await published(channel, queue, b"1")
-        consumer = await channel.consume(queue)
-        while not consumer.waiting():
-            await asyncio.sleep(0.01)
-        for _ in range(2):
-            await channel.cancel(consumer)
-        assert [delivery.body async for delivery in consumer] == [b"1"]
 
     async def test_consumer_may_take_more_than_it_holds_in_the_same_order(self, channel, pool_id):
         """As the orphan processor does with its queue, which has a single active consumer."""
@@ -214,17 +196,6 @@ class TestConsumer:
         await until(lambda: ready_in(channel, queue), equals=len(bodies))
         again = await channel.consume(queue)
         assert [(await first(again)).body for _ in bodies] == bodies
-
-
-class TestQueues:
-    async def test_odd_name_is_a_queue_like_any_other(self, channel, pool_id):
-        for name in ("é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"):
-            queue = await declared(channel, pool_id, name)
-            await channel.declare_exchange(f"{pool_id}-x{name}", "direct")
-            await channel.bind_queue(queue, f"{pool_id}-x{name}", name)
-            await channel.publish(Message(b"1"), exchange=f"{pool_id}-x{name}", routing_key=name, mandatory=True)
-            delivery = await first(await channel.consume(queue))
-            assert (delivery.exchange, delivery.routing_key) == (f"{pool_id}-x{name}", name)
 
 
 class RawProperties(spec.Basic.Properties):

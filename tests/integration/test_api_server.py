@@ -1,11 +1,10 @@
-"""The API behind a real socket: odd keys through a real client, a port that is taken, a graceful stop."""
+"""The API behind a real socket: a port that is taken, a graceful stop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import quote
 
 import httpx
 import pytest
@@ -37,20 +36,6 @@ async def serving(pool: FakeInspector) -> AsyncIterator[str]:
             task.cancel()
     finally:
         server.close()
-
-
-PATH_KEYS = ("infra=42,timetable=24", "a/b", "%41", "A", "é漢🚄", "\n", "a b+c", "#?&", "x" * 255)
-QUERY_KEYS = (".", "..", "", "../..", "/", "\0")
-"""Clients change them in a path."""
-
-
-async def test_odd_key_goes_through_the_path_or_the_query():
-    pool = FakeInspector()
-    async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        answers = [await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON) for key in PATH_KEYS]
-        answers += [await client.post("/v1/group/start", params={"key": key}, headers=JSON) for key in QUERY_KEYS]
-    assert {answer.status_code for answer in answers} == {202}
-    assert list(pool.group_views) == [*PATH_KEYS, *QUERY_KEYS]
 
 
 async def test_request_under_way_is_answered_before_the_server_stops():

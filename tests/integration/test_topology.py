@@ -16,7 +16,7 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
-from osrdyne.errors import BrokerConflictError, PublishRefusedError
+from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 KEY = Key("infra=42,timetable=24")
@@ -111,16 +111,6 @@ async def test_policy_decides_when_a_request_is_dead_lettered(pool):
     await pool.apply(ttl=0.05)
     await pool.publish(b"late")
     assert await pool.dead_letter() == ("expired", pool.queue, KEY, b"late")
-
-
-async def test_a_full_request_queue_refuses_further_requests(pool):
-    await pool.apply(max_length=2)
-    accepted = 0
-    with pytest.raises(PublishRefusedError):
-        for _ in range(20):
-            await pool.publish(b"")
-            accepted += 1
-    assert accepted >= 2
 
 
 async def test_the_activity_queue_drops_the_oldest_and_refuses_nothing(pool):
