@@ -1,4 +1,4 @@
-"""What readers of streams may expect of RabbitMQ, of any version that is supported."""
+"""What readers of streams, and the log of telemetry, rely on in RabbitMQ, of any version that is supported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from filled_streams import SMALL_SEGMENTS, fill, numbered, padded
+from filled_streams import AT_ONCE, SMALL_SEGMENTS, batched, fill, numbered, padded
 
 from osrdyne import amqp
 from osrdyne.amqp.stream_frames import StreamMessage
 from osrdyne.amqp.streams import StreamConnection, StreamRange
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.topology.telemetry import LogPlan, plan_log, streams_of
+from osrdyne.config.models import TelemetrySettings
 from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, StreamDataLostError
+from osrdyne.protocol.names import PoolNames
 
 
 @pytest.fixture
@@ -138,3 +142,47 @@ async def test_first_message_after_a_condition_is_found(broker, streams, stream)
     for wanted in (0, 20, 21, 150, 279, 280, 400):
         found = await streams.first_after(stream, bounds, lambda one, wanted=wanted: int(one.body) >= wanted)
         assert found == min(max(wanted, 20), 280)
+
+
+SMALL = TelemetrySettings(name="plant", partitions=1, max_bytes="1MiB")
+
+
+def log_of(pool: str, settings: TelemetrySettings) -> LogPlan:
+    return plan_log(PoolNames(pool), settings, {})
+
+
+async def publish(channel: amqp.Channel, stream: str, count: int) -> None:
+    for several in batched(padded(count), AT_ONCE):
+        await asyncio.gather(*(channel.publish(one, exchange="", routing_key=stream) for one in several))
+
+
+async def test_declared_log_is_listed_as_declared(pool_id, channel, management):
+    """The number of partitions too, which RabbitMQ does not know."""
+    names, settings = PoolNames(pool_id), TelemetrySettings(name="plant", partitions=3, max_age="90s")
+    await declare_topology(channel, log_of(pool_id, settings).topology)
+    listed = streams_of(names, await management.list_queues(names.log_stream_prefix))
+    assert plan_log(names, settings, listed) == log_of(pool_id, settings)
+    found = plan_log(names, TelemetrySettings(name="plant", partitions=4, max_age="90s"), listed)
+    assert found.partitions == 3
+    assert len(found.conflicts) == 4, "the partitions, and the share of each of three streams"
+
+
+@pytest.mark.parametrize("retention", [{}, {"max_age": 1.0, "max_bytes": 2**30}], ids=["size", "age"])
+async def test_retention_removes_the_oldest_messages(pool_id, channel, streams, retention):
+    arguments = log_of(pool_id, SMALL.model_copy(update=retention)).streams[0].arguments
+    stream = PoolNames(pool_id).log_stream(0)
+    # Segments of the least size, so that a test fills several.
+    await channel.declare_queue(stream, arguments={**arguments, "x-stream-max-segment-size-bytes": 2**16})
+    await publish(channel, stream, 1_000)
+    # RabbitMQ removes segments when it begins a new one.
+    while not await streams.first_offset(stream):
+        await publish(channel, stream, 300)
+
+
+async def test_stream_that_is_declared_again_keeps_its_messages(pool_id, channel, streams):
+    stream = PoolNames(pool_id).log_stream(0)
+    for count in (20, 0):
+        await declare_topology(channel, log_of(pool_id, SMALL).topology)
+        await publish(channel, stream, count)
+    assert await streams.first_offset(stream) == 0
+    assert await streams.bounds(stream) == StreamRange(0, 20)

@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import httpx
 
-from osrdyne.amqp import Channel
+from osrdyne.amqp import Channel, Connection
+from osrdyne.errors import BrokerNotFoundError
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -31,6 +32,17 @@ async def until(found: Callable[[], Any], *, equals: object = ...) -> Any:
 async def ready_in(channel: Channel, queue: str) -> int:
     """How many messages of a queue are ready."""
     return (await channel.declare_queue(queue, passive=True)).ready
+
+
+async def waiting_in(connection: Connection, queue: str) -> int:
+    """The same over a channel of its own; 0 before the queue exists."""
+    channel = await connection.channel()
+    try:
+        return await ready_in(channel, queue)
+    except BrokerNotFoundError:  # closes the channel
+        return 0
+    finally:
+        await channel.close()
 
 
 def http_client(url: str, **options: Any) -> httpx.AsyncClient:

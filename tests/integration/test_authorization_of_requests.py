@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from broker_api import until
+from broker_api import until, waiting_in
 from daemon_in_process import PATIENCE, ROOT, api_of, echo_settings, managed_settings, running_daemon
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
@@ -25,7 +25,6 @@ from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, ForbiddenError, RequestError, UnauthorizedError
 from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, JwtSettings
 from osrdyne.daemon.daemon import Daemon
-from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -116,19 +115,9 @@ async def test_token_is_in_no_queue_of_a_worker_and_in_no_poison_entry(broker_se
         async with AsyncClient(uri, pool_id, token=right, default_timeout=PATIENCE) as client:
             assert right not in repr(client)
             await client.cast(TABLE, "/whoami", b"body")
-            channel = await connection.channel()
-
-            async def waits() -> int:
-                probe = await connection.channel()
-                try:
-                    found = await probe.declare_queue(names.request_queue(Key(TABLE)), passive=True)
-                except BrokerNotFoundError:  # closes the channel
-                    return 0
-                await probe.close()
-                return found.ready
-
-            await until(waits)
-            consumer = await channel.consume(names.request_queue(Key(TABLE)), prefetch=1)
+            channel, queue = await connection.channel(), names.request_queue(Key(TABLE))
+            await until(lambda: waiting_in(connection, queue))
+            consumer = await channel.consume(queue, prefetch=1)
             delivery = await consumer.get()
             assert (delivery.body, delivery.headers["x-osrdyne-principal"]) == (b"body", "alice")
             assert right not in str(dict(delivery.headers))

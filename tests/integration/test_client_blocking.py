@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from broker_api import PATIENCE
 from client_responder import responder_in_a_thread, waiting
 
 from osrdyne.client import Client, ClientClosedError, ConnectionLostError, Reply
-from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, Request, Response
+from osrdyne.protocol.messages import ARROW_TYPE, JOB_PROGRESS_HEADER, JSON_TYPE, Request, Response
 from osrdyne.protocol.progress import JobProgress
 
 
@@ -134,3 +137,29 @@ def test_ctrl_c_ends_a_blocking_call(broker, pool_id):
             _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python-client.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def _answer(request: Request) -> list[Response]:
+    if b"drop" in request.body:
+        return [Response("error", body=b'{"error": {"code": "refused", "message": "only SELECT"}}')]
+    if request.accept == ARROW_TYPE:
+        table, sink = pa.table({"n": [1, 2]}), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return [Response(body=sink.getvalue().to_pybytes(), content_type=ARROW_TYPE)]
+    return [Response(body=b"half", progress=True), Response(body=b'{"rows": [[42]]}', content_type=JSON_TYPE)]
+
+
+@pytest.mark.one_rabbitmq
+def test_examples_of_the_client_page_run(broker, pool_id):
+    assert len(EXAMPLES) >= 5
+    page = "".join(f"exec({code!r}, {{}})\nprint('--')\n" for code in EXAMPLES)
+    page = page.replace("amqp://guest:guest@localhost:5672/", broker.amqp_uri).replace('"osrdyne")', f'"{pool_id}")')
+    with responder_in_a_thread(broker.amqp_uri, pool_id, _answer, keys=("tpch/sf=0.01", "tpch/sf=0.1")):
+        done = subprocess.run([sys.executable, "-W", "error", "-c", page], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(re.search(r"42|2|refused", shown) for shown in done.stdout.split("--")[:-1])

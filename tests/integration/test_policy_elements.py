@@ -1,14 +1,14 @@
 """Elements of queue policies on a real broker: what each does, and its bounds. One daemon; the test plays the worker.
 
-MaxQueueLength, EnqueueTimeout and Overflow are in test_queue_policies.py, ExpirationInstant in test_queue_lifetimes.py,
-Authorization in test_authorization_of_requests.py; Discoverability and TransportProtection
-concern the HTTP API alone.
+And a splitter. ExpirationInstant is in test_queue_lifetimes.py, Authorization in test_authorization_of_requests.py;
+Discoverability and TransportProtection concern the HTTP API alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from broker_api import until
+from broker_api import until, waiting_in
 from daemon_in_process import PATIENCE, api_of, managed_settings, running_daemon
 
 from osrdyne import amqp
@@ -25,6 +25,7 @@ from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
 from osrdyne.daemon.daemon import Daemon
 from osrdyne.errors import BrokerInternalError, BrokerNotFoundError
+from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
 
@@ -33,6 +34,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures(
 KIB = 2**10
 CAPACITY = 256 * KIB
 RETRIES = 2
+TOTAL, LIMIT = 1000, 100
+DISCARDS = ("DiscardIncomingMessage", "DiscardExistingMessage")
+RULES = {"camera": {"postfixFromStatic": ["A", "B", "C"]}, "orders": {"postfixFromRequest": {"header": "customer"}}}
 
 
 @dataclass
@@ -125,10 +129,15 @@ async def pool(broker, broker_settings, tmp_path_factory):
             {"match": "size", "MaxMessageSize": "8KiB"},
             {"match": "never", "MaxMessageAge": 0},
             {"match": "short", "MaxMessageAge": "1s"},
+            {"match": "waits", "MaxQueueLength": LIMIT, "EnqueueTimeout": 60},
+            {"match": "RejectIncomingMessage", "MaxQueueLength": LIMIT, "EnqueueTimeout": 1},
+            *({"match": one, "MaxQueueLength": LIMIT, "EnqueueTimeout": 0, "Overflow": one} for one in DISCARDS),
             {"match": "retries", "MaxDequeueRetries": RETRIES, "PoisonMessageDrop": f"amqp:/queues/{made.drops}"},
         ]
         answer = await api.put("/v1/policies", json={"policies": policies}, params={"author": "test"})
-        assert answer.status_code == 200, answer.text
+        assert (answer.status_code, answer.json()["warnings"]) == (200, []), answer.text
+        answer = await api.put("/v1/splitter", json=RULES, params={"author": "test"})
+        assert answer.json() == {"pool": id, "version": 1, "warnings": []}
         yield made
     await connection.close()
 
@@ -175,3 +184,76 @@ async def test_request_is_poison_after_max_dequeue_retries_and_one_copy_is_sent(
     inventory = (await pool.api.get("/v1/poison")).json()["entries"]
     assert {one["key"] for one in inventory} >= {"retries", "other"}
     assert copies.waiting() == 0
+
+
+async def flood(pool: Pool, key: str) -> amqp.Consumer:
+    """Publish many requests at once; their answers."""
+    channel, replies = await pool.connection.channel(confirms=True), f"answers-{secrets.token_hex(6)}"
+    await channel.declare_queue(replies, exclusive=True)
+
+    async def publish(number: int) -> None:
+        message = Message(body=b"%d" % number, correlation_id=str(number), reply_to=replies)
+        await channel.publish(message, exchange=pool.names.requests_exchange, routing_key=key, mandatory=True)
+
+    await asyncio.gather(*map(publish, range(TOTAL)))
+    return await channel.consume(replies, no_ack=True)
+
+
+async def full_queue(pool: Pool, key: str) -> str:
+    """The queue of the key, once it is full."""
+    queue = pool.names.request_queue(Key(key))
+    await until(lambda: waiting_in(pool.connection, queue), equals=LIMIT)
+    return queue
+
+
+@pytest.mark.rabbitmq4
+@pytest.mark.parametrize(
+    ("overflow", "answered", "kept"),
+    [
+        ("RejectIncomingMessage", ("queue-full", 429), range(LIMIT)),
+        pytest.param("DiscardIncomingMessage", ("ok", 202), range(LIMIT), marks=pytest.mark.nightly),
+        pytest.param("DiscardExistingMessage", ("maxlen", 429), range(TOTAL - LIMIT, TOTAL), marks=pytest.mark.nightly),
+    ],
+    ids=["reject", "discard-incoming", "discard-existing"],
+)
+@pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
+async def test_a_thousand_requests_at_once_fill_the_queue_and_no_more(pool, overflow, answered, kept):
+    answers = await flood(pool, overflow)
+    found: dict[int, tuple[str | None, object]] = {}
+    while len(found) < TOTAL - LIMIT:
+        answer = await answers.get()
+        number = int(answer.properties.correlation_id or "")
+        assert number not in found
+        found[number] = (decode_text(answer.headers["x-status"]), answer.headers["x-code"])
+    assert Counter(found.values()) == {answered: TOTAL - LIMIT}
+    assert set(found) == set(range(TOTAL)) - set(kept)
+    # No request is with the ingress any more, and the queue holds as many as it may.
+    worker = await (await pool.connection.channel()).consume(await full_queue(pool, overflow), prefetch=LIMIT)
+    assert [int((await worker.get()).body) for _ in kept] == [*kept]
+    assert answers.waiting() == 0
+
+
+@pytest.mark.rabbitmq4
+@pytest.mark.proves("managed/queue-reached-maxqueuelength-policy")
+async def test_requests_wait_for_the_room_that_a_worker_makes(pool):
+    await flood(pool, "waits")
+    worker = await (await pool.connection.channel()).consume(await full_queue(pool, "waits"), prefetch=10)
+    served = []
+    while len(served) < TOTAL:
+        delivery = await worker.get()
+        served.append(int(delivery.body))
+        await delivery.ack()
+    assert served == [*range(TOTAL)]
+
+
+async def test_requests_of_one_key_are_served_beside_each_other_by_a_splitter(pool):
+    for body in (b"1", b"2", b"3", b"4"):
+        await pool.ask("camera", body)
+    held = []
+    for key in ("camera-A", "camera-B", "camera-C"):
+        async with pool.worker(key) as worker:
+            delivery = await worker.get()
+            held.append((delivery.body, delivery.headers[SPLIT_HEADER]))
+    assert held == [(body, "camera") for body in (b"1", b"2", b"3")]
+    explained = await pool.api.post("/v1/explain", json={"key": "orders", "headers": {"customer": "7"}})
+    assert [delivery["key"] for delivery in explained.json()["deliveries"]] == ["orders-7"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from broker_api import close_connections, until
@@ -17,7 +19,7 @@ from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, RequestCancelledError, StartFailedError
-from osrdyne.config.models import Settings
+from osrdyne.config.models import DriverSettings, Settings
 from osrdyne.protocol.uri import with_user
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -118,3 +120,13 @@ async def test_controller_that_may_not_make_users_tells_callers(policymaker):
             await client.call(KEY, "/echo", b"x", timeout=PATIENCE)
     findings = {finding.subject: finding for finding in await run_broker_checks(policymaker)}
     assert not findings["user tags"].ok
+
+
+async def test_worker_that_knows_only_the_variables_of_the_reference_answers(settings):
+    program = Path(__file__).parents[1] / "acceptance" / "plain_worker.py"
+    options = settings.driver.options | {"command": [sys.executable, str(program)]}
+    worker = settings.worker.model_copy(update={"environment": "reference"})
+    changed = settings.model_copy(update={"driver": DriverSettings(options=options), "worker": worker})
+    async with running_daemon(changed), client_of(changed) as client:
+        answer = await client.call(KEY, "/anything", b"body")
+    assert answer.body == f"{settings.pool.id}|{KEY}|/anything|body".encode()

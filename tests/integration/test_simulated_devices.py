@@ -30,28 +30,9 @@ SIMULATION = Simulation(
     oversized=0.01,
 )
 OPTIONS = [
-    "--devices",
-    "7",
-    "--sites",
-    "2",
-    "--rate",
-    "277",
-    "--events",
-    "2.5",
-    "--size",
-    "500",
-    "--seed",
-    "3",
-    "--start",
-    "2026-11-23T08:00:00Z",
-    "--alarms",
-    "10/min",
-    "--duplicates",
-    "0.1",
-    "--invalid",
-    "0.1",
-    "--oversized",
-    "0.01",
+    *("--devices", "7", "--sites", "2", "--rate", "277", "--events", "2.5", "--size", "500", "--seed", "3"),
+    *("--start", "2026-11-23T08:00:00Z", "--alarms", "10/min", "--duplicates", "0.1", "--invalid", "0.1"),
+    *("--oversized", "0.01"),
 ]
 
 
