@@ -68,24 +68,19 @@ class RatedBench(Bench):
         """Requests that are not served yet, wherever they wait."""
         return self.sent - len(self.served)
 
-    @property
-    def ready(self) -> int:
-        return len(self.broker.look_up(QUEUE).ready)
+    async def offer(self, a_minute: int, events: list[int]) -> None:
+        """Send messages evenly for a minute, until just before its end."""
+        first, begun = self.sent, self.clock.monotonic()
+        for number in range(a_minute):
+            await self.clock.advance(begun + 60 * number / a_minute - self.clock.monotonic())
+            await self.send(events[(first + number) % len(events)])
+        await self.clock.advance(begun + 60 - 0.001 - self.clock.monotonic())
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[RatedBench]:
     async with serving(RatedBench, stuck_grace=0.0) as bench:
         yield bench
-
-
-async def offer(bench: RatedBench, a_minute: int, events: list[int]) -> None:
-    """Send messages evenly for a minute, until just before its end."""
-    first, begun = bench.sent, bench.clock.monotonic()
-    for number in range(a_minute):
-        await bench.clock.advance(begun + 60 * number / a_minute - bench.clock.monotonic())
-        await bench.send(events[(first + number) % len(events)])
-    await bench.clock.advance(begun + 60 - 0.001 - bench.clock.monotonic())
 
 
 @pytest.mark.parametrize(
@@ -99,14 +94,14 @@ async def test_load_above_the_rate_falls_behind_by_what_is_too_much(
 ) -> None:
     """One unit of the store takes 720 events a minute."""
     for minute in range(1, 6):
-        await offer(bench, a_minute, events)
+        await bench.offer(a_minute, events)
         assert bench.waiting - behind * minute in ({0} if behind else {0, 1})
         await bench.clock.advance(0.001)
 
 
 async def test_queue_of_a_peak_drains_at_the_rate_and_in_order(bench: RatedBench) -> None:
     """Six times the rate for a while, and five times as long until the queue is empty."""
-    await offer(bench, 6 * 720, [1])
+    await bench.offer(6 * 720, [1])
     assert (len(bench.served), bench.waiting) == (720, 5 * 720)
     await bench.clock.advance(5 * 60.0 - 0.1)
     assert bench.waiting == 1
@@ -173,7 +168,7 @@ async def test_worker_that_stops_returns_what_waits(bench: RatedBench) -> None:
     await bench.clock.settle()
     bench.processor.requeue()
     await bench.clock.settle()
-    assert (bench.ready, bench.processor.in_flight, bench.statuses()) == (1, 0, ["ok"])
+    assert (bench.unfinished(), bench.processor.in_flight, bench.statuses()) == (1, 0, ["ok"])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from osrdyne.errors import StartFailedError
+from osrdyne.protocol.names import Key
 from osrdyne_worker.app.app import Context, EarlyStart, importing
 from osrdyne_worker.spark.java.heap import LIMIT
 from osrdyne_worker.spark.java.jvm import Jvm, JvmStartError, StartingJvm
@@ -42,9 +43,8 @@ print(early.is_taken, "pyspark" in sys.modules)
 
 
 def test_nothing_heavy_is_imported_before_the_jvm_of_the_sql_pipeline() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    command = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stderr, done.stdout.splitlines()) == ("", ["[]", "local[1] True", "True True"])
 
 
@@ -58,8 +58,7 @@ class Starts:
 
         class Fake(StartingJvm):
             def __init__(self, settings: dict[str, str], home: Path) -> None:
-                self.settings, self._connected = settings, False
-                self.home = home
+                self.settings, self._connected, self.home = settings, False, home
                 starts.running.append(self)
                 starts.count += 1
 
@@ -80,16 +79,14 @@ class Starts:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Starts:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return Starts(monkeypatch)
 
 
-def context_of(master: str) -> Context:
-    return Context(key="k", worker_config={"spark": {"master": master}})  # type: ignore[arg-type]
-
-
-def import_of(master: str, *, is_shared: bool = False) -> EarlyStart:
-    return EarlyStart(context_of(master), is_shared=is_shared)
+def import_of(master: str, *, is_shared: bool = False, **conf: object) -> EarlyStart:
+    config = {"spark": {"master": master, "conf": conf}}
+    return EarlyStart(Context(key=Key("k"), worker_config=config), is_shared=is_shared)
 
 
 def sessions_in(early: EarlyStart | None) -> SparkSessions:
@@ -100,18 +97,20 @@ def sessions_in(early: EarlyStart | None) -> SparkSessions:
         importing.reset(token)
 
 
-def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts) -> None:
+def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts, tmp_path: Path) -> None:
     early = import_of("local[1]")
     imported, own = sessions_in(early), sessions_in(early)
     assert len(starts.running) == 1  # one JVM, however many factories are made
     early.settle(own)
     assert starts.running == []
-    kept = import_of("local[1]")
+    kept = import_of("local-cluster[1,1,512]")
     imported = sessions_in(kept)
     kept.settle(imported)
     assert len(starts.running) == 1
+    [directory] = tmp_path.iterdir()
+    assert (directory / "jars").is_symlink()  # for the executors
     kept.settle(None)  # the configuration of the application is invalid
-    assert starts.running == []
+    assert (starts.running, list(tmp_path.iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize("master", ["sc://server", "no master"])
@@ -128,19 +127,16 @@ MASTERS = ["local[1]", "local-cluster[1,1,512]", "spark://host:7077", "k8s://htt
 @pytest.mark.parametrize("is_shared", [False, True], ids=["dedicated", "pooled"])
 @pytest.mark.parametrize("master", MASTERS)
 def test_session_is_built_in_the_jvm_that_was_started_early(
-    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, master: str, is_shared: bool
+    starts: Starts, tmp_path: Path, master: str, is_shared: bool
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     early = import_of(master, is_shared=is_shared)
     sessions = sessions_in(early)
     early.settle(sessions)
     [running] = starts.running
     assert ("spark.scheduler.mode" in running.settings) == is_shared
-    build = sessions.build_shared if is_shared else sessions.build
     with pytest.raises(StartFailedError, match="this JVM is not real"):
-        build(context_of(master))
-    assert (starts.count, starts.running) == (1, [])
-    assert list(tmp_path.iterdir()) == []
+        (sessions.build_shared if is_shared else sessions.build)(early.context)
+    assert (starts.count, starts.running, list(tmp_path.iterdir())) == (1, [], [])
 
 
 def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_itself(
@@ -149,26 +145,13 @@ def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_it
     session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
     builder = SimpleNamespace(getOrCreate=lambda: session)
     builder.master = builder.config = lambda *_, **__: builder
-    context = Context(key="k", worker_config={"spark": {"master": "local[1]", "conf": {LIMIT: 0}}})  # type: ignore[arg-type]
-    early = EarlyStart(context)
+    early = import_of("local[1]", **{LIMIT: 0})
     sessions = sessions_in(early)
     early.settle(sessions)
     monkeypatch.setattr("osrdyne_worker.spark.java.jvm.is_started", lambda: True)
     monkeypatch.setattr(SparkSession, "builder", builder)
-    assert sessions.build(context) is session
+    assert sessions.build(early.context) is session
     assert (starts.count, starts.running) == (1, [])
-
-
-def test_directory_for_executors_is_removed_with_a_jvm_that_nothing_uses(
-    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    early = import_of("local-cluster[1,1,512]")
-    sessions_in(early)
-    [directory] = tmp_path.iterdir()
-    assert (directory / "jars").is_symlink()
-    early.settle(None)
-    assert (starts.running, list(tmp_path.iterdir())) == ([], [])
 
 
 @pytest.mark.usefixtures("processes")
