@@ -4,14 +4,14 @@ acknowledgement."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_worker_dispatch import LostSession
-from worker_bench import REPLIES, Bench, Reloads, serving, until
+from worker_bench import REPLIES, Bench, Reloads, bench_fixture, serving, until
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.protocol.messages import COALESCE_HEADER, PRINCIPAL_HEADER
@@ -103,10 +103,7 @@ class DirectBench(SharingBench):
     retry_exchange = None
 
 
-@pytest.fixture(params=[SharingBench])
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[SharingBench]:
-    async with serving(request.param, concurrency=2) as bench:
-        yield bench
+bench = bench_fixture(SharingBench, concurrency=2)
 
 
 async def test_requests_that_differ_do_not_share(bench: SharingBench) -> None:

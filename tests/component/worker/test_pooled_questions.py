@@ -154,9 +154,10 @@ class Bench:
         self.exits.append(reason)
         raise ProcessEnded
 
-    async def start(self) -> None:
+    async def start(self, *, is_up: bool = True) -> None:
         self.running = asyncio.create_task(self.process.run(self.exit))
-        self.host.started.set()
+        if is_up:
+            self.host.started.set()
         await self.clock.settle()
 
     async def ask(self, question: Question, *, term: int = TERM, times: int = 1) -> ProcessState:
@@ -187,10 +188,10 @@ class Bench:
     def listed(self) -> dict[str, str]:
         return {one.worker_id: str(one.state) for one in self.state.assignments}
 
-    def assignment(self, worker_id: WorkerId) -> Assignment:
+    def assignment(self, worker_id: str) -> Assignment:
         return next(one for one in self.state.assignments if one.worker_id == worker_id)
 
-    def exit_of(self, worker_id: WorkerId) -> AssignmentExit:
+    def exit_of(self, worker_id: str) -> AssignmentExit:
         found = self.assignment(worker_id).exit
         assert found is not None
         return found
@@ -315,7 +316,7 @@ async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(
     await bench.assign_all("broken", "a", "b")
     await bench.end(A, AssignmentExit(ExitCode.START_FAILED, "no data"))
     assert bench.listed == {"broken": "exited", A: "exited", B: "running"}
-    broken = bench.exit_of(WorkerId("broken"))
+    broken = bench.exit_of("broken")
     assert (broken.code, "ValueError" in str(broken.reason)) == (ExitCode.UNRECOVERABLE, True)
     assert bench.exit_of(A) == AssignmentExit(ExitCode.START_FAILED, "no data")
     assert bench.exits == []
@@ -324,8 +325,7 @@ async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(
 class TestBeforeTheSessionIsUp:
     @pytest.fixture
     async def bench(self, idle: Bench) -> Bench:
-        idle.running = asyncio.create_task(idle.process.run(idle.exit))
-        await idle.clock.settle()
+        await idle.start(is_up=False)
         return idle
 
     async def test_worker_waits_for_the_session_and_one_that_is_released_meanwhile_never_runs(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_bench import QUEUE, REPLIES, Bench, serving, until
+from worker_bench import QUEUE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.aio.signals import WatchCell
@@ -77,10 +76,7 @@ class RatedBench(Bench):
         await self.clock.advance(begun + 60 - 0.001 - self.clock.monotonic())
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[RatedBench]:
-    async with serving(RatedBench, stuck_grace=0.0) as bench:
-        yield bench
+bench = bench_fixture(RatedBench, stuck_grace=0.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_worker_dispatch import THREADS, FakeSessions, Noted, text_of
 from test_worker_retries import TERMS
-from worker_bench import QUEUE, REPLIES, WAIT, Bench, serving, until, until_in_time
+from worker_bench import QUEUE, REPLIES, WAIT, Bench, bench_fixture, until, until_in_time
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Message
@@ -77,10 +77,7 @@ def name_of(call: Call) -> str:
     return call.correlation_id
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[BatchBench]:
-    async with serving(BatchBench) as bench:
-        yield bench
+bench = bench_fixture(BatchBench)
 
 
 @pytest.mark.proves("spark/one-request-batch-makes")
@@ -109,19 +106,21 @@ async def test_only_requests_of_batches_are_taken_in_advance(bench: BatchBench) 
         await asyncio.sleep(0.01)
         assert bench.processor.in_flight == in_flight
 
-    async with bench.consuming("shared"):
-        await take("/wait", 5, in_flight=1)
+    async def go_on() -> None:
+        bench.released.set()
         bench.go.set()
         await until(lambda: bench.unfinished("shared") == 0 and not bench.processor.in_flight)
+
+    async with bench.consuming("shared"):
+        await take("/wait", 5, in_flight=1)
+        await go_on()
         for _ in range(2):  # also after the large prefetch has been taken back
             bench.released.clear()
             bench.go.clear()
             await take("/batch", 50, in_flight=50)
             await take("/wait", 1, in_flight=51)
             await take("/wait", 5, in_flight=51)
-            bench.released.set()
-            bench.go.set()
-            await until(lambda: bench.unfinished("shared") == 0 and not bench.processor.in_flight)
+            await go_on()
     assert bench.statuses() == ["ok"] * (5 + 2 * 56)
 
 
@@ -136,16 +135,22 @@ async def test_batch_begins_when_it_is_full_or_after_its_time(bench: BatchBench)
     assert (bench.sizes, bench.statuses()) == ([2, 2, 1], ["ok"] * 5)
 
 
-async def test_cancel_in_a_running_batch_is_answered_at_once_and_the_last_one_ends_the_batch(bench: BatchBench) -> None:
-    await bench.take_all("/patient", "a", "b")
+@pytest.mark.parametrize(("last", "ended"), [("ok", []), ("cancelled", ["cancelled"])])
+async def test_request_of_a_running_batch_leaves_alone_and_the_last_one_ends_it(
+    bench: BatchBench, last: str, ended: list[str]
+) -> None:
+    await bench.take("/patient", correlation_id="soon", **{"x-deadline": now_ms(bench.clock) + 300})
+    await bench.take("/patient", correlation_id="a")
     await bench.running.wait()
-    bench.processor.cancel("a", REPLIES)
-    await until(lambda: bench.by_name() == {"a": "cancelled"})
+    await until_in_time(lambda: bench.by_name() == {"soon": "expired"})
     await until(lambda: bench.processor.in_flight == 1)
     assert bench.ended == []
-    bench.processor.cancel("b", REPLIES)
+    if last == "cancelled":
+        bench.processor.cancel("a", REPLIES)
+    else:
+        bench.go.set()
     await bench.processor.until_idle()
-    assert (bench.by_name(), bench.ended) == ({"a": "cancelled", "b": "cancelled"}, ["cancelled"])
+    assert (bench.by_name(), bench.ended) == ({"soon": "expired", "a": last}, ended)
 
 
 async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(bench: BatchBench) -> None:
@@ -159,19 +164,6 @@ async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(benc
     await bench.finish()
     left, served = {"alone": "cancelled", "b": "cancelled"}, {"holds the slot": "ok", "a": "ok", "c": "ok"}
     assert (bench.by_name(), bench.sizes) == (left | served, [2])
-
-
-async def test_deadline_of_one_request_of_a_batch_is_its_own(bench: BatchBench) -> None:
-    bench.released.clear()
-    await bench.hold_slot()
-    await bench.take("/batch", correlation_id="soon", **{"x-deadline": now_ms(bench.clock) + 300})
-    await bench.take("/batch", correlation_id="later")
-    bench.go.set()
-    await until_in_time(lambda: bench.by_name().get("soon") == "expired")
-    assert "later" not in bench.by_name()
-    bench.released.set()
-    await bench.processor.until_idle()
-    assert bench.by_name() == {"holds the slot": "ok", "soon": "expired", "later": "ok"}
 
 
 async def test_request_is_acknowledged_after_its_own_reply_and_not_that_of_another(bench: BatchBench) -> None:
@@ -302,7 +294,9 @@ def test_answers_of_a_batch_are_those_of_its_calls_one_by_one(bodies: list[bytes
     async def ask() -> None:
         app = app_of(handle)
         together = await run_batch(app, [call_of(body) for body in bodies])
-        assert together == [(await run_batch(app, [call_of(body)]))[0] for body in bodies]
+        with ThreadPoolExecutor(1) as threads:
+            dispatcher = Dispatcher(app, threads=threads, side_threads=threads)
+            assert together == [await dispatcher.run(call_of(body), group_id="g") for body in bodies]
 
     asyncio.run(ask())
 

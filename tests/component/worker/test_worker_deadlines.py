@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from worker_bench import REPLIES, Bench, serving, until_in_time
+from worker_bench import REPLIES, Bench, bench_fixture, serving, until_in_time
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.protocol.activity import STUCK_FIELD, Event, text_fingerprint
@@ -35,10 +33,7 @@ class DeafBench(Bench):
         return {"x-deadline": now_ms(self.clock) + 20}
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[DeafBench]:
-    async with serving(DeafBench, max_abandoned=1) as bench:
-        yield bench
+bench = bench_fixture(DeafBench, max_abandoned=1)
 
 
 class DirectBench(DeafBench):

@@ -149,9 +149,12 @@ async def test_only_large_texts_of_a_coroutine_are_decoded_and_encoded_in_a_thre
         ran_in.append(threading.current_thread().name)
         return Noted.model_construct(text="x" * size)
 
-    response = await dispatcher(coroutine).run(call_of("/coroutine", text_of(size)), group_id="g")
+    running = dispatcher(coroutine)
+    response = await running.run(call_of("/coroutine", text_of(size)), group_id="g")
     assert len(response.body) > size
     assert ([thread == here for thread in noted], ran_in) == ([on_the_loop, on_the_loop], [here])
+    refusal = await running.run(call_of("/coroutine", text_of(size).replace(b"text", b"other")), group_id="g")
+    assert (refusal.code, json.loads(refusal.body)["error"]["code"]) == (400, "invalid_request")
 
 
 def text_of(size: int) -> bytes:
@@ -172,13 +175,6 @@ async def test_collector_pauses_while_a_large_body_is_decoded(dispatcher: Run, s
     plain.__annotations__["request"] = dict[str, Annotated[str, AfterValidator(note_collector)]]
     response = await dispatcher(plain).run(call_of("/plain", text_of(size)), group_id="g")
     assert (enabled, response.body) == ([not pauses], b"true")
-
-
-async def test_large_invalid_body_of_a_coroutine_is_refused(dispatcher: Run) -> None:
-    async def coroutine(call: Call, request: dict[str, int]) -> None: ...
-
-    response = await dispatcher(coroutine).run(call_of("/coroutine", text_of(100_000)), group_id="g")
-    assert (response.code, json.loads(response.body)["error"]["code"]) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("deaf", [0, 2], ids=["at once", "the third time"])
@@ -209,16 +205,10 @@ async def test_whatever_a_thread_raises_is_an_error_reply(dispatcher: Run, error
     def plain(call: Call) -> None:
         raise error
 
-    response = await dispatcher(plain).run(call_of("/plain"), group_id="g")
-    assert (response.status, response.code) == ("error", 500)
-
-
-async def test_debug_mode_adds_the_traceback(dispatcher: Run) -> None:
-    async def fail(call: Call) -> None:
-        raise ValueError("x")
-
-    response = await dispatcher(fail, debug=True).run(call_of("/fail"), group_id="g")
-    assert "Traceback" in "".join(json.loads(response.body)["error"]["traceback"])
+    for debug in (False, True):
+        response = await dispatcher(plain, debug=debug).run(call_of("/plain"), group_id="g")
+        assert (response.status, response.code) == ("error", 500)
+        assert (b"Traceback" in response.body) == debug
 
 
 @pytest.mark.parametrize("alive", [False, ConnectionError("py4j")], ids=["dead", "does not answer"])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, serving, until
+from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.amqp import Message
 from osrdyne.errors import MessageTooLargeError, QueueFullError
@@ -71,10 +71,7 @@ class DirectBench(Bench):
     retry_exchange = None
 
 
-@pytest.fixture(params=[AnswersBench])
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    async with serving(request.param, stuck_grace=0.0) as bench:
-        yield bench
+bench = bench_fixture(AnswersBench, stuck_grace=0.0)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from worker_bench import QUEUE, REPLIES, RETRIES, WAIT, Bench, serving
+from worker_bench import QUEUE, REPLIES, RETRIES, WAIT, Bench, bench_fixture
 
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError
@@ -56,10 +54,7 @@ class RetryBench(Bench):
         await self.connect()
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[RetryBench]:
-    async with serving(RetryBench, stuck_grace=0.0) as bench:
-        yield bench
+bench = bench_fixture(RetryBench, stuck_grace=0.0)
 
 
 async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: RetryBench) -> None:

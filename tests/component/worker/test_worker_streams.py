@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_bench import PATIENCE, REPLIES, Bench, serving, until
+from worker_bench import PATIENCE, REPLIES, Bench, bench_fixture, until
 
 from osrdyne.amqp import Message
 from osrdyne.errors import QueueFullError
@@ -103,10 +103,7 @@ class StreamBench(Bench):
         assert not self.processor.streams._open
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[StreamBench]:
-    async with serving(StreamBench) as bench:
-        yield bench
+bench = bench_fixture(StreamBench)
 
 
 @given(steps=st.lists(st.one_of(st.just("send"), st.integers(-5, 300)), max_size=60), first=st.integers(1, MAX_CREDIT))

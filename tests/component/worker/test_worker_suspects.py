@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from test_worker_dispatch import LostSession
-from worker_bench import PATIENCE, QUEUE, REPLIES, Bench, serving, until_in_time
+from worker_bench import PATIENCE, QUEUE, REPLIES, Bench, bench_fixture, until_in_time
 
 from osrdyne.protocol.activity import (
     ALONE_FIELD,
@@ -68,10 +68,7 @@ def named(reports: list[ActivityReport]) -> list[tuple[Event, tuple[str, ...]]]:
     return [(one.event, named_requests(one.details.get(REQUESTS_FIELD))) for one in reports]
 
 
-@pytest.fixture(params=[Bench])
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    async with serving(request.param, stuck_grace=0.0) as bench:
-        yield bench
+bench = bench_fixture(Bench, stuck_grace=0.0)
 
 
 @pytest.fixture

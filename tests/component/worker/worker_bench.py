@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import pytest
 from worker_environments import worker_environment
 
 from osrdyne.aio.signals import WatchCell
@@ -310,6 +311,17 @@ async def serving(kind: type[B], **settings: Any) -> AsyncIterator[B]:
             yield bench
             await bench.finish()
     bench.assert_nothing_is_left()
+
+
+def bench_fixture(kind: type[Bench], **settings: Any) -> Any:
+    """The fixture `bench` of a file. A test may have another kind."""
+
+    @pytest.fixture
+    async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+        async with serving(getattr(request, "param", kind), **settings) as bench:
+            yield bench
+
+    return bench
 
 
 async def until(condition: Callable[[], object]) -> None:
