@@ -49,9 +49,7 @@ async def assert_usable(connection: Connection, broker: ScriptedBroker) -> None:
 
 
 @pytest.mark.parametrize("earlier", range(PASSES))
-async def test_broker_closes_a_channel_whose_question_was_cancelled(
-    broker: ScriptedBroker, connection: Connection, earlier: int
-) -> None:
+async def test_close_crosses_that_of_the_broker(broker: ScriptedBroker, connection: Connection, earlier: int) -> None:
     """Both closes cross; `earlier`: passes from the cancellation to the broker's close."""
     channel = await connection.channel()
     question = await asked(channel, broker)
@@ -63,7 +61,7 @@ async def test_broker_closes_a_channel_whose_question_was_cancelled(
     await assert_usable(connection, broker)
 
 
-async def test_answer_to_a_close_that_comes_after_the_next_channel_was_opened(
+async def test_answer_to_a_close_after_the_next_channel_was_opened(
     broker: ScriptedBroker, connection: Connection
 ) -> None:
     """Both closes cross. The broker has the answer to ours, and so the number is free; its own answer is on its way."""
@@ -137,9 +135,7 @@ async def test_close_that_the_broker_confirms_late(broker: ScriptedBroker, conne
 
 
 @at_every_pass
-async def test_channel_is_used_while_it_is_being_closed(
-    broker: ScriptedBroker, connection: Connection, later: int
-) -> None:
+async def test_channel_is_used_while_it_closes(broker: ScriptedBroker, connection: Connection, later: int) -> None:
     """It publishes messages and acknowledges deliveries."""
     channel = await connection.channel(confirms=True)
     question = await asked(channel, broker)

@@ -46,7 +46,7 @@ async def settled() -> None:
 
 @pytest.mark.proves("broker/memory-disk-alarm")
 @pytest.mark.parametrize("end", [spec.Connection.Unblocked(), LOST], ids=["withdrawn", "connection lost"])
-async def test_block_is_logged_once_and_opens_no_channel_until_it_ends(
+async def test_block_is_logged_once_and_opens_no_channel(
     broker: ScriptedBroker, connection: Connection, end: Any
 ) -> None:
     seen = [connection.is_blocked]
@@ -70,9 +70,7 @@ async def test_block_is_logged_once_and_opens_no_channel_until_it_ends(
         await asyncio.wait_for(waiting, PATIENCE)
 
 
-async def test_deliveries_that_arrive_before_the_end_of_their_consumer_are_handed_out(
-    broker: ScriptedBroker, channel: Channel
-) -> None:
+async def test_deliveries_before_the_end_of_a_consumer_are_handed_out(broker: ScriptedBroker, channel: Channel) -> None:
     """The broker ends one, and the program another."""
     consumer = await channel.consume("q")
     broker.send(*deliveries(consumer.tag, b"1", b"2"), spec.Basic.Cancel(consumer.tag))
@@ -141,7 +139,7 @@ REQUESTS: dict[str, Callable[[Channel], Coroutine[Any, Any, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_request_without_an_answer_is_given_up_in_time(
+async def test_request_without_an_answer_is_given_up(
     broker: ScriptedBroker, connection: Connection, channel: Channel, name: str
 ) -> None:
     broker.silent = True
@@ -152,9 +150,7 @@ async def test_request_without_an_answer_is_given_up_in_time(
     assert channel.is_closed
 
 
-async def test_close_ends_though_the_broker_neither_reads_nor_answers(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_close_ends_though_the_broker_is_silent(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("osrdyne.amqp.connection._CLOSE_TIMEOUT", 0.05)
     connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=7200))
     broker.silent = True

@@ -15,9 +15,7 @@ from osrdyne.errors import BrokerUnavailableError
 
 
 @pytest.mark.proves("broker/memory-disk-alarm")
-async def test_doctor_does_not_wait_for_the_end_of_an_alarm(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_doctor_does_not_wait_during_an_alarm(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ManagementClient", Mock(side_effect=BrokerUnavailableError("not part of this test")))
     broker.has_alarm = True
     settings = Settings(

@@ -128,17 +128,13 @@ async def begun(scratch: Scratch) -> QueueDurability:
     return register
 
 
-async def test_queues_declared_while_one_is_persisted_share_the_next_durability_declaration(
-    scratch: Scratch, begun: QueueDurability
-) -> None:
+async def test_queues_declared_meanwhile_share_the_next_declaration(scratch: Scratch, begun: QueueDurability) -> None:
     await asyncio.gather(*(begun.wait_persisted(Key(f"{number}")) for number in range(10)))
     await begun.wait_persisted(Key("1"))
     assert scratch.asked == ONE_AGAIN
 
 
-async def test_queue_declared_during_a_durability_declaration_needs_the_next_one(
-    scratch: Scratch, begun: QueueDurability
-) -> None:
+async def test_queue_declared_during_a_declaration_needs_the_next_one(scratch: Scratch, begun: QueueDurability) -> None:
     scratch.go_on.clear()
     async with asyncio.TaskGroup() as group:
         group.create_task(begun.persist())
@@ -151,9 +147,7 @@ async def test_queue_declared_during_a_durability_declaration_needs_the_next_one
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_new_queue_is_bound_only_when_it_is_persisted(
-    clock: VirtualClock, broker: FakeBroker, failures: int
-) -> None:
+async def test_new_queue_is_bound_once_it_is_persisted(clock: VirtualClock, broker: FakeBroker, failures: int) -> None:
     """A refused turn is repeated, together with the declaration before it."""
     refuse(broker, BrokerConflictError("LOCKED"), ("declare", "pool-register-4", False), times=failures)
     async with leading(clock, broker=broker) as stack:
@@ -163,9 +157,7 @@ async def test_new_queue_is_bound_only_when_it_is_persisted(
     assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
 
 
-async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_worker_of_a_new_key_starts_while_its_queue_is_persisted(clock: VirtualClock, broker: FakeBroker) -> None:
     hold(broker, ("declare", "pool-register-1", False))
     async with leading(clock, broker=broker) as stack:
         stack.require(A)
@@ -184,7 +176,7 @@ async def test_deletion_of_a_queue_is_persisted(clock: VirtualClock) -> None:
 
 
 @pytest.mark.proves("broker/rabbitmq-3-10-still")
-async def test_next_leader_persists_what_it_finds_before_it_binds_and_tidies_up_later(
+async def test_next_leader_persists_before_it_binds_and_tidies_up_later(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     """Not at once: RabbitMQ may still declare it for the killed leader, and would end the connection of this one."""
@@ -204,9 +196,7 @@ async def test_next_leader_persists_what_it_finds_before_it_binds_and_tidies_up_
     assert done == of_this_term
 
 
-async def test_failed_deletion_of_queues_of_an_earlier_leader_costs_no_term(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_failed_deletion_of_what_a_leader_left_costs_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         refuse(broker, BrokerSilentError("no answer in time"), ("delete", "pool-register-5", False))
         await clock.advance(TIDY_AFTER + 10.0)

@@ -39,7 +39,7 @@ def are_closed(session: LeaderSession) -> list[bool]:
 
 @pytest.mark.parametrize("purpose", ["leader", "publisher", "consumer"])
 @pytest.mark.proves("controller/standby-loses-one-connections")
-async def test_standby_that_loses_a_connection_does_not_take_over(
+async def test_standby_without_a_connection_does_not_lead(
     clock: VirtualClock, broker: FakeBroker, purpose: str
 ) -> None:
     """Its term would end at once, and requests would wait until the next one begins."""
@@ -86,7 +86,7 @@ async def test_cancelled_close_closes_every_connection(clock: VirtualClock, brok
 
 @pytest.mark.parametrize("leads", [False, True], ids=["standby", "leader that has lost the token"])
 @pytest.mark.proves("controller/rabbitmq-answer-leader-standby")
-async def test_connections_that_rabbitmq_does_not_close_are_given_up_together(
+async def test_connections_that_stay_open_are_given_up_together(
     clock: VirtualClock, broker: FakeBroker, leads: bool
 ) -> None:
     session = await open_silently(clock, broker)

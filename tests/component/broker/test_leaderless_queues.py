@@ -46,7 +46,7 @@ async def test_queue_that_gets_its_leader_in_time_is_kept(stack: Stack, clock: V
 
 @pytest.mark.proves("broker/rabbitmq-4-0-killed")
 @pytest.mark.parametrize("was_bound", [True, False], ids=["it may hold requests", "its node is down"])
-async def test_queue_is_never_deleted_that_was_bound_or_whose_node_is_down(
+async def test_queue_that_may_hold_requests_is_not_deleted(
     clock: VirtualClock, broker: FakeBroker, was_bound: bool
 ) -> None:
     broker.queues[QUEUE].is_leaderless = was_bound

@@ -142,9 +142,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: Node) -> None:
     assert set(node.errors) == {b"1", b"2"}
 
 
-async def test_isolated_publishes_leave_half_of_the_channels_that_the_broker_allows(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_isolated_publishes_leave_half_of_the_channels_free(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages without a free channel fail, together with those behind them. More would end the connection."""
     monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
     node.max_channels = 8

@@ -120,9 +120,7 @@ async def stack(clock: VirtualClock, broker: FakeBroker, verifier: Verifier) -> 
     ids=str,
 )
 @pytest.mark.proves("managed/client-sends-token-one", "managed/keys-verify-jwts-cannot")
-async def test_request_without_a_token_that_counts_is_refused_and_starts_nothing(
-    stack: Stack, token: str | None, status: str
-) -> None:
+async def test_request_without_a_valid_token_starts_nothing(stack: Stack, token: str | None, status: str) -> None:
     """Where keys cannot be read, the caller learns when to try again."""
     with structlog.testing.capture_logs() as logs:
         await ask(stack, "a", token)
@@ -143,9 +141,7 @@ async def test_other_schemes_and_several_tokens_do_not_count(stack: Stack, broke
     assert waiting(stack, None, "d") == [b"x"]
 
 
-async def test_accepted_request_carries_its_principal_and_neither_a_token_nor_one_that_its_client_names(
-    stack: Stack, broker: FakeBroker
-) -> None:
+async def test_accepted_request_carries_its_own_principal_and_no_token(stack: Stack, broker: FakeBroker) -> None:
     await demand(stack, {"match": "a", "Authorization": "NotRequired"})
     forged: dict[str, Any] = {PRINCIPAL_HEADER: "admin", PRINCIPAL_HEADER.title(): "admin", "traceparent": "t"}
     with structlog.testing.capture_logs() as logs:
@@ -264,9 +260,7 @@ async def test_routes_splitter_and_quotas_know_the_principal(stack: Stack, verif
     assert answers(stack.broker) == [("q", "quota-exceeded")]
 
 
-async def test_policies_that_demand_tokens_are_refused_where_nothing_verifies_them(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_policies_that_demand_tokens_need_a_verifier(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, settings=managed()) as stack:
         with pytest.raises(InvalidDocumentError, match=r"policies\.0\.Authorization"):
             await demand(stack, {"match": "a", "Authorization": "RequiredToSend"})

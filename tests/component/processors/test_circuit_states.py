@@ -116,9 +116,7 @@ class GroupDriver(FakeDriver):
 
 @pytest.mark.proves("circuits/group-open-circuit-worker")
 @pytest.mark.parametrize("driver", [FakeDriver, GroupDriver], ids=["workers", "groups"])
-async def test_group_without_a_worker_gets_one_that_starts_paused(
-    clock: VirtualClock, driver: type[FakeDriver]
-) -> None:
+async def test_group_without_a_worker_gets_a_paused_one(clock: VirtualClock, driver: type[FakeDriver]) -> None:
     pool = CircuitPool(clock, make_driver=driver)
     async with pool.leading():
         await pool.begin()
@@ -229,7 +227,7 @@ async def test_nothing_follows_from_a_state_that_is_not_stored(pool: CircuitPool
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", range(1, 13))
 @pytest.mark.parametrize("what", ["store", "act"])
-async def test_leader_killed_around_each_step_loses_nothing(
+async def test_leader_killed_at_each_step_loses_nothing(
     clock: VirtualClock, what: str, number: int, done: bool
 ) -> None:
     pool = CircuitPool(clock)

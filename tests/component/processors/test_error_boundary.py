@@ -37,9 +37,7 @@ async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_g
 
 
 @pytest.mark.proves("controller/defect-controller-fails-one")
-async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
-    direct: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_orphan_without_a_caller_is_kept_as_poison(direct: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     break_(monkeypatch, "requests.orphans.direct_message")
     await send(direct, "a", b"one way")
     [entry] = (await direct.term.processors.poison.page(PoisonQuery(bodies=True))).entries

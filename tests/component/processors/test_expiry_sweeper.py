@@ -76,9 +76,7 @@ async def reject_first(stack: Stack) -> None:
 # --- cleaning
 
 
-async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_expired_requests_are_removed_in_time_without_a_listing(clock: VirtualClock, broker: FakeBroker) -> None:
     """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
     async with managing(clock, broker, cleanup_interval=2.0) as stack:
 
@@ -131,15 +129,13 @@ async def test_request_that_comes_meanwhile_goes_behind_all_others(stack: Stack,
 
 
 @pytest.mark.proves("requests/channel-closes-soon-many")
-async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in_one_step(
-    stack: Stack, broker: FakeBroker
-) -> None:
+async def test_copies_are_marked_carry_failed_deliveries_and_are_acknowledged_in_one_step(stack: Stack) -> None:
     """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
     await publish(stack, "1", "x1", *"234567")
     await reject_first(stack)
     await stack.clock.advance(CLEANED)
-    assert (waiting(stack), broker.count("ack", QUEUE)) == ([*"1234567"], 1)
-    headers = [stored.message.headers for stored in broker.queues[QUEUE].ready]
+    assert (waiting(stack), stack.broker.count("ack", QUEUE)) == ([*"1234567"], 1)
+    headers = [stored.message.headers for stored in stack.broker.queues[QUEUE].ready]
     assert [one.get(FAILED_DELIVERIES_HEADER) for one in headers] == [1] + [None] * 6
     assert all(one[DUPLICATE_HEADER] is True for one in headers)
 
@@ -157,9 +153,7 @@ def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline() -> None:
     assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
 
 
-async def test_request_that_failed_too_often_before_and_after_becomes_poison(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_request_that_failed_too_often_in_all_becomes_poison(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, delivery_limit=4) as stack:
         for round_ in range(2):
             await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")

@@ -96,9 +96,7 @@ async def route_all(stack: Stack, count: int) -> None:
 
 
 @pytest.mark.proves("hostile/clients-send-json-bodies")
-async def test_only_large_bodies_are_parsed_in_a_thread_and_none_overtakes_them(
-    stack: Stack, parsers: list[str]
-) -> None:
+async def test_only_large_bodies_are_parsed_in_a_thread_and_not_overtaken(stack: Stack, parsers: list[str]) -> None:
     bodies = [b'{"level": "data", "more": "%s"}' % (b"x" * size) for size in (100_000, 1, 200_000, 2)]
     alert = b'{"level": "alert"}'
     await change(stack, alerts=BY_BODY, rest=REST)
@@ -110,7 +108,7 @@ async def test_only_large_bodies_are_parsed_in_a_thread_and_none_overtakes_them(
 
 
 @pytest.mark.parametrize("routes", [{"rest": REST}, {"data": DATA, "rest": REST}], ids=["none", "headers"])
-async def test_body_that_no_condition_reads_is_not_parsed(
+async def test_body_that_nothing_reads_is_not_parsed(
     stack: Stack, parsers: list[str], routes: dict[str, object]
 ) -> None:
     await change(stack, **routes)
@@ -187,7 +185,7 @@ async def test_second_endpoint_gets_a_one_way_copy(stack: Stack, broker: FakeBro
     [("b", [b"1"], []), ("a", [], [("c", "start-failed")])],
     ids=["copy", "request"],
 )
-async def test_refused_copy_costs_no_request_and_a_refused_request_gives_up_its_copy(
+async def test_refused_copy_or_request_holds_no_place(
     clock: VirtualClock, broker: FakeBroker, foreign: str, served: list[bytes], answered: list[object]
 ) -> None:
     broker.declare_queue(f"pool-req-{foreign}", {"x-queue-type": "classic"})
@@ -200,9 +198,7 @@ async def test_refused_copy_costs_no_request_and_a_refused_request_gives_up_its_
         assert stack.places() == []
 
 
-async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, rest=REST, copy=COPY) as stack:
         hold(broker, ("publish", "pool-work-xchg_Pri4", False))
         await stack.publish("a", b"1")
@@ -219,23 +215,19 @@ async def test_leader_killed_before_the_copy_is_confirmed_loses_no_copy(
 
 
 @pytest.mark.proves("controller/leader-dies-forwarded-request", "requests/channel-closes-soon-many")
-async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
-    stack: Stack, clock: VirtualClock, broker: FakeBroker
-) -> None:
-    hold(broker, ("publish", stack.names.work_exchange(None), True))
+async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(stack: Stack) -> None:
+    hold(stack.broker, ("publish", stack.names.work_exchange(None), True))
     await send(stack, "a", b"1")
     await stack.kill()
-    broker.hook = None
-    async with managing(clock, broker) as stack:
-        await clock.settle()
-        stored = broker.queues[stack.names.request_queue(A)].ready
+    stack.broker.hook = None
+    async with managing(stack.clock, stack.broker) as stack:
+        await stack.clock.settle()
+        stored = stack.broker.queues[stack.names.request_queue(A)].ready
         assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
 
 
 @pytest.mark.proves("managed/leader-dies-refused-request")
-async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_refusal_that_comes_again_is_the_same_and_is_counted(clock: VirtualClock, broker: FakeBroker) -> None:
     """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
     async with managing(clock, broker, alerts=ALERTS) as stack:
         hold(broker, ("ack", "pool-orphan", False))
@@ -295,16 +287,14 @@ async def test_routes_that_an_earlier_leader_wrote_late_come_into_force_once_the
     assert (len(waiting(stack, None)), len(waiting(stack, 0))) == (1, 1)
 
 
-async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(
-    stack: Stack, clock: VirtualClock
-) -> None:
+async def test_workers_receive_their_queues_and_a_new_one_the_most_urgent_first(stack: Stack) -> None:
     await change(stack, rest=REST)
     await send(stack, "a", b"1")
     listen(stack, "group.a")
     await stack.report("a", Event.READY)
     await change(stack, alerts=ALERTS, rest=REST)
     await send(stack, "b")
-    await clock.advance(1.0)
+    await stack.clock.advance(1.0)
     queues_sent = [json.loads(body)["queues"] for body in stack.broker.bodies(CONTROL)]
     assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
     [started] = stack.driver.workers_of(Key("b"))
@@ -354,7 +344,7 @@ async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_
     assert ("pool-req-a" in stack.broker.queues, "pool-req-a_Pri0" in stack.broker.queues) == (False, True)
 
 
-async def test_requests_of_a_priority_level_that_a_failed_group_gets_later_are_answered(
+async def test_requests_of_a_later_level_of_a_failed_group_are_answered(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     driver = FakeDriver(clock, pool=POOL)

@@ -55,9 +55,7 @@ def fail_writes(broker: FakeBroker, *faults: OsrdyneError | None) -> None:
 
 
 @pytest.mark.proves("telemetry/client-sets-headers-log")
-async def test_message_is_in_the_partition_of_its_key_with_what_readers_need(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_message_is_in_the_partition_of_its_key_with_headers(clock: VirtualClock, broker: FakeBroker) -> None:
     async with logging_to(clock, broker, partitions=4) as stack:
         at = round(clock.time() * 1000)
         headers = {KEY_HEADER: "other", PRINCIPAL_HEADER: "admin", "x-stream-offset": 7, "authorization": "Bearer x"}
@@ -148,7 +146,7 @@ async def test_deleted_stream_is_declared_again_and_gets_what_waited(clock: Virt
 
 @pytest.mark.proves("telemetry/log-cannot-written-until")
 @pytest.mark.parametrize("fault", [NOT_CONFIRMED, RETURNED], ids=["not confirmed", "returned"])
-async def test_messages_are_answered_at_their_own_deadlines_also_those_that_wait_for_another(
+async def test_messages_that_wait_for_another_are_answered_at_their_deadlines(
     stack: Stack, fault: OsrdyneError
 ) -> None:
     fail_writes(stack.broker, *[fault] * 8)

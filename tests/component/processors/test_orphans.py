@@ -46,9 +46,7 @@ def taking_at_most(monkeypatch: pytest.MonkeyPatch, held: int, each: int) -> Set
 
 @pytest.mark.proves("controller/many-large-requests-keys")
 @pytest.mark.parametrize("small", [0, 1, 100])
-async def test_memory_is_the_limit_of_what_waits(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
+async def test_memory_limits_what_waits(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
     """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
     never, most = asyncio.Event(), 0
 
@@ -71,9 +69,7 @@ async def test_memory_is_the_limit_of_what_waits(
         assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
 
 
-async def test_requests_larger_than_expected_lower_the_prefetch(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_larger_requests_lower_the_prefetch(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
     async with leading(clock, settings=taking_at_most(monkeypatch, 20 * 1024, each=10 * 1024)) as stack:
         hold(stack.broker, ("bind", "pool-req-slow", False))
@@ -195,9 +191,7 @@ async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(stac
 
 
 @pytest.mark.proves("broker/rabbitmq-4-3-refuses")
-async def test_refused_connection_for_answers_ends_no_term(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_connection_for_answers_is_no_end(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeConnection, "server_version", "3.10.8")
 
     async def refuse_connection(command: Command) -> None:

@@ -121,9 +121,7 @@ async def submit(clock: VirtualClock, drops: PoisonDrops, broker: FakeBroker, co
     await clock.settle()
 
 
-async def test_request_is_posted_to_the_resolved_address_of_the_endpoint(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_request_is_posted_to_the_resolved_address(clock: VirtualClock, broker: FakeBroker) -> None:
     endpoint = Endpoint()
     async with sending(clock, endpoint) as drops:
         await submit(clock, drops, broker)
@@ -144,7 +142,7 @@ async def test_correlation_id_that_is_not_utf_8_keeps_its_bytes(clock: VirtualCl
 
 @pytest.mark.proves("managed/receiver-copy-poison-request")
 @pytest.mark.parametrize("answer", [302, 404, 500, httpx.ConnectError(f"no connection to {URL}")], ids=str)
-async def test_refused_copy_is_not_sent_again_and_logs_show_no_secret(
+async def test_refused_copy_is_sent_once_and_no_secret_logged(
     clock: VirtualClock, broker: FakeBroker, answer: int | Exception
 ) -> None:
     endpoint = Endpoint(answer)

@@ -120,9 +120,7 @@ async def test_readings_at_once_all_see_everything(direct: Stack) -> None:
     assert pages[0] == pages[1] == pages[2]
 
 
-async def test_digests_of_large_bodies_are_computed_in_a_thread(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_digests_of_large_bodies_are_made_in_threads(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading has up to ten thousand bodies of any size, and several of them may have arrived at once."""
     threads: dict[int, str] = {}
 

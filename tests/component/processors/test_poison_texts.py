@@ -69,7 +69,7 @@ async def test_text_counts_as_stuck_with_the_second_worker_within_its_time(clock
     assert not (never.note_stuck(A, "text") or never.note_stuck(A, "text"))
 
 
-async def test_text_that_blocks_is_refused_shortly_and_for_its_whole_time_when_it_blocks_again(
+async def test_text_that_blocks_is_refused_shortly_and_longer_when_it_blocks_again(
     clock: VirtualClock,
 ) -> None:
     texts = PoisonTexts(clock, seconds=600)

@@ -99,9 +99,7 @@ async def test_expected_time_is_that_of_the_latest_starts(clock: VirtualClock, b
         assert await ask(stack, "a") == StartProgress(0)
 
 
-async def test_key_with_urgent_requests_starts_first_and_has_position_one(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_key_with_urgent_requests_starts_first(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, settings=managed_one_at_a_time()) as stack:
         await change(stack, alerts=ALERTS, rest=REST)
         await require(stack, "first", "early", "late")
@@ -147,7 +145,7 @@ async def test_next_leader_goes_on_and_knows_a_time_from_the_reports(clock: Virt
 
 @pytest.mark.proves("requests/leader-killed-callers-wait")
 @pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "before the acknowledgement"])
-async def test_leader_killed_while_it_answers_costs_no_more_than_one_answer(
+async def test_leader_killed_while_it_answers_costs_one_answer(
     clock: VirtualClock, broker: FakeBroker, answered: bool
 ) -> None:
     async with leading(clock, broker=broker, settings=one_at_a_time()) as first:

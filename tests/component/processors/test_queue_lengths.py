@@ -70,7 +70,7 @@ def value(stack: Stack, name: str, **labels: str) -> float:
     ("overflow", "status"),
     [("RejectIncomingMessage", "queue-full"), ("DiscardIncomingMessage", "ok"), ("DiscardExistingMessage", "maxlen")],
 )
-async def test_each_request_beyond_the_length_is_answered(
+async def test_request_beyond_the_length_is_answered(
     stack: Stack, broker: FakeBroker, timeout: int, overflow: str, status: str
 ) -> None:
     await limit(stack, EnqueueTimeout=timeout, Overflow=overflow)
@@ -342,7 +342,7 @@ async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, bro
 
 
 @pytest.mark.proves("managed/leader-dies-stopped-requests")
-async def test_orderly_end_does_not_wait_for_room(
+async def test_end_does_not_wait_for_room(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumers, "DRAIN_TIMEOUT", 3600.0)

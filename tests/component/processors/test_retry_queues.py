@@ -219,9 +219,7 @@ async def test_queue_that_is_not_ours_refuses_the_change(clock: VirtualClock, br
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
-async def test_kept_route_whose_queue_is_not_ours_goes_on_without_retries(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_kept_route_with_a_foreign_queue_goes_on_without_retries(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, plain=PLAIN, urgent={**URGENT, "retry": RETRY | {"delays": [30]}}):
         pass
     broker.delete_queue(WAIT)
@@ -302,7 +300,7 @@ async def test_deleted_wait_queue_is_declared_again(clock: VirtualClock, broker:
 
 
 @pytest.mark.parametrize("settings", [managed(), None], ids=["managed", "direct"])
-async def test_next_leader_deletes_what_it_finds_unused(
+async def test_next_leader_deletes_unused_ones(
     clock: VirtualClock, broker: FakeBroker, settings: Settings | None
 ) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:

@@ -54,14 +54,12 @@ async def ask(stack: Stack, key: str = "a") -> None:
 
 
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
-async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_over(
-    stack: Stack, broker: FakeBroker
-) -> None:
+async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_over(stack: Stack) -> None:
     await ask(stack)
     await stack.clock.advance(5.0)
     await ask(stack)
-    assert (statuses(broker), stack.waiting("a"), stack.driver.count("start")) == (["start-failed"] * 2, [], 1)
-    first, second = (answer.message for answer in answers(broker))
+    assert (statuses(stack.broker), stack.waiting("a"), stack.driver.count("start")) == (["start-failed"] * 2, [], 1)
+    first, second = (answer.message for answer in answers(stack.broker))
     error = json.loads(first.body)["error"]
     assert (first.correlation_id, error["code"], error["log_lines"]) == ("c", "start-failed", ["pull denied"])
     retry_after = second.headers["x-retry-after"]
@@ -69,7 +67,7 @@ async def test_requests_are_answered_with_the_last_words_until_the_back_off_is_o
     assert 3.0 <= retry_after <= 7.0
     await stack.clock.advance(15.0)
     await ask(stack)
-    assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (2, 1, 1)
+    assert (len(answers(stack.broker)), stack.running("a"), len(stack.waiting("a"))) == (2, 1, 1)
 
 
 async def test_error_after_the_answer_rejects_no_request(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +123,7 @@ async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroke
         assert max(len(words), len(answer.message.body)) < 10_000
 
 
-async def test_failed_groups_take_turns_when_there_are_too_many(
+async def test_too_many_failed_groups_take_turns(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 2)
@@ -175,9 +173,7 @@ async def refuse(stack: Stack, key: str = "a", **refusal: object) -> None:
 
 
 @pytest.mark.proves("workers/key-refused-start")
-async def test_key_that_its_application_refuses_is_answered_as_by_a_handler(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_key_that_its_application_refuses_is_answered_likewise(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await ask(stack)
         await refuse(stack)
@@ -190,7 +186,7 @@ async def test_key_that_its_application_refuses_is_answered_as_by_a_handler(
 
 
 @pytest.mark.parametrize(("code", "starts"), [(404, [1, 2]), (410, [1, 2]), (503, [2, 2])], ids=str)
-async def test_refused_key_starts_no_worker_for_a_while(
+async def test_refused_key_starts_no_worker(
     clock: VirtualClock, broker: FakeBroker, code: int, starts: list[int]
 ) -> None:
     found = []
@@ -247,7 +243,7 @@ async def test_malformed_refusal_is_a_failed_start(clock: VirtualClock, broker: 
 
 
 @pytest.mark.proves("workers/key-exists-check")
-async def test_key_that_does_not_exist_is_refused_before_a_worker_starts(
+async def test_key_that_does_not_exist_starts_no_worker(
     clock: VirtualClock, broker: FakeBroker, tmp_path: Path
 ) -> None:
     (tmp_path / "b").mkdir()
