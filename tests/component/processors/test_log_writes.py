@@ -213,18 +213,6 @@ async def test_message_is_in_the_log_although_it_may_start_no_group(stack: Stack
     assert (logged(broker)[2:], waiting(stack, None)) == ([b"starts", b"up"], [b"starts", b"up"])
 
 
-@pytest.mark.proves("telemetry/stream-confirm-example-leader")
-async def test_refused_message_that_the_log_does_not_confirm_holds_up_no_request_of_its_key(stack: Stack) -> None:
-    await change(stack, hot=HOT, log=LOG)
-    fail_writes(stack.broker, *[RETURNED] * 100)
-    modest = {"x-no-activate": True, "level": "alert"}
-    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c1", headers=modest)
-    await stack.publish("a", b"2", headers={"level": "alert"})
-    await stack.clock.advance(10.0)
-    assert (answers(stack.broker), waiting(stack, None)) == ([("c1", "not-running")], [b"2"])
-    assert (logged(stack.broker), stack.orphans()) == ([], [b"1", b"2"])
-
-
 @pytest.mark.proves("telemetry/route-names-log-pool")
 async def test_route_to_a_log_that_the_pool_does_not_have_is_refused_and_a_kept_one_its_requests(stack: Stack) -> None:
     with pytest.raises(InvalidDocumentError, match="plant"):

@@ -6,14 +6,14 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from broker_steps import hold, refuse
+from broker_steps import Step, hold, refuse
 from managed_pool import REST, managing, send
 from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, QueueFullError
 from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message
@@ -81,14 +81,18 @@ async def test_larger_requests_lower_the_prefetch(clock: VirtualClock, monkeypat
 
 
 @pytest.mark.proves("races/queue-expires-forwarder-waits")
-async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, clock: VirtualClock) -> None:
-    """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
-    allowed = hold(stack.broker, ("bind", "pool-req-a", False))
-    deadline = round((clock.time() + 20_000.0) * 1000)
-    await stack.publish("a", b"1", headers={DEADLINE_HEADER: deadline})
-    await clock.advance(10_000.0)
+@pytest.mark.parametrize(
+    "step", [("bind", "pool-req-a", False), ("publish", "pool-req-xchg", False)], ids=["bind", "publish"]
+)
+async def test_orphan_pins_its_group_until_it_is_forwarded(stack: Stack, step: Step) -> None:
+    """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind, nor the group be unbound
+    while its request is published."""
+    await stack.publish("a", b"1", headers={DEADLINE_HEADER: round((stack.clock.time() + 20_000.0) * 1000)})
+    allowed = hold(stack.broker, step)
+    await stack.clock.advance(10_000.0)
+    assert (stack.is_bound("a"), stack.is_held(A)) == (step[0] == "publish", True)
     allowed.set()
-    await clock.settle()
+    await stack.clock.settle()
     assert (stack.waiting("a"), stack.is_held(A)) == ([b"1"], False)
 
 
@@ -159,15 +163,6 @@ async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_
     await send(stack, "a", b"1", headers={"x-deadline": NOW_MS - 4_000})
     await send(stack, "a", b"2", headers={NO_ACTIVATE_HEADER: True})
     assert stack.waiting("a") == [b"1", b"2"]
-
-
-async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(clock: VirtualClock, broker: FakeBroker) -> None:
-    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
-    async with leading(clock, broker=broker) as stack:
-        for _ in range(3):
-            await stack.publish("a", reply_to=REPLIES)
-        await send(stack, "b", b"1")
-        assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
 
 
 @pytest.mark.proves("requests/reply-queue-full")
@@ -245,21 +240,6 @@ def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on() ->
 def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection() -> None:
     message = forwarded(Message(headers={"x-deadline": NOW_MS * 100}), now_ms=NOW_MS)
     assert message.expiration == str(MAX_EXPIRATION_MS)
-
-
-async def test_group_stays_bound_while_its_request_is_published(clock: VirtualClock) -> None:
-    """Longer than a group without requests stays bound."""
-    lifecycle = LifecycleSettings(unbind_delay=5.0, stop_delay=600.0, settle_delay=1.0)
-    async with leading(clock, settings=settings_for(lifecycle)) as stack:
-        stack.require(A)
-        await clock.advance(1.0)
-        await stack.publish("b", b"1")
-        allowed = hold(stack.broker, ("publish", "pool-req-xchg", False))
-        await clock.advance(60.0)
-        assert (stack.is_bound("a"), stack.is_bound("b"), stack.is_held(Key("b"))) == (False, True, True)
-        allowed.set()
-        await clock.advance(1.0)
-        assert stack.waiting("b") == [b"1"]
 
 
 def repairs(stack: Stack, kind: str) -> float:

@@ -179,28 +179,26 @@ async def test_worker_that_waits_for_executors_says_so(stack: Stack) -> None:
     assert [worker.waiting_for for worker in stack.reports_of()] == [None]
 
 
-async def test_key_whose_start_failed_is_not_starting(stack: Stack, clock: VirtualClock) -> None:
+async def test_key_whose_start_failed_is_not_starting(stack: Stack) -> None:
     stack.driver.fail_next_start(StartFailedError("no such image"))
     await require(stack, "a")
-    await clock.advance(1)
     assert await ask(stack, "a") is None
 
 
-@pytest.mark.parametrize("key", ["never used", "", "infra=42\x00", "ü" * 127])
-async def test_any_key_is_answered(direct: Stack, broker: FakeBroker, key: str) -> None:
-    await inquire(direct, key)
-    assert broker.bodies(REPLIES) == [not_starting()]
-
-
 @pytest.mark.parametrize(
-    ("key", "reply_to"),
-    [("\udcff", REPLIES), ("a", None), ("a", "pool-dl"), ("a", "pool-progress")],
-    ids=["not UTF-8", "no address", "a queue of the pool", "its own queue"],
+    ("key", "reply_to", "answered"),
+    [
+        *[(key, REPLIES, [not_starting()]) for key in ("never used", "", "infra=42\x00", "ü" * 127)],
+        ("\udcff", REPLIES, []),
+        *[("a", reply_to, []) for reply_to in (None, "pool-dl", "pool-progress")],
+    ],
 )
-async def test_inquiry_that_must_not_be_answered_is_dropped(direct: Stack, key: str, reply_to: str | None) -> None:
+async def test_any_key_is_answered_at_any_address_but_the_queues_of_the_pool(
+    direct: Stack, key: str, reply_to: str | None, answered: list[bytes]
+) -> None:
     await inquire(direct, key, reply_to)
     queues = (REPLIES, direct.names.progress_queue, direct.names.dead_letter_queue)
-    assert [direct.broker.bodies(queue) for queue in queues] == [[], [], []]
+    assert [direct.broker.bodies(queue) for queue in queues] == [answered, [], []]
     assert not direct.task.done()
 
 

@@ -305,24 +305,6 @@ async def test_error_with_one_queue_repeats_nothing_of_another(stack: Stack, bro
     assert waiting(stack, None, "b") == bodies(*range(101, 101 + LIMIT))
 
 
-async def test_copy_that_comes_while_a_request_is_taken_out_does_not_make_the_queue_longer(stack: Stack) -> None:
-    data = {"route": TO_B.replace("/*", "/messages/* WHERE level = 'data'"), "priority": 4}
-    await change(stack, rest=REST, copy=data)
-    await limit(stack, "b", EnqueueTimeout=0, Overflow="DiscardExistingMessage")
-    await ask(stack, *range(LIMIT), key="b")
-    await stack.clock.advance(5.0)
-    answered = hold(stack.broker, ("publish", REPLIES, False))
-    await ask(stack, LIMIT, key="b")
-    await stack.clock.advance(1.0)
-    await ask(stack, 100, headers={"level": "data"})
-    await stack.clock.advance(1.0)
-    answered.set()
-    await stack.clock.advance(5.0)
-    assert waiting(stack, 4, "b") == bodies(100)
-    assert waiting(stack, None, "b") == bodies(*range(2, LIMIT + 1))
-    assert statuses(stack.broker) == {"0": "maxlen", "1": "maxlen"}
-
-
 @pytest.mark.proves("managed/length-queue-cannot-counted")
 async def test_none_is_taken_out_while_the_length_is_not_known(stack: Stack, broker: FakeBroker) -> None:
     await limit(stack, EnqueueTimeout=0, Overflow="DiscardExistingMessage")

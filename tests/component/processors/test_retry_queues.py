@@ -143,16 +143,6 @@ async def test_group_that_is_gone_meanwhile_is_started_again_for_it(stack: Stack
     assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
 
 
-async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(stack: Stack) -> None:
-    await change(stack, urgent=URGENT)
-    await send(stack, "a", b"1")
-    await fail(stack, priority=3)
-    await change(stack, plain=PLAIN)
-    await stack.clock.advance(120.0)
-    await time_out(stack)
-    assert waiting(stack, 3) == [b"1"]
-
-
 async def test_unknown_priority_level_does_not_end_the_term(stack: Stack) -> None:
     """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
     await publish_to(stack, NAMES.retried_exchange, "a", b"1", headers={CLASS_HEADER: "7"})
@@ -219,39 +209,31 @@ async def test_queue_that_is_not_ours_refuses_the_change(clock: VirtualClock, br
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
-async def test_kept_route_with_a_foreign_queue_goes_on_without_retries(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN, urgent={**URGENT, "retry": RETRY | {"delays": [30]}}):
-        pass
-    broker.delete_queue(WAIT)
-    broker.declare_queue(WAIT, {"x-queue-type": "classic"})
-    with structlog.testing.capture_logs() as logs:
-        async with managing(clock, broker) as stack:
-            await send(stack, "a", b"1")
-            urgent, headers = waiting(stack, 3), headers_of(stack, 3)
-    assert (urgent, TERMS_HEADER in headers) == ([b"1"], True)
-    assert stack.term.routing.routes.retries_off.keys() == {"plain"}
-    assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
-
-
-@pytest.mark.proves("managed/queue-delay-exists-arguments")
 async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN):
+    """Those of a kept route; other routes have theirs."""
+    urgent = {**URGENT, "route": "FROM /* WHERE x = '1' INTO $upstream", "retry": RETRY | {"delays": [30]}}
+    async with managing(clock, broker, urgent=urgent, plain=PLAIN):
         broker.delete_queue(WAIT)
         broker.declare_queue(WAIT, {"x-queue-type": "classic"})
     unused: Any = None
     more = dict.fromkeys(("driver", "management", "pins", "leader"), unused)
-    async with managing(clock, broker) as stack:
-        inspector = DaemonInspector(pool=POOL, state=DaemonState(term=stack.term), prices={}, clock=clock, **more)
-        [component] = [one for one in inspector.components() if one.name == "retries"]
-        assert (component.ok, component.fatal) == (False, False)
-        assert ("plain" in component.detail, WAIT in component.detail) == (True, True)
-        changed = await change(stack, plain=PLAIN, rest=REST)
-        assert [(one.path, WAIT in one.message) for one in changed.warnings] == [("routes.plain", True)]
-        broker.delete_queue(WAIT)
-        await clock.advance(POLL_INTERVAL + 1)
-        assert bound_to(broker) == [WAIT]
-        await send(stack, "a", b"1")
-        assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
+    with structlog.testing.capture_logs() as logs:
+        async with managing(clock, broker) as stack:
+            await send(stack, "a", headers={"x": "1"})
+            assert TERMS_HEADER in headers_of(stack, 3)
+            inspector = DaemonInspector(pool=POOL, state=DaemonState(term=stack.term), prices={}, clock=clock, **more)
+            [component] = [one for one in inspector.components() if one.name == "retries"]
+            assert (component.ok, component.fatal) == (False, False)
+            assert ("plain" in component.detail, WAIT in component.detail) == (True, True)
+            assert stack.term.routing.routes.retries_off.keys() == {"plain"}
+            changed = await change(stack, plain=PLAIN)
+            assert [(one.path, WAIT in one.message) for one in changed.warnings] == [("routes.plain", True)]
+            broker.delete_queue(WAIT)
+            await clock.advance(POLL_INTERVAL + 1)
+            assert bound_to(broker) == [WAIT]
+            await send(stack, "a", b"1")
+            assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
+    assert "plain" in [entry["route"] for entry in logs if entry["log_level"] == "error"]
 
 
 async def test_unusable_durability_queue_does_not_prevent_retries(clock: VirtualClock, broker: FakeBroker) -> None:

@@ -19,7 +19,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import Command, FakeBroker, Stored
+from osrdyne.testing.fakes.broker import FakeBroker, Stored
 from osrdyne.testing.fakes.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
@@ -133,26 +133,6 @@ async def test_too_many_failed_groups_take_turns(
         await clock.advance(60.0)
         assert set(statuses(broker)) == {"start-failed"}
         assert {answer.message.correlation_id for answer in answers(broker)} == {str(number) for number in range(7)}
-
-
-async def test_group_that_attaches_slowly_takes_its_turn_like_others(
-    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 1)
-    slow: list[str] = []
-
-    async def delay(command: Command) -> None:
-        if command.name == "consume" and command.target.startswith("pool-req-") and not slow:
-            slow.append(command.target)
-            await clock.sleep(15.0)
-
-    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
-        broker.hook = delay
-        stack.require(A)
-        await clock.settle()
-        await ask(stack, "b")
-        await clock.advance(60.0)
-        assert (slow, statuses(broker)) == (["pool-req-a"], ["start-failed"])
 
 
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
