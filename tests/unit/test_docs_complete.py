@@ -62,15 +62,14 @@ def test_settings_page_is_what_the_models_say() -> None:
     assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
 
-def test_every_command_is_documented() -> None:
+def test_every_command_endpoint_and_metric_is_documented(endpoints: list[str]) -> None:
     found = list(commands(typer.main.get_command(full_command_line()), "osrdyne"))
-    assert len(found) > 12
+    assert (len(found) > 12, len(endpoints) > 15) == (True, True)
     assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
-
-
-def test_every_endpoint_is_documented(endpoints: list[str]) -> None:
-    assert len(endpoints) > 15
     assert [endpoint for endpoint in endpoints if endpoint not in page("http-api/index.md")] == []
+    metrics = Metrics().registry.collect()
+    names = [f"{metric.name}{'_total' if metric.type == 'counter' else ''}" for metric in metrics]
+    assert [name for name in names if f"`{name}`" not in page("metrics.md")] == []
 
 
 def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints: list[str]) -> None:
@@ -84,26 +83,18 @@ def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints: list[str]) -> 
             assert found.grant in expected, path
 
 
-def test_every_metric_is_documented() -> None:
-    metrics = Metrics().registry.collect()
-    names = [f"{metric.name}{'_total' if metric.type == 'counter' else ''}" for metric in metrics]
-    assert [name for name in names if f"`{name}`" not in page("metrics.md")] == []
-
-
-def test_example_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = load_settings(file=str(EXAMPLE), environment={}).settings
-    assert settings.pool.id == "example"
-    assert SqlConfig.model_validate(settings.worker.config).datasets[0].pattern.match("tpch/sf=1") == {"scale": "1"}
-
-
 def switched_on(text: str) -> str:
     """What is commented out made real: `#name: value`; comments for people have a blank after the `#`."""
     return re.sub(r"^( *)#(?=\w|  \w)", r"\1", text, flags=re.MULTILINE)
 
 
-def test_example_is_right_where_it_is_commented_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_configuration_loads_also_where_it_is_commented_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    settings = load_settings(file=str(EXAMPLE), environment={}).settings
+    assert settings.pool.id == "example"
+    assert SqlConfig.model_validate(settings.worker.config).datasets[0].pattern.match("tpch/sf=1") == {"scale": "1"}
     Path("uri").write_text("amqp://user:password@broker/")
     Path("management-uri").write_text("http://user:password@broker:15672")
     Path("postgresql-uri").write_text("postgresql://user:password@host/database")
@@ -111,8 +102,7 @@ def test_example_is_right_where_it_is_commented_out(tmp_path: Path, monkeypatch:
     Path("all.yaml").write_text(switched_on(text), encoding="utf-8")
     loaded = load_settings(file="all.yaml", environment={})
     assert loaded.settings.requests.max_length == 100_000
-    unset = [".".join(path) for path, origin in loaded.origins.items() if origin == "default"]
-    assert unset == []
+    assert [".".join(path) for path, origin in loaded.origins.items() if origin == "default"] == []
 
 
 EXAMPLES = [ROOT / "deploy" / "config" / f"{name}.yaml" for name in ("compose", "docker", "kubernetes", "systemd")]
@@ -149,38 +139,23 @@ EXCHANGES = {value for name, value in NAMES.items() if name.endswith("_exchange"
 QUEUES = {value for name, value in NAMES.items() if name.endswith("_queue")}
 
 
-def test_document_has_every_status_event_and_command() -> None:
+def test_document_has_every_status_event_command_header_and_exchange() -> None:
     assert MESSAGES["response"]["headers"]["properties"]["x-status"]["enum"] == list(Status)
     assert MESSAGES["report"]["headers"]["properties"]["x-event"]["enum"] == list(Event)
     assert MESSAGES["control"]["payload"]["properties"]["command"]["enum"] == list(Command)
-
-
-def test_document_has_every_header() -> None:
     described = {name for message in MESSAGES.values() for name in message.get("headers", {}).get("properties", {})}
-    assert len(HEADERS) > 10
-    assert described >= HEADERS
-
-
-def test_document_has_every_exchange_under_its_own_name() -> None:
     addresses = {(channel["address"] or "").replace("{pool}", "P") for channel in DOCUMENT["channels"].values()}
-    assert len(EXCHANGES) > 5
-    assert addresses >= EXCHANGES
+    assert (len(HEADERS) > 10, len(EXCHANGES) > 5) == (True, True)
+    assert (described >= HEADERS, addresses >= EXCHANGES) == (True, True)
     for channel in DOCUMENT["channels"].values():
         exchange = channel.get("bindings", {}).get("amqp", {}).get("exchange")
         assert exchange is None or exchange["name"] == channel["address"]
 
 
-def test_page_has_every_status_with_its_code() -> None:
+def test_page_names_every_status_header_event_command_variable_and_all_that_is_on_the_broker() -> None:
     rows = dict(re.findall(r"^\| `([\w-]+)` †? ?\| (\d{3}) \|", PAGE, re.MULTILINE))
     assert rows == {str(status): str(code) for status, code in CODES.items()}
-
-
-def test_page_names_all_that_is_on_the_broker_and_every_header_event_and_command() -> None:
-    names = {*EXCHANGES, *QUEUES, *HEADERS, *Event, *Command, KEY_ARGUMENT}
+    variables = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))
+    assert set(worker_environment().to_variables()) <= variables
+    names = {*EXCHANGES, *QUEUES, *HEADERS, *Event, *Command, *variables, KEY_ARGUMENT}
     assert [name for name in sorted(names) if f"`{name}`" not in PAGE] == []
-
-
-def test_page_names_every_variable_of_a_worker() -> None:
-    documented = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))
-    assert set(worker_environment().to_variables()) <= documented
-    assert [name for name in sorted(documented) if f"`{name}`" not in PAGE] == []

@@ -89,22 +89,18 @@ def test_messages_do_not_depend_on_where_the_bytes_are_cut(
 
 
 def test_messages_of_two_channels_may_alternate() -> None:
-    one, two = (delivered(Message(b"x" * 150), offset=number, channel=number) for number in (1, 2))
+    def frames_of(number: int) -> list[bytes]:
+        """A method, a header and two bodies."""
+        data, parts = delivered(Message(b"x" * 150), offset=number, channel=number), []
+        while data:
+            size = 8 + struct.unpack_from(">I", data, 3)[0]
+            parts.append(data[:size])
+            data = data[size:]
+        return parts
+
     frames = StreamFrames()
-    # A method, a header and two bodies each, frame by frame in turn.
-    cut = [frame_edges(data) for data in (one, two)]
-    mixed = b"".join(part for pair in zip(*cut, strict=True) for part in pair)
-    frames.feed(mixed)
+    frames.feed(b"".join(part for pair in zip(frames_of(1), frames_of(2), strict=True) for part in pair))
     assert [frames.take(number)[0].offset for number in (1, 2)] == [1, 2]
-
-
-def frame_edges(data: bytes) -> list[bytes]:
-    parts = []
-    while data:
-        size = 8 + struct.unpack_from(">I", data, 3)[0]
-        parts.append(data[:size])
-        data = data[size:]
-    return parts
 
 
 def test_unusual_messages_are_read_and_a_heartbeat_stands_for_them() -> None:

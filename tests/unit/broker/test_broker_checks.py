@@ -50,20 +50,12 @@ def test_wait_for_the_rate_that_may_exceed_the_consumer_timeout_has_a_remedy(tex
     assert ("of rabbitmq.conf" in finding.message) is (text == "3.10.8")
 
 
-@pytest.mark.parametrize(
-    ("tags", "ok", "fatal"),
-    [
-        ({"administrator"}, True, True),
-        ({"policymaker", "monitoring"}, True, True),
-        ({"policymaker"}, False, False),
-        ({"monitoring"}, False, True),
-        (set(), False, True),
-    ],
-    ids=["administrator", "policymaker and monitoring", "policymaker", "monitoring", "none"],
-)
-def test_tags_decide_what_the_user_may(tags: set[str], ok: bool, fatal: bool) -> None:
-    [finding] = checks.check_tags(Whoami("u", frozenset(tags)))
-    assert (finding.ok, finding.fatal) == (ok, fatal)
+def test_tags_decide_what_the_user_may() -> None:
+    found = []
+    for tags in ("administrator", "policymaker monitoring", "policymaker", "monitoring", ""):
+        [finding] = checks.check_tags(Whoami("u", frozenset(tags.split())))
+        found.append((finding.ok, finding.fatal))
+    assert found == [(True, True), (True, True), (False, False), (False, True), (False, True)]
 
 
 @pytest.mark.parametrize(
@@ -87,11 +79,10 @@ def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_n
     assert missing is None or (missing in finding.message and remedy in (finding.remedy or ""))
 
 
-@pytest.mark.parametrize(("offset", "ok"), [(None, True), (0.4, True), (-5.9, True), (6.1, False), (-3600, False)])
-def test_clocks_may_differ_a_little(offset: float | None, ok: bool) -> None:
-    finding = checks.check_clock(offset, allowed=5.0)
-    assert finding.ok is ok
-    assert ok or not finding.fatal
+def test_clocks_may_differ_a_little() -> None:
+    found = [checks.check_clock(offset, allowed=5.0) for offset in (None, 0.4, -5.9, 6.1, -3600)]
+    assert [finding.ok for finding in found] == [True, True, True, False, False]
+    assert not found[-1].fatal
 
 
 @pytest.mark.parametrize(

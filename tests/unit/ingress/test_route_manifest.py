@@ -129,50 +129,38 @@ def test_name_in_both_forms_keeps_the_object_with_a_warning(order: tuple[str, st
 # --- statements
 
 
-@pytest.mark.parametrize(
-    ("argument", "endpoint"),
-    [
-        ("'$upstream'", UPSTREAM),
-        ("'/modules/plant=4/inputs/sql'", Endpoint(Key("plant=4"), "/sql")),
-        ('"modules/a%2Fb%20%C3%A9/inputs/x%2Fy"', Endpoint(Key("a/b é"), "/x/y")),
-    ],
-)
-def test_endpoint_is_a_group_and_a_path(argument: str, endpoint: Endpoint) -> None:
-    assert one(f"FROM /* INTO brokeredendpoint( {argument} )").statement.endpoint == endpoint
-
-
 def test_statement_has_the_form_of_a_query_in_any_case() -> None:
     statement = one("  select * from /Messages/Modules/ASA/   into   $UPSTREAM  ").statement
     assert (statement.source, statement.endpoint) == (("messages", "modules", "asa"), UPSTREAM)
-
-
-def test_keyword_inside_a_condition_is_none() -> None:
+    endpoints = {
+        "'$upstream'": UPSTREAM,
+        "'/modules/plant=4/inputs/sql'": Endpoint(Key("plant=4"), "/sql"),
+        '"modules/a%2Fb%20%C3%A9/inputs/x%2Fy"': Endpoint(Key("a/b é"), "/x/y"),
+    }
+    for argument, endpoint in endpoints.items():
+        assert one(f"FROM /* INTO brokeredendpoint( {argument} )").statement.endpoint == endpoint
     condition = one("FROM /* WHERE a = ' INTO b' /* INTO c */ AND into.b = 'x' INTO $upstream").statement.condition
     assert condition is not None
-    assert condition.text == "a = ' INTO b' /* INTO c */ AND into.b = 'x'"
+    assert condition.text == "a = ' INTO b' /* INTO c */ AND into.b = 'x'", "a keyword inside a condition is none"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("  INTO $upstream", ["route, column 3"]),
-        ("FROM", ["route, column 5"]),
-        ("FROM messages INTO $upstream", ["route, column 6"]),
-        ("FROM /a WHEN x", ["route, column 9"]),
-        ("FROM /a WHERE true", ["route, column 19"]),
-        ("FROM /a INTO up", ["route, column 14"]),
-        ("FROM /a INTO BrokeredEndpoint('/modules/a')", ["route, column 14"]),
-        ("FROM /a INTO BrokeredEndpoint('/modules/a/b/c/d')", ["route, column 14"]),
-        ("FROM /a INTO BrokeredEndpoint('/modules/%ff/inputs/a')", ["route, column 14"]),
-        ("FROM /a WHERE a == 'x' INTO $upstream", ["condition, column 3"]),
-        (
-            "FROM a WHERE 1 + 'b' = 2 AND nope() INTO up",
-            ["route, column 6", "condition, column 3", "condition, column 17", "route, column 42"],
-        ),
-    ],
-)
-def test_every_error_of_a_statement_has_its_column(text: str, expected: list[str]) -> None:
-    assert places_in(text) == expected
+def test_every_error_of_a_statement_has_its_column() -> None:
+    columns = {
+        "  INTO $upstream": 3,
+        "FROM": 5,
+        "FROM messages INTO $upstream": 6,
+        "FROM /a WHEN x": 9,
+        "FROM /a WHERE true": 19,
+        "FROM /a INTO up": 14,
+        "FROM /a INTO BrokeredEndpoint('/modules/a')": 14,
+        "FROM /a INTO BrokeredEndpoint('/modules/a/b/c/d')": 14,
+        "FROM /a INTO BrokeredEndpoint('/modules/%ff/inputs/a')": 14,
+    }
+    assert {text: places_in(text) for text in columns} == {text: [f"route, column {columns[text]}"] for text in columns}
+    assert places_in("FROM /a WHERE a == 'x' INTO $upstream") == ["condition, column 3"]
+    both = [("route", 6), ("condition", 3), ("condition", 17), ("route", 42)]
+    found = places_in("FROM a WHERE 1 + 'b' = 2 AND nope() INTO up")
+    assert found == [f"{part}, column {column}" for part, column in both]
 
 
 # --- the document
@@ -205,21 +193,15 @@ def test_half_of_a_surrogate_pair_is_an_error_with_its_place(text: str) -> None:
     assert places(text)[0].encode().startswith(b"routes.a")
 
 
-@pytest.mark.parametrize(("seconds", "ttl"), [(0, 0), (60, 60), (-1, -1), (-99, -1)])
-def test_negative_ttl_of_the_manifest_is_not_a_limit(seconds: int, ttl: int) -> None:
-    assert load_manifest(json.dumps({"storeAndForwardConfiguration": {"timeToLiveSecs": seconds}})).ttl == ttl
+def test_negative_ttl_of_the_manifest_is_not_a_limit() -> None:
+    for seconds, ttl in ((0, 0), (60, 60), (-1, -1), (-99, -1)):
+        assert load_manifest(json.dumps({"storeAndForwardConfiguration": {"timeToLiveSecs": seconds}})).ttl == ttl
 
 
-@pytest.mark.parametrize(
-    ("routes", "path"),
-    [
-        ({"r": "FROM /a/*/b INTO $upstream"}, "routes.r.route"),
-        ({"r": "FROM /a WHERE INTO $upstream"}, "routes.r.route"),
-        ({}, "routes"),
-    ],
-)
-def test_routes_that_take_no_request_are_warned_about(routes: dict[str, str], path: str) -> None:
-    assert [warning.path for warning in load_manifest(json.dumps({"routes": routes})).warnings] == [path]
+def test_routes_that_take_no_request_are_warned_about() -> None:
+    for routes in ({"r": "FROM /a/*/b INTO $upstream"}, {"r": "FROM /a WHERE INTO $upstream"}, {}):
+        [warning] = load_manifest(json.dumps({"routes": routes})).warnings
+        assert warning.path == ("routes.r.route" if routes else "routes")
 
 
 def test_route_that_coalesces_is_kept_as_it_was_written() -> None:
