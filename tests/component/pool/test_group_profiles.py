@@ -51,10 +51,11 @@ async def apply(stack: Stack, *profiles: dict[str, object]) -> ProfileChange:
     return changed
 
 
-async def test_worker_gets_the_settings_of_its_profile(
+async def test_worker_and_group_get_the_settings_of_their_profile(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
-    settings = settings_of({"match": "big/{n}", "memory": "2GiB", "concurrency": 7})
+    delays = {"match": "small/{n}", "unbind_delay": "30s", "stop_delay": "20s"}
+    settings = settings_of({"match": "big/{n}", "memory": "2GiB", "concurrency": 7}, delays)
     async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
         await require(stack, BIG, SMALL)
         [big], [small] = driver.workers_of(BIG), driver.workers_of(SMALL)
@@ -63,8 +64,9 @@ async def test_worker_gets_the_settings_of_its_profile(
         assert config["runtime"]["concurrency"] == 7
         assert small.spec.environment.config == settings.worker_config()
         assert small.instance.spec_hash == driver.spec_hash() != big.instance.spec_hash
-        await clock.advance(300.0)
-        assert (driver.count("start"), driver.count("stop")) == (2, 0)
+        await clock.advance(600.0)
+        assert (stack.running(BIG), stack.running(SMALL), stack.has_queue(SMALL)) == (1, 0, False)
+        assert (driver.count("start"), driver.count("stop")) == (2, 1)
 
 
 async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_they_change(
@@ -77,16 +79,6 @@ async def test_next_leader_with_other_profiles_replaces_only_the_workers_that_th
         await clock.advance(5.0)
         assert concurrencies(driver, BIG) == [1, 2]
         assert len(driver.workers_of(SMALL)) == 1
-
-
-async def test_delays_of_a_profile_end_its_groups_only(
-    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
-) -> None:
-    settings = settings_of({"match": "small/{n}", "unbind_delay": "30s", "stop_delay": "20s"})
-    async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
-        await require(stack, BIG, SMALL)
-        await clock.advance(600.0)
-        assert (stack.running(BIG), stack.running(SMALL), stack.has_queue(SMALL)) == (1, 0, False)
 
 
 async def test_change_replaces_only_the_workers_of_groups_whose_settings_change(stack: Stack) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from broker_steps import kill_within
 from inspectors import inspector_of
 from managed_pool import managed
 from replies import REPLIES, answers, broker_with_replies
@@ -77,13 +78,15 @@ def is_clean(stack: Stack) -> bool:
 GONE = {(body, "gone") for body in WAITING}
 
 
-@pytest.mark.parametrize("by", ["expiry", "deletion"])
+@pytest.mark.parametrize("by", ["expiry", "expiry of a pinned one", "deletion"])
 @pytest.mark.proves("managed/created-queue-expires-deleted")
 async def test_waiting_requests_are_answered_gone_and_nothing_is_left(stack: Stack, by: str) -> None:
     await create(stack)
     await send(stack, *WAITING)
     if by == "deletion":
         await lifetimes(stack).remove(A, author="me")
+    elif by != "expiry":
+        stack.pin(A)
     await stack.clock.advance(60.0 if by == "deletion" else LIFETIME + 60.0)
     assert answered(stack.broker) == GONE
     assert is_clean(stack)
@@ -100,41 +103,19 @@ async def test_requests_that_wait_for_room_are_answered_gone(stack: Stack) -> No
     assert is_clean(stack)
 
 
-async def test_renewal_takes_the_effective_policy(stack: Stack) -> None:
-    await create(stack, MaxMessageSize=10_000, MaxQueueLength=3)
-    returned = stack.created_queues.policy(A)
-    assert returned is not None
-    await lifetimes(stack).renew(A, load_proposal(json.dumps(shown(returned.policy))), author="me")
-    renewed = stack.created_queues.policy(A)
-    assert renewed is not None
-    assert replace(renewed.policy, origins={}) == replace(returned.policy, origins={})
-    with pytest.raises(InvalidDocumentError):
-        await lifetimes(stack).renew(A, load_proposal('{"MaxQueueCapacity": 1}'), author="me")
-
-
-async def test_running_request_is_finished_by_its_worker(stack: Stack, clock: VirtualClock, broker: FakeBroker) -> None:
+@pytest.mark.parametrize("end", ["finishes", "dies"])
+async def test_running_request_is_finished_by_its_worker_or_answered_gone(stack: Stack, end: str) -> None:
     await create(stack)
     await send(stack, *WAITING)
     running = await stack.take("a")
     await lifetimes(stack).remove(A, author="me")
-    await clock.advance(120.0)
-    assert (stack.has_queue("a"), answered(broker)) == (True, GONE - {("0", "gone")})
-    await running.ack()
+    await stack.clock.advance(120.0)
+    assert (stack.has_queue("a"), answered(stack.broker)) == (True, GONE - {("0", "gone")})
+    if end == "finishes":
+        await running.ack()
     await running.channel.close()
-    await clock.advance(120.0)
-    assert is_clean(stack)
-    assert answered(broker) == GONE - {("0", "gone")}
-
-
-async def test_request_that_a_dying_worker_returns_is_answered_gone(stack: Stack, clock: VirtualClock) -> None:
-    await create(stack)
-    await send(stack, *WAITING)
-    running = await stack.take("a")
-    await lifetimes(stack).remove(A, author="me")
-    await clock.advance(30.0)
-    await running.channel.close()
-    await clock.advance(120.0)
-    assert answered(stack.broker) == GONE
+    await stack.clock.advance(120.0)
+    assert answered(stack.broker) == (GONE - {("0", "gone")} if end == "finishes" else GONE)
     assert is_clean(stack)
 
 
@@ -151,18 +132,20 @@ async def test_new_requests_are_answered_gone_until_the_queue_is_removed(stack: 
     assert stack.waiting("a") == [b"2"]
 
 
-async def test_pin_does_not_keep_an_expired_queue(stack: Stack, clock: VirtualClock) -> None:
-    await create(stack)
-    stack.pin(A)
-    await clock.advance(LIFETIME + 60.0)
-    assert is_clean(stack)
-
-
-async def test_renewal_moves_the_expiration(stack: Stack, clock: VirtualClock) -> None:
-    await create(stack, MaxConcurrentReaders=2)
+async def test_renewal_moves_the_expiration_and_takes_the_effective_policy(stack: Stack, clock: VirtualClock) -> None:
+    await create(stack, MaxMessageSize=10_000, MaxQueueLength=3)
     await clock.advance(LIFETIME - 1.0)
     renewed = await lifetimes(stack).renew(A, None, author="me")
-    assert (renewed.proposal, renewed.expires_at) == ({"MaxConcurrentReaders": 2}, clock.time() + DAY)
+    proposal = {"MaxMessageSize": 10_000, "MaxQueueLength": 3}
+    assert (renewed.proposal, renewed.expires_at) == (proposal, clock.time() + DAY)
+    returned = stack.created_queues.policy(A)
+    assert returned is not None
+    await lifetimes(stack).renew(A, load_proposal(json.dumps(shown(returned.policy))), author="me")
+    again = stack.created_queues.policy(A)
+    assert again is not None
+    assert replace(again.policy, origins={}) == replace(returned.policy, origins={})
+    with pytest.raises(InvalidDocumentError):
+        await lifetimes(stack).renew(A, load_proposal('{"MaxQueueCapacity": 1}'), author="me")
     await clock.advance(DAY - 60.0)
     assert not stack.created_queues.is_ending(A)
     await clock.advance(120.0)
@@ -197,16 +180,14 @@ async def test_what_cannot_be_created_renewed_or_removed(stack: Stack, clock: Vi
         await lifetimes(stack).renew(A, proposal, author="me")
 
 
-@pytest.fixture
-def damaged_records(broker: FakeBroker) -> None:
-    broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
-
-
-@pytest.mark.usefixtures("damaged_records")
 @pytest.mark.proves("managed/stored-record-created-queue")
-async def test_damaged_record_is_left_out_and_ends_no_term(stack: Stack) -> None:
-    await create(stack)
-    assert [record.key for record in stack.created_queues.all()] == [A]
+async def test_damaged_record_is_left_out_and_ends_no_term(
+    clock: VirtualClock, broker: FakeBroker, settings: Settings
+) -> None:
+    broker.parameters[QUEUES] = [{"key": "a"}, 5, {"key": "b", "state": "alive"}]
+    async with leading(clock, broker=broker, settings=settings) as stack:
+        await create(stack)
+        assert [record.key for record in stack.created_queues.all()] == [A]
 
 
 # --- the leader is killed at each step
@@ -223,24 +204,17 @@ STEPS = [
 @asynccontextmanager
 async def killed_at(stack: Stack, step: tuple[str, bool]) -> AsyncIterator[None]:
     """The connections of the leader are lost when it reaches this step of the removal."""
-    name, done = step
     targets = (QUEUES, REPLIES, stack.names.request_queue(A))
-    reached = False
 
     async def kill(command: Command) -> None:
-        nonlocal reached
-        if not reached and (command.name, command.done) == (name, done) and command.target in targets:
-            reached = True
-            stack.killed = True
-            for connection in stack.connections:
-                connection.cut()
+        if not stack.killed and (command.name, command.done) == step and command.target in targets:
+            kill_within(stack)
             stack.management.available = False
-            stack.task.cancel()
 
     stack.broker.hook = kill
     yield
     stack.broker.hook = None
-    assert reached, "the removal has no such step"
+    assert stack.killed, "the removal has no such step"
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[f"{'after' if done else 'before'} {name}" for name, done in STEPS])

@@ -87,19 +87,20 @@ def test_queue_plan(
 
 
 @pytest.mark.parametrize(
-    ("messages", "step"), [(None, QueueStep.WAIT_FOR_TOTAL), (0, QueueStep.DELETE), (1, QueueStep.KEEP)]
+    ("waited", "messages", "step"),
+    [
+        (SETTLE - 0.1, 0, QueueStep.WAIT_FOR_SETTLE),
+        (SETTLE, None, QueueStep.WAIT_FOR_TOTAL),
+        (SETTLE, 0, QueueStep.DELETE),
+        (SETTLE, 1, QueueStep.KEEP),
+    ],
 )
-def test_queue_is_deleted_only_with_a_total_of_zero(messages: int | None, step: QueueStep) -> None:
+def test_queue_is_deleted_once_it_is_settled_with_a_total_of_zero(
+    waited: float, messages: int | None, step: QueueStep
+) -> None:
     """lifecycle: total-for-hidden-messages."""
-    assert plan_queue(ABSENT, SETTLED, NO_WORKER, now=NOW, settle_delay=SETTLE, messages=messages) is step
-
-
-def test_settling_ends_at_its_time_and_not_before() -> None:
-    early, late = (
-        plan_queue(ABSENT, UNBOUND_NOW, NO_WORKER, now=NOW + wait, settle_delay=SETTLE, messages=0)
-        for wait in (SETTLE - 0.1, SETTLE)
-    )
-    assert (early, late) == (QueueStep.WAIT_FOR_SETTLE, QueueStep.DELETE)
+    found = plan_queue(ABSENT, UNBOUND_NOW, NO_WORKER, now=NOW + waited, settle_delay=SETTLE, messages=messages)
+    assert found is step
 
 
 @pytest.mark.parametrize(
@@ -280,18 +281,15 @@ def test_active_group(known: ObservedGroup, slots: int, actions: list[object]) -
     assert plan_group(ACTIVE, known, slots=slots, now=NOW) == actions
 
 
-def test_unused_group_is_not_replaced() -> None:
-    known = observed(in_slot(0), serving=ids(0), outdated=ids(0))
-    assert plan_group(UNBOUND, known, slots=1, now=NOW) == []
+def test_unused_group_is_not_replaced_and_without_a_slot_drained() -> None:
+    """The queue of its key is being removed: its workers finish what they run, and take no more."""
+    outdated = observed(in_slot(0), serving=ids(0), outdated=ids(0))
+    ending = observed(in_slot(0), serving=ids(0), busy=ids(0), is_ending=True)
+    plans = [plan_group(UNBOUND, known, slots=slots, now=NOW) for known, slots in ((outdated, 1), (ending, 0))]
+    assert plans == [[], [spare(0)]]
 
 
 def test_worker_that_may_end_is_asked_again_and_then_stopped() -> None:
     known = observed(in_slot(0), in_slot(1), serving=ids(0, 1), draining=LEAVING)
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 5) == [spare(1)]
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 100) == [Stop(InstanceId("i1"), NOT_NEEDED)]
-
-
-def test_idle_group_without_a_slot_is_drained() -> None:
-    """The queue of its key is being removed: its workers finish what they run, and take no more."""
-    known = observed(in_slot(0), serving=ids(0), busy=ids(0), is_ending=True)
-    assert plan_group(UNBOUND, known, slots=0, now=NOW) == [spare(0)]
