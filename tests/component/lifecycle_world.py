@@ -25,7 +25,6 @@ NAMES = PoolNames(POOL)
 KEY = Key("a")
 QUEUE = NAMES.request_queue(KEY)
 REPLIES = "replies"
-LONG = 3600.0
 
 Action = Callable[[], Awaitable[object] | None]
 
@@ -212,7 +211,7 @@ class World:
 
     # --- the end
 
-    async def rest(self, seconds: float = LONG) -> None:
+    async def rest(self, seconds: float = 3600.0) -> None:
         """Let every fault pass, and time enough for everything to come to its end."""
         for _ in range(3):
             self.notice()

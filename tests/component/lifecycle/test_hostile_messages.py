@@ -29,7 +29,7 @@ from osrdyne.processors.failures.dead_letters import Death, last_death
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.messages import HOPS_HEADER, Request
+from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
@@ -159,15 +159,12 @@ async def suffer(messages: Sequence[HostileMessage], log: list[dict[str, Any]]) 
 
 def unaccounted(stack: Stack, went: Counter[str]) -> dict[str, int]:
     """How many messages were neither forwarded nor answered nor counted."""
-    request_queues = [queue for name, queue in stack.broker.queues.items() if name.startswith("pool-req-")]
+    waiting = sum(queue.messages for name, queue in stack.broker.queues.items() if name.startswith("pool-req-"))
+    requests = 1 + went["pool-req-xchg"] + went["pool-orphan-xchg"]  # and the good one
     invalid = {name: counted(stack, "osrdyne_invalid_messages", queue=name) for name in INVALID}
     passed_on = stack.broker.count("publish", "pool-ctl-xchg")
     return {
-        "requests": went["pool-req-xchg"]
-        + went["pool-orphan-xchg"]
-        + 1  # the good one
-        - sum(queue.messages for queue in request_queues)
-        - refused(stack),
+        "requests": requests - waiting - refused(stack),
         "activity": went["pool-activity-xchg"] - counted(stack, "osrdyne_activity_reports") - invalid["activity"],
         "dead letters": went["pool-dl-xchg"] - counted(stack, "osrdyne_dead_letters") - invalid["dead-letters"],
         "cancels": went["pool-cancel-xchg"] - passed_on - invalid["cancel"],
@@ -305,20 +302,19 @@ class WorkerBench:
         self.wanted = apply_control(self.wanted, message)
 
 
-async def suffer_as_worker(messages: Sequence[HostileMessage], log: list[dict[str, Any]]) -> dict[str, object]:
-    log.clear()
-    async with asyncio.TaskGroup() as group:
-        with ThreadPoolExecutor(1) as threads:
-            return await WorkerBench(group, threads).suffer(messages, log)
-
-
 @pytest.mark.proves("hostile/hostile-messages-any-queue")
 @pytest.mark.timeout(600)
 def test_worker_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dict[str, Any]]) -> None:
+    async def suffer_as_worker(messages: Sequence[HostileMessage]) -> dict[str, object]:
+        async with asyncio.TaskGroup() as group:
+            with ThreadPoolExecutor(1) as threads:
+                return await WorkerBench(group, threads).suffer(messages, log)
+
     @SETTINGS
     @given(NUMBERS)
     def check(numbers: list[int]) -> None:
-        assert runner.run(suffer_as_worker([hostile_message(number) for number in numbers], log)) == {}
+        log.clear()
+        assert runner.run(suffer_as_worker([hostile_message(number) for number in numbers])) == {}
         assert [event for event in log if event.get("exc_info")] == []
 
     check()
@@ -327,31 +323,27 @@ def test_worker_is_unharmed_by_any_message(runner: asyncio.Runner, log: list[dic
 # --- the tests bite
 
 
-def naive_hops(request: Request) -> int:
-    return request.headers.get(HOPS_HEADER, 0)  # type: ignore[return-value]
+def naive_death(headers: Mapping[str, Any], names: PoolNames) -> Death | None:
+    return Death(Status(headers["x-death"][0]["reason"]), "pool-req-a") if "x-death" in headers else None
 
 
-def naive_death(headers: Mapping[str, object], names: PoolNames) -> Death | None:
-    return Death(Status(headers["x-death"][0]["reason"]), "pool-req-a") if "x-death" in headers else None  # type: ignore[index]
-
-
-def naive_report(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
+def naive_report(*, routing_key: str, headers: Mapping[str, Any], body: bytes) -> ActivityReport | None:
     return ActivityReport(routing_key, Event(headers["x-event"]), str(headers["x-worker-id"]), json.loads(body))
 
 
 @pytest.mark.parametrize(
     ("target", "naive"),
     [
-        ("osrdyne.processors.requests.forwarding.hops_of", naive_hops),
-        ("osrdyne.processors.failures.dead_letters.last_death", naive_death),
-        ("osrdyne.processors.activity.report_from_wire", naive_report),
+        ("requests.forwarding.hops_of", lambda request: request.headers.get(HOPS_HEADER, 0)),
+        ("failures.dead_letters.last_death", naive_death),
+        ("activity.report_from_wire", naive_report),
     ],
     ids=["hops", "reason", "report"],
 )
 def test_leader_that_believes_what_it_reads_is_found_out_and_goes_on(
     runner: asyncio.Runner, log: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, target: str, naive: Any
 ) -> None:
-    monkeypatch.setattr(target, naive)
+    monkeypatch.setattr(f"osrdyne.processors.{target}", naive)
     wrong = runner.run(suffer([hostile_message(number, keys=KEYS) for number in range(400)], log))
     assert "tracebacks" in wrong
     assert not wrong.keys() & {"good request not served", "left", "lost the lead"}

@@ -234,15 +234,27 @@ async def miss_everything(_: object) -> int:
     return 0
 
 
+SAFE_DELETE = "osrdyne.broker.queues.safe_delete."
+REQUEST_QUEUES = "osrdyne.broker.queues.request_queues."
+RESPONDER = "osrdyne.processors.failures.start_failures.StartFailureResponder."
+FORWARD = "osrdyne.processors.requests.forwarder.Forwarder._send"
 PLAN_QUEUE = "osrdyne.pool.queues.loop.plan_queue"
 PLAN_GROUP = "osrdyne.pool.workers.loop.plan_group"
-EVIDENCE = "osrdyne.pool.groups.idle.stop_evidence_after"
-LAST_EVIDENCE = "osrdyne.pool.queues.loop.delete_evidence_after"
-FORWARD = "osrdyne.processors.requests.forwarder.Forwarder._send"
-DELETE = "osrdyne.broker.queues.request_queues.delete_if_proven_empty"
+DELETE = REQUEST_QUEUES + "delete_if_proven_empty"
 HOLD: Patch = ("osrdyne.pool.state.groups.tracker.PoolStateTracker.hold", lambda *_: None)
 SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: GroupStatus.UNBOUND)
+UNSEEDED: Patch = ("osrdyne.pool.queues.resync.Resync.seed", miss_everything)
 STOPBLIND: Patch = ("osrdyne.broker.management.listings.RequestQueueListing.list_message_totals", everything_is_empty)
+ALL_STOP: Patch = ("osrdyne.pool.groups.idle.IdleReaper.reap", blind_judge)
+ONE_BOARD: Patch = ("osrdyne.daemon.wiring.QueueStatuses", Made(one_board))
+UNFENCED: Patch = ("osrdyne.broker.leadership.token.TokenChannel.do", Made(over_another_channel))
+BY_READY = [(SAFE_DELETE + "judge_look_up", cheaply_by_ready), (SAFE_DELETE + "judge_probe", probe_by_ready)]
+
+
+def decided_by(plan: object, evidence: object) -> list[Patch]:
+    """All that depends on the time of an unbind."""
+    stop, delete = "osrdyne.pool.groups.idle.stop_evidence_after", "osrdyne.pool.queues.loop.delete_evidence_after"
+    return [(PLAN_QUEUE, plan), (stop, evidence), (delete, evidence)]
 
 
 # --- histories
@@ -475,91 +487,45 @@ async def group_ends_after_its_start_failed(world: World) -> None:
     world.retire()
 
 
+LOST, NO_OUTCOME, BUSY_STOPPED, WRONG_END = Fault
 VARIANTS = [
+    Variant("nosettle", publish_under_way_at_unbind, decided_by(unsettled_plan, unsettled_evidence), LOST),
+    Variant("delbound", request_after_the_last_check, [left_out(REQUEST_QUEUES + "RequestQueueCommands.unbind")], LOST),
+    Variant("fwd", forward_held_up_until_the_deletion, [HOLD, (FORWARD, to_the_queue)], LOST),
+    Variant("ackfirst", leader_lost_while_forwarding, [(FORWARD, acknowledged_first)], LOST),
+    Variant("nopin", declare_slower_than_the_idle_time, [HOLD], NO_OUTCOME),
     Variant(
-        "nosettle",
-        publish_under_way_at_unbind,
-        [(PLAN_QUEUE, unsettled_plan), (EVIDENCE, unsettled_evidence), (LAST_EVIDENCE, unsettled_evidence)],
-        Fault.LOST,
+        "assumeunb", idle_before_it_is_bound_again, decided_by(believing_plan, believing_evidence), LOST, [SEEDED_IDLE]
     ),
+    Variant("keepstate", answer_of_bind_lost, [ONE_BOARD], LOST, [SEEDED_IDLE]),
+    Variant("stopblind", worker_busy_beyond_the_idle_times, [STOPBLIND], BUSY_STOPPED),
+    Variant("bindrace", request_while_the_worker_is_stopped, [(PLAN_QUEUE, hasty_plan)], BUSY_STOPPED),
+    Variant("edge", worker_dies, [(PLAN_GROUP, Made(plan_once))], NO_OUTCOME),
     Variant(
-        "delbound",
-        request_after_the_last_check,
-        [left_out("osrdyne.broker.queues.request_queues.RequestQueueCommands.unbind")],
-        Fault.LOST,
+        "noreact", no_worker_until_later, [(SAFE_DELETE + "judge_look_up", busy_not_full)], NO_OUTCOME, [STOPBLIND]
     ),
-    Variant("fwd", forward_held_up_until_the_deletion, [HOLD, (FORWARD, to_the_queue)], Fault.LOST),
-    Variant("ackfirst", leader_lost_while_forwarding, [(FORWARD, acknowledged_first)], Fault.LOST),
-    Variant("nopin", declare_slower_than_the_idle_time, [HOLD], Fault.NO_OUTCOME),
-    Variant(
-        "assumeunb",
-        idle_before_it_is_bound_again,
-        [(PLAN_QUEUE, believing_plan), (EVIDENCE, believing_evidence), (LAST_EVIDENCE, believing_evidence)],
-        Fault.LOST,
-        given=[SEEDED_IDLE],
-    ),
-    Variant(
-        "keepstate",
-        answer_of_bind_lost,
-        [("osrdyne.daemon.wiring.QueueStatuses", Made(one_board))],
-        Fault.LOST,
-        given=[SEEDED_IDLE],
-    ),
-    Variant("stopblind", worker_busy_beyond_the_idle_times, [STOPBLIND], Fault.BUSY_STOPPED),
-    Variant("bindrace", request_while_the_worker_is_stopped, [(PLAN_QUEUE, hasty_plan)], Fault.BUSY_STOPPED),
-    Variant("edge", worker_dies, [(PLAN_GROUP, Made(plan_once))], Fault.NO_OUTCOME),
-    Variant(
-        "noreact",
-        no_worker_until_later,
-        [("osrdyne.broker.queues.safe_delete.judge_look_up", busy_not_full)],
-        Fault.NO_OUTCOME,
-        given=[STOPBLIND],
-    ),
-    Variant(
-        "ev1_ready",
-        worker_dies_unnoticed,
-        [
-            ("osrdyne.broker.queues.safe_delete.judge_look_up", cheaply_by_ready),
-            ("osrdyne.broker.queues.safe_delete.judge_probe", probe_by_ready),
-        ],
-        Fault.LOST,
-        given=[STOPBLIND],
-    ),
-    Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], Fault.LOST, given=[STOPBLIND]),
-    Variant("ev4_listing", no_worker_until_later, [(DELETE, Made(by_old_listing))], Fault.LOST, given=[STOPBLIND]),
-    Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], Fault.LOST, given=[STOPBLIND]),
-    Variant(
-        "retain",
-        dead_letter_without_a_taker,
-        [(PLAN_QUEUE, no_last_total)],
-        Fault.LOST,
-        given=[("osrdyne.pool.groups.idle.IdleReaper.reap", blind_judge)],
-    ),
+    Variant("ev1_ready", worker_dies_unnoticed, BY_READY, LOST, [STOPBLIND]),
+    Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], LOST, [STOPBLIND]),
+    Variant("ev4_listing", no_worker_until_later, [(DELETE, Made(by_old_listing))], LOST, [STOPBLIND]),
+    Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], LOST, [STOPBLIND]),
+    Variant("retain", dead_letter_without_a_taker, [(PLAN_QUEUE, no_last_total)], LOST, [ALL_STOP]),
     Variant(
         "misslist",
         found_without_a_worker,
         [left_out("osrdyne.pool.queues.resync.Resync.compare")],
-        Fault.NO_OUTCOME,
-        given=[("osrdyne.pool.queues.resync.Resync.seed", miss_everything)],
+        NO_OUTCOME,
+        [UNSEEDED],
     ),
-    Variant("listonly", worker_of_an_unknown_group, [(PLAN_GROUP, plan_known_only)], Fault.WRONG_END),
+    Variant("listonly", worker_of_an_unknown_group, [(PLAN_GROUP, plan_known_only)], WRONG_END),
+    Variant("unfenced", deletion_sent_before_the_token_moved, [UNFENCED], LOST),
     Variant(
-        "unfenced",
-        deletion_sent_before_the_token_moved,
-        [("osrdyne.broker.leadership.token.TokenChannel.do", Made(over_another_channel))],
-        Fault.LOST,
-    ),
-    Variant(
-        "startfail_ackfirst",
-        leader_lost_while_answering,
-        [("osrdyne.processors.failures.start_failures.StartFailureResponder._answer", answer_acknowledged_first)],
-        Fault.LOST,
+        "startfail_ackfirst", leader_lost_while_answering, [(RESPONDER + "_answer", answer_acknowledged_first)], LOST
     ),
     Variant(
         "startfail_keep",
         group_ends_after_its_start_failed,
-        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", Made(always_failed))],
-        Fault.WRONG_END,
+        [(RESPONDER + "_is_failed", Made(always_failed))],
+        WRONG_END,
     ),
 ]
 BY_NAME = pytest.mark.parametrize("variant", VARIANTS, ids=[variant.name for variant in VARIANTS])
