@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 
 from history_process import Passage, SimulatedProcess
 from history_worker import Ends, Kind, Manner, SimulatedWorker
-from lifecycle_world import REPLIES, Fault
+from lifecycle_world import REPLIES, Fault, PoolWorld
 
 from osrdyne.amqp import Message
 from osrdyne.config.models import LifecycleSettings, PooledSettings, RequestSettings, ScalingSettings, Settings
@@ -28,10 +28,9 @@ from osrdyne.pool.state.observed import Binding
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.pooled import PROCESS_KEY
 from osrdyne.protocol.statuses import Status, decode_text
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.drivers import FakeWorker
 from osrdyne.testing.fakes.amqp import FakeChannel
-from osrdyne.testing.fakes.broker import Command, FakeBroker
+from osrdyne.testing.fakes.broker import Command
 from osrdyne.testing.fakes.stack import POOL, Stack, make_stack, settings_for
 
 NAMES = PoolNames(POOL)
@@ -79,18 +78,11 @@ def settings(pool: Pool) -> Settings:
     return base.model_copy(update={"worker": worker, "requests": RequestSettings(ttl=1_000_000.0)})
 
 
-class HistoryWorld:
-    """One pool and everybody around it."""
+class HistoryWorld(PoolWorld):
+    """One pool and everybody around it. `driver` is that of the platform: of pooled workers, it has the processes."""
 
     def __init__(self, pool: Pool = Pool.ROOMY) -> None:
-        self.clock = VirtualClock()
-        self.broker = FakeBroker(self.clock)
-        self.broker.hook = self._hook
-        self.broker.declare_queue(REPLIES, {})
-        self.driver = FakeDriver(self.clock, pool=POOL)
-        """That of the platform: in a pool of pooled workers it has the processes."""
-        self.driver.on_start = self._begin
-        self.leaders: list[Stack] = []
+        super().__init__()
         self.confirmed: dict[bytes, Key] = {}
         self.allowed: dict[bytes, set[str]] = {}
         """Statuses that a request may be answered with."""
@@ -117,13 +109,6 @@ class HistoryWorld:
             self.forgiven.add(Status.CAPACITY)
         self._numbers = itertools.count(1)
         self._cut_off: list[FakeChannel] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def do(self, work: Awaitable[None]) -> None:
-        """Let something go on beside the history; `close` ends it."""
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
-        self._tasks.add(task)
 
     async def _hook(self, command: Command) -> None:
         """Before each command of a leader takes effect, and after."""
@@ -425,9 +410,3 @@ class HistoryWorld:
                 self.unpin(key)
             if condition():
                 return
-
-    async def close(self) -> None:
-        tasks = [*self._tasks, *(stack.task for stack in self.leaders)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

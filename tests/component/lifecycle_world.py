@@ -44,8 +44,8 @@ def quick() -> Settings:
     return settings.model_copy(update={"requests": RequestSettings(ttl=1_000_000.0)})
 
 
-class World:
-    """One pool and everybody around it."""
+class PoolWorld:
+    """What survives leaders, and everything that goes on beside them."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -53,8 +53,34 @@ class World:
         self.broker.hook = self._hook
         self.broker.declare_queue(REPLIES, {})
         self.driver = FakeDriver(self.clock, pool=POOL)
-        self.driver.on_start = lambda worker: self.do(self._live(worker))
+        self.driver.on_start = self._begin
         self.leaders: list[Stack] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _hook(self, command: Command) -> None:
+        """At each command, before it takes effect and after."""
+
+    def _begin(self, fake: FakeWorker) -> None:
+        """A worker was started."""
+
+    def do(self, work: Awaitable[None]) -> None:
+        """Let something go on beside the history; `close` ends it."""
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._tasks.add(task)
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *(stack.task for stack in self.leaders)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class World(PoolWorld):
+    """A pool of one key and everybody around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.confirmed: set[bytes] = set()
         self.served: set[bytes] = set()
         self.interrupted: set[bytes] = set()
@@ -67,15 +93,8 @@ class World:
         """Whether the broker is blind to the end of workers for now."""
         self._released = asyncio.Event()
         self._expected: list[tuple[Callable[[Command], bool], Action]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- making things happen
-
-    def do(self, work: Awaitable[None]) -> None:
-        """Let something go on beside the history; `close` ends it."""
-        task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
-        self._tasks.add(task)
 
     def once(self, matches: Callable[[Command], bool], action: Action) -> None:
         """Carry out `action` at the first command that matches, which waits for it."""
@@ -108,6 +127,9 @@ class World:
         self.confirmed.add(body)
 
     # --- workers
+
+    def _begin(self, fake: FakeWorker) -> None:
+        self.do(self._live(fake))
 
     async def _live(self, worker: FakeWorker) -> None:
         serving = asyncio.ensure_future(self._serve(worker))
@@ -234,9 +256,3 @@ class World:
             Fault.WRONG_END: not open_ and (left or self.driver.backend.workers),
         }
         return {fault for fault, evidence in found.items() if evidence}
-
-    async def close(self) -> None:
-        tasks = [*self._tasks, *(stack.task for stack in self.leaders)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

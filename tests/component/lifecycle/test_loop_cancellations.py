@@ -13,27 +13,22 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 
 from broker_steps import kill_within
+from lifecycle_world import REPLIES, PoolWorld
 
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
-from osrdyne.testing.drivers import FakeDriver
-from osrdyne.testing.fakes.broker import Command, FakeBroker
-from osrdyne.testing.fakes.stack import POOL, Stack, leading, make_stack, settings_for
+from osrdyne.testing.fakes.broker import Command
+from osrdyne.testing.fakes.stack import Stack, leading, make_stack, settings_for
 
 QUICK = settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
-REPLIES = "replies"
 
 
-class World:
-    """What survives leaders: broker, workers, and the requests whose publish was confirmed."""
+class World(PoolWorld):
+    """With the requests whose publish was confirmed."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.broker = FakeBroker(self.clock)
-        self.driver = FakeDriver(self.clock, pool=POOL)
-        self.broker.declare_queue(REPLIES, {})
+        super().__init__()
         self.confirmed: set[str] = set()
         self.steps = 0
 

@@ -9,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from osrdyne.broker.management.credentials import ScopedCredentials, user_prefix
-from osrdyne.broker.management.models import Permissions
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.daemon import wiring
 from osrdyne.drivers.base import Instance, WorkerSpec
@@ -45,11 +44,10 @@ class FakeUsers(FakeManagement):
         self.passwords[name] = password
         self.created += 1
 
-    async def put_user_limit(self, user: str, limit: str, value: int) -> None: ...
+    async def _ignore(self, *_: object, **__: object) -> None:
+        """Of no interest here."""
 
-    async def put_permissions(self, user: str, permissions: Permissions) -> None: ...
-
-    async def put_topic_permissions(self, user: str, exchange: str, *, write: str, read: str) -> None: ...
+    put_user_limit = put_permissions = put_topic_permissions = _ignore
 
     async def delete_user(self, name: str) -> None:
         del self.passwords[name]
