@@ -13,7 +13,9 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -108,21 +110,23 @@ def call(command: list[str], *, cwd: Path) -> str:
     return done.stdout
 
 
-def build(run: Run, folder: Path, *, search: Search) -> None:
-    """Make `pan`, the program that searches the states of this variant, in `folder`."""
-    (folder / run.model).write_bytes((HERE / run.model).read_bytes())
-    call(["spin", "-a", *run.flags, run.model], cwd=folder)
-    switches = ["-DSAFETY", "-DBFS"] if search is Search.SHORTEST else [search.value]
-    compiler = ["gcc", "-O1", "-w", *switches, "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=1024", "-o", "pan", "pan.c"]
-    call(compiler, cwd=folder)
+@contextmanager
+def built(run: Run, *, search: Search) -> Iterator[Path]:
+    """A folder with `pan`, the program that searches the states of this variant."""
+    with tempfile.TemporaryDirectory(prefix="osrdyne-model-") as name:
+        folder = Path(name)
+        (folder / run.model).write_bytes((HERE / run.model).read_bytes())
+        call(["spin", "-a", *run.flags, run.model], cwd=folder)
+        switches = ["-DSAFETY", "-DBFS"] if search is Search.SHORTEST else [search.value]
+        compiler = ["gcc", "-O1", "-w", *switches, "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=1024", "-o", "pan", "pan.c"]
+        call(compiler, cwd=folder)
+        yield folder
 
 
 def check(run: Run) -> Verdict:
     """Search all interleavings of one variant."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="osrdyne-model-") as name:
-        folder = Path(name)
-        build(run, folder, search=run.search)
+    with built(run, search=run.search) as folder:
         loops = ["-l"] if run.search is Search.CYCLES else []
         report = call(["./pan", *loops, DEPTH, HASH], cwd=folder)
     return Verdict(read_outcome(report), read_states(report), time.monotonic() - started)
@@ -147,9 +151,7 @@ def read_states(report: str) -> int:
 
 def tell_story(run: Run) -> str:
     """The shortest sequence of events that leads to the error of a broken variant."""
-    with tempfile.TemporaryDirectory(prefix="osrdyne-model-") as name:
-        folder = Path(name)
-        build(run, folder, search=Search.SHORTEST)
+    with built(run, search=Search.SHORTEST) as folder:
         call(["./pan", DEPTH, HASH], cwd=folder)
         if not (folder / f"{run.model}.trail").exists():
             raise ModelError(f"{run.name} has no error, so there is no story.")

@@ -52,8 +52,7 @@ async def group():
 @pytest.mark.parametrize("updates", [0, 1], ids=["unchanged", "changed"])
 async def test_changed_settings_are_given_to_the_group_once(group, updates):
     clock, broker, driver = group
-    if updates:
-        driver.current_spec_hash = "changed"
+    driver.current_spec_hash = "changed" if updates else driver.current_spec_hash
     async with leading(clock, broker=broker, driver=driver):
         await clock.advance(200.0)
         [worker] = driver.workers_of(A)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -250,22 +251,19 @@ async def test_page_of_the_registry_examines_a_bounded_number_of_keys(stack: Sta
         examined.append(key)
         return policy is not None and policy.policy.discoverability is Discoverability.PUBLIC
 
-    turns = 0
+    turns = itertools.count()
 
     async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
+        for _ in turns:
             await asyncio.sleep(0)
 
     other = asyncio.create_task(take_turns())
-    found: list[list[Key]] = []
-    after: Key | None = None
-    while not found or after is not None:
-        page = await inspector.queues(after=after, limit=1 if not found else 100, is_visible=is_public)
-        found.append([one.key for one in page.queues])
-        after = page.following
+    page = await inspector.queues(after=None, limit=1, is_visible=is_public)
+    found = [page.queues]
+    while page.following is not None:
+        page = await inspector.queues(after=page.following, limit=100, is_visible=is_public)
+        found.append(page.queues)
     other.cancel()
-    assert found == [[keys[0]], [], [keys[MAX_EXAMINED + 7]], [keys[-1]]]
+    assert [[one.key for one in queues] for queues in found] == [[keys[0]], [], [keys[MAX_EXAMINED + 7]], [keys[-1]]]
     assert examined == keys
-    assert turns >= len(keys) / 10 - len(found)  # other tasks run between small steps
+    assert next(turns) >= len(keys) / 10 - len(found)  # other tasks run between small steps

@@ -296,30 +296,23 @@ class TestEnd:
         assert stack.driver.workers_of(A)[0] is not worker
 
 
-@pytest.fixture
-def foreign_queue(broker: FakeBroker) -> None:
-    """A queue of another kind has the name of ours."""
-    broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
-
-
 class TestFaults:
-    @pytest.mark.usefixtures("foreign_queue")
+    @pytest.mark.parametrize("ends", ["queue is gone", "not needed"])
     @pytest.mark.proves("reference-defects/6-one-failed-queue")
-    async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(self, stack: Stack) -> None:
+    async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(self, stack: Stack, ends: str) -> None:
         """defects: one-failure-for-all; lifecycle: token-channel-never-fails: other arguments are found without asking
-        on T. The fault ends once that queue is gone."""
+        on T."""
+        stack.broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
         await require(stack, "a", "b")
         assert isinstance(stack.fault_of(A), BrokerConflictError)
         assert (stack.is_bound("a"), stack.is_bound("b"), stack.running("a")) == (False, True, 0)
-        stack.broker.delete_queue(QUEUE)
-        await stack.clock.advance(10.0)
-        assert (stack.is_bound("a"), stack.fault_of(A)) == (True, None)
-
-    @pytest.mark.usefixtures("foreign_queue")
-    async def test_fault_is_forgotten_when_the_queue_is_not_needed(self, stack: Stack) -> None:
-        await require(stack)
-        await stack.clock.advance(200.0)
-        assert (stack.known_queues(), stack.groups()) == ([], [])
+        if ends == "queue is gone":
+            stack.broker.delete_queue(QUEUE)
+            await stack.clock.advance(10.0)
+            assert (stack.is_bound("a"), stack.fault_of(A)) == (True, None)
+        else:
+            await stack.clock.advance(200.0)
+            assert (stack.known_queues(), stack.groups()) == ([], [])
 
     async def test_http_api_that_fails_holds_up_the_queue_that_has_to_be_compared_only(self, stack: Stack) -> None:
         """The name of a queue holds a short key whole; the argument that holds a long one is compared."""
