@@ -1,20 +1,27 @@
-"""The worker's small values: settings, control state, cancels, slots, the window of its reports, failures."""
+"""The worker's small values: settings, control state, cancels, slots, the window of its reports, failures, and deadlines
+that the controller has set by a clock that differs."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 
+from osrdyne.aio.clock import now_ms
+from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.activity import MAX_OUTCOMES, ActivityReport, Event, outcomes_of
 from osrdyne.protocol.control import TERM_AHEAD, Command, ControlMessage, Generation
+from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
+from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.app.errors import describe, describe_with_place
 from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, Cancellations
+from osrdyne_worker.requests.controller_clock import MAX_KNOWN, ControllerClock
 from osrdyne_worker.requests.intake import Share, more_for_batches, share_of
 from osrdyne_worker.requests.scheduling.priorities import Slots
 from osrdyne_worker.runtime.control import (
@@ -72,20 +79,10 @@ def test_newest_command_of_the_newest_leader_wins_unless_the_clock_was_wrong() -
     assert without_implausible_generation(believed, now=NOW) == believed
 
 
-@pytest.mark.parametrize(
-    ("queue", "queues", "share"),
-    [
-        (Q, (Q,), Share(prefetch=8)),
-        (HIGH, (HIGH, LOW), Share(prefetch=None)),
-        (LOW, (HIGH, LOW), Share(prefetch=None)),
-        (Q, (HIGH, LOW), None),
-        (Q, (), None),
-    ],
-    ids=["alone", "highest", "lowest", "foreign", "paused"],
-)
-def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share: Share | None) -> None:
-    assert share_of(queue, queues, 8) == share
-    # There is room for a running batch and the next.
+def test_share_of_a_queue_has_room_for_a_running_batch_and_the_next() -> None:
+    assert share_of(Q, (Q,), 8) == Share(prefetch=8)
+    assert share_of(HIGH, (HIGH, LOW), 8) == share_of(LOW, (HIGH, LOW), 8) == Share(prefetch=None)
+    assert share_of(Q, (HIGH, LOW), 8) is share_of(Q, (), 8) is None, "of another worker, or paused"
     assert [more_for_batches(Share(8), 256), more_for_batches(Share(None), 256)] == [504, 512]
     assert [more_for_batches(Share(8), 2), more_for_batches(Share(1), 1)] == [0, 0]
 
@@ -206,13 +203,66 @@ def test_failure_is_one_line_with_its_place_and_without_a_password() -> None:
     assert describe(KeyError()) == "KeyError"
 
 
-@pytest.mark.parametrize(
-    ("term", "believed"),
-    [
-        *((term, False) for term in (-1, int(NOW) + 2 * TERM_AHEAD, 2**60, 10**400)),
-        *((term, True) for term in (0, 1, int(NOW), int(NOW) + 3600)),
-    ],
-    ids=["-1", "days", "2^60", "1e400", "0", "1", "now", "an hour ahead"],
-)
-def test_message_of_a_generation_that_no_leader_can_have_is_not_believed(term: int, believed: bool) -> None:
-    assert is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW) is believed
+def test_message_of_a_generation_that_no_leader_can_have_is_not_believed() -> None:
+    def is_believed(term: int) -> bool:
+        return is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
+
+    assert not any(is_believed(term) for term in (-1, int(NOW) + 2 * TERM_AHEAD, 2**60, 10**400))
+    assert all(is_believed(term) for term in (0, 1, int(NOW), int(NOW) + 3600))
+
+
+TTL_MS, SKEW_MS = 2_000, 5_000
+
+
+class Worker:
+    """Takes requests whose controller's clock is `behind` that of this worker, in seconds."""
+
+    def __init__(self, behind: float) -> None:
+        self.clock = VirtualClock()
+        self.behind = behind
+        self.controller = ControllerClock(self.clock, largest_skew=SKEW_MS / 1000)
+
+    def take(self, *, waited: float = 0.0, expiration: int = TTL_MS, **headers: object) -> int:
+        """The milliseconds that are left of a TTL of 2 s for a request that has waited in its queue."""
+        published_ms = round((self.clock.time() - self.behind - waited) * 1000)
+        headers = {HOPS_HEADER: 1, DEADLINE_HEADER: published_ms + TTL_MS, **headers}
+        message = Message(headers=headers, expiration=str(expiration), timestamp=datetime.fromtimestamp(0, UTC))
+        delivery = Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
+        now = now_ms(self.clock)
+        deadline = delivery.to_request(now_ms=now, skew_ms=self.controller.skew_of(delivery)).deadline_ms
+        assert deadline is not None
+        return deadline - now
+
+
+@pytest.mark.parametrize("behind", [0.0, 3.0, -3.0])
+def test_request_lives_as_long_as_the_clock_of_the_controller_says(behind: float) -> None:
+    worker = Worker(behind)
+    assert worker.take() == TTL_MS
+    assert [worker.take(waited=seconds) for seconds in (1.5, 1.9, 2.5)] == [500, 100, -500]
+    assert Worker(0.0).take(waited=1.5) == TTL_MS, "the first one lives no longer than its lifetime"
+    worker = Worker(0.0)  # the longest expiration says nothing about the clocks
+    far = round(worker.clock.time() * 1000) + 10 * MAX_EXPIRATION_MS
+    worker.take(expiration=MAX_EXPIRATION_MS, **{DEADLINE_HEADER: far})
+    assert worker.take() == TTL_MS
+
+
+@pytest.mark.parametrize(("behind", "left"), [(9.0, -2_000), (-9.0, TTL_MS)])
+def test_difference_above_the_allowed_one_changes_deadlines(behind: float, left: int) -> None:
+    assert Worker(behind).take() == left
+
+
+def test_difference_is_learned_anew_after_a_change_of_the_leader() -> None:
+    worker = Worker(0.0)
+    worker.take()
+    worker.behind = 3.0
+    left = [worker.take() for _ in range(MAX_KNOWN)]
+    assert (left[0], left[-1]) == (TTL_MS - 3_000, TTL_MS)
+
+
+@pytest.mark.proves("controller/wall-clock-jumps")
+def test_jump_of_the_own_wall_clock_changes_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, time = Worker(0.0), VirtualClock.time
+    worker.take()
+    monkeypatch.setattr(VirtualClock, "time", lambda clock: time(clock) + 4.0)
+    worker.behind = 4.0
+    assert worker.take(waited=1.5) == 500

@@ -47,29 +47,20 @@ def test_value_has_its_type_in_spark(given: Any, parameter: Parameter) -> None:
     assert read_parameters([given]) == (parameter,)
 
 
+INVALID = {
+    "array<int>": ["1"],
+    "date": ["2024-02-30", None],
+    "timestamp": ["2024-02-29T12:00:00", "0001-01-01T00:00:00+02:00"],
+    "timestamp_ntz": ["2024-02-29T12:00:00Z"],
+    "decimal": ["1e40", "NaN", "one"],
+    "binary": ["*"],
+    "double": ["one"],
+}
+TYPED = [{"type": kind, "value": value} for kind, values in INVALID.items() for value in values]
+
+
 @pytest.mark.parametrize(
-    "given",
-    [
-        [1, 2],
-        {"value": 1},
-        {"type": "int", "value": 1, "more": 1},
-        *(
-            {"type": kind, "value": value}
-            for kind, values in {
-                "array<int>": ["1"],
-                "date": ["2024-02-30", None],
-                "timestamp": ["2024-02-29T12:00:00", "0001-01-01T00:00:00+02:00"],
-                "timestamp_ntz": ["2024-02-29T12:00:00Z"],
-                "decimal": ["1e40", "NaN", "one"],
-                "binary": ["*"],
-                "double": ["one"],
-            }.items()
-            for value in values
-        ),
-        10**40,
-        "\ud800",
-    ],
-    ids=ascii,
+    "given", [*TYPED, [1, 2], {"value": 1}, {"type": "int", "value": 1, "more": 1}, 10**40, "\ud800"], ids=ascii
 )
 def test_invalid_value_is_refused_by_its_name(given: Any) -> None:
     with pytest.raises(RequestError, match=r"parameters\.k") as by_name:

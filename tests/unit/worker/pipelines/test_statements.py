@@ -52,18 +52,13 @@ def test_columns_databases_and_plans() -> None:
     assert answer("show databases") == answer("show schemas like 'def*'") == [("default",)]
     assert answer("show catalogs") == [("spark_catalog",)]
     assert answer("explain select 1") == [("simple: select 1",)]
+    for text, code in (("describe nothing", "unknown_table"), ("show columns from broken", "dataset_unreadable")):
+        with pytest.raises(RequestError) as caught:
+            answer(text)
+        assert caught.value.error_code == code
     assert answer("EXPLAIN formatted\nwith a as (select 1) select * from a") == [
         ("formatted: with a as (select 1) select * from a",)
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"), [("describe nothing", "unknown_table"), ("show columns from broken", "dataset_unreadable")]
-)
-def test_view_that_cannot_be_described_is_an_error(text: str, code: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        answer(text)
-    assert caught.value.error_code == code
 
 
 @pytest.mark.parametrize(

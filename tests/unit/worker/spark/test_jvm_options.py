@@ -45,31 +45,29 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+def write(directory: Path, content: bytes) -> None:
+    with written_aside(directory, archive_stem({}) or "") as unfinished:
+        unfinished.write_bytes(content)
+
+
 @pytest.fixture
 def made(java: Path) -> Path:
-    stem = archive_stem({})
-    assert stem is not None
-    with written_aside(archive.user_directory(), stem) as unfinished:
-        unfinished.write_bytes(b"classes")
+    write(archive.user_directory(), b"classes")
     (path,) = archive.user_directory().iterdir()
     return path
 
 
-def test_archive_comes_before_the_options_of_the_user_which_win(made: Path) -> None:
+def test_archive_comes_before_the_options_of_the_user_which_win(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = with_archive({DRIVER_OPTIONS: "-Dmine=1"})[DRIVER_OPTIONS]
     assert options.startswith(f"-Xshare:auto -XX:SharedArchiveFile={made} ")
     assert options.endswith(" -Dmine=1")
     for own in ("-Xshare:off", "-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"):
         assert with_archive({DRIVER_OPTIONS: own}) == {DRIVER_OPTIONS: own}
-
-
-def test_archive_in_a_directory_with_a_blank_is_used(
-    java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a home"))
     write(archive.user_directory(), b"classes")
-    conf = with_archive({})[DRIVER_OPTIONS]
-    assert f"-XX:SharedArchiveFile={find_archive({})}" in shlex.split(conf)
+    assert f"-XX:SharedArchiveFile={find_archive({})}" in shlex.split(with_archive({})[DRIVER_OPTIONS])
     written = archive.recording({}, tmp_path / "a home" / "new.jsa")[DRIVER_OPTIONS]
     assert f"-XX:ArchiveClassesAtExit={tmp_path}/a home/new.jsa" in shlex.split(written)
 
@@ -82,11 +80,6 @@ def test_archive_that_others_may_write_or_that_was_cut_off_is_not_used(made: Pat
     made.chmod(0o600)
     made.write_bytes(b"class")
     assert find_archive({}) is None
-
-
-def write(directory: Path, content: bytes) -> None:
-    with written_aside(directory, archive_stem({}) or "") as unfinished:
-        unfinished.write_bytes(content)
 
 
 def test_new_archive_takes_the_place_of_the_former_one_and_that_of_the_installation_comes_first(made: Path) -> None:
@@ -168,18 +161,11 @@ def test_quoted_option_is_one_part_of_the_options(option: str) -> None:
     assert parts == ["-Da=1", f"-D{option}", "-Db=2"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "is_changed"),
-    [
-        ({"LC_ALL": "C"}, True),
-        ({}, True),
-        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True),
-        ({"LANG": "C.UTF-8"}, False),
-        ({"LC_CTYPE": "en_US.utf8", "LANG": "C"}, False),
-    ],
-)
-def test_locale_without_utf8_is_replaced(environment: dict[str, str], *, is_changed: bool) -> None:
-    assert (locale_variables(environment) == {"LC_ALL": "C.UTF-8"}) is is_changed
+def test_locale_without_utf8_is_replaced() -> None:
+    for environment in ({"LC_ALL": "C"}, {}, {"LC_ALL": "POSIX", "LANG": "C.UTF-8"}):
+        assert locale_variables(environment) == {"LC_ALL": "C.UTF-8"}
+    for environment in ({"LANG": "C.UTF-8"}, {"LC_CTYPE": "en_US.utf8", "LANG": "C"}):
+        assert locale_variables(environment) == {}
 
 
 @pytest.fixture
