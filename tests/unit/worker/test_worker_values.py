@@ -1,5 +1,5 @@
-"""The worker's small values: settings, control state, cancels, slots, the window of its reports, failures, and deadlines
-that the controller has set by a clock that differs."""
+"""The small values of a worker: settings, control state, cancels, slots, the window of its reports, failures, and
+deadlines that the controller has set by a clock that differs."""
 
 from __future__ import annotations
 
