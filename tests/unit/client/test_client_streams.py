@@ -100,9 +100,8 @@ async def test_lost_part_and_stream_that_begins_anew_after_the_first_row_end_the
         queue.ends(Reply(content_type="application/json"))
 
 
-async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning() -> None:
+async def test_request_that_is_sent_again_counts_its_attempts_from_the_beginning(queue: PartQueue) -> None:
     """With `idempotent=True`, after the connection was lost before the first row."""
-    queue = PartQueue(credit=4)
     queue.repeat()
     queue.arrived(part(1, FIRST, attempt=2))
     queue.repeat()

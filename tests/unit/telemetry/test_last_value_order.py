@@ -73,12 +73,11 @@ def test_event_from_the_far_future_gets_the_time_of_the_ingress_and_hides_nothin
     assert (skewed.ts, skewed.sent_ts) == (ENQUEUED * 1000, (ENQUEUED + 300_001) * 1000)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"), [([], []), ([9], [[9]]), ([3, 3, 3], [[3, 3], [3]]), ([9, 1, 9], [[9], [1], [9]])]
-)
-def test_messages_are_divided_by_their_bytes(sizes: list[int], expected: list[list[int]]) -> None:
-    messages = [message(b"x" * size) for size in sizes]
-    assert [[len(one.body) for one in piece] for piece in pieces(messages, most_bytes=8)] == expected
+def test_messages_are_divided_by_their_bytes() -> None:
+    def divided(*sizes: int) -> list[list[int]]:
+        return [[len(one.body) for one in piece] for piece in pieces([message(b"x" * n) for n in sizes], most_bytes=8)]
+
+    assert [divided(), divided(9), divided(3, 3, 3), divided(9, 1, 9)] == [[], [[9]], [[3, 3], [3]], [[9], [1], [9]]]
 
 
 EVENTS = st.lists(

@@ -61,15 +61,19 @@ def test_cores_of_a_local_master_only_are_divided_among_keys(master: str, of_key
     assert master_of_keys(parsed) == replace(parsed, text=of_keys)
 
 
-def test_settings_of_the_daemon_reach_the_worker() -> None:
-    settings = Settings.model_validate(
-        {"worker": {"spark_master": "spark://m:7077", "cores": 7}, "lifecycle": {"start_timeout": "2m"}}
-    )
+def test_settings_of_the_daemon_reach_the_worker_and_kubernetes_needs_an_image() -> None:
+    worker = {"spark_master": "spark://m:7077", "cores": 7}
+    settings = Settings.model_validate({"worker": worker, "lifecycle": {"start_timeout": "2m"}})
     spark = settings.worker_config()["spark"]
     assert isinstance(spark, dict)
     assert ClusterLimits.of(spark) == ClusterLimits(cores=7, start_timeout=120.0)
     # Another configuration of a local worker would be another hash, and an upgrade would replace all workers.
     assert Settings().worker_config()["spark"] == {"master": "local[*]", "conf": {}}
+    kubernetes = {"spark_master": "k8s://https://api:6443"}
+    with pytest.raises(ValueError, match=r"spark\.kubernetes\.container\.image in worker\.spark_conf"):
+        Settings.model_validate({"worker": kubernetes})
+    Settings.model_validate({"worker": {**kubernetes, "spark_conf": {"spark.kubernetes.container.image": "spark:4"}}})
+    Settings.model_validate({"worker": kubernetes, "driver": {"name": "kubernetes"}})
 
 
 @pytest.mark.parametrize("settings", [{"cores": 0}, {"cores": True}, {"cores": "4"}, {"start_timeout": 0}])
@@ -78,14 +82,6 @@ def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
         ClusterLimits.of(settings)
     with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x'"):
         read_master({"spark": {"master": "spork://x"}})
-
-
-def test_image_of_executors_is_required_outside_kubernetes() -> None:
-    worker = {"spark_master": "k8s://https://api:6443"}
-    with pytest.raises(ValueError, match=r"spark\.kubernetes\.container\.image in worker\.spark_conf"):
-        Settings.model_validate({"worker": worker})
-    Settings.model_validate({"worker": {**worker, "spark_conf": {"spark.kubernetes.container.image": "spark:4"}}})
-    Settings.model_validate({"worker": worker, "driver": {"name": "kubernetes"}})
 
 
 @pytest.mark.proves("spark/master-restarted-forgotten-application")

@@ -58,6 +58,9 @@ def test_event_with_all_fields_is_a_row_and_old_ones_are_counted() -> None:
         ({"value": "on"}, {"value": None, "value_text": "on"}),
         ({"ts": 1_500}, {"ts": datetime.fromtimestamp(1.5, UTC)}),
         ({"ts": "1970-01-01T00:00:01.5"}, {"ts": datetime.fromtimestamp(1.5, UTC)}),
+        ({"ts": "2024-03-31t02:30:00z"}, {"ts": datetime(2024, 3, 31, 2, 30, tzinfo=UTC)}),
+        ({"ts": "2016-12-31T23:59:60.25+00:00"}, {"ts": datetime(2017, 1, 1, tzinfo=UTC)}),
+        ({"ts": "2024-02-28T24:00"}, {"ts": datetime(2024, 2, 29, tzinfo=UTC)}),
         ({"quality": 192.0}, {"quality": "192"}),
         ({}, {"ts": datetime.fromtimestamp(ENQUEUED / 1000, UTC)}),
         ({"series": "\ud800", "\udfff": "\ud800"}, {"series": "?", "attributes": [("?", "?")]}),
@@ -277,16 +280,3 @@ def test_wrong_mapping_is_refused_by_table_and_last_values(model: Any, settings:
 )
 def test_every_mapping_takes_any_message(preset: str, document: object) -> None:
     read(document, preset=preset)
-
-
-@pytest.mark.parametrize(
-    ("ts", "expected"),
-    [
-        ("2024-03-31t02:30:00z", datetime(2024, 3, 31, 2, 30, tzinfo=UTC)),
-        ("2016-12-31T23:59:60.25+00:00", datetime(2017, 1, 1, tzinfo=UTC)),
-        ("2024-02-28T24:00", datetime(2024, 2, 29, tzinfo=UTC)),
-    ],
-)
-def test_time_of_rfc_3339_is_read(ts: str, expected: datetime) -> None:
-    (event,) = read({"series": "a", "ts": ts}).events
-    assert datetime.fromtimestamp(event.ts / 1e6, UTC) == expected
