@@ -198,14 +198,13 @@ def test_two_ingests_at_once_take_one_after_the_other(tmp_path: Path, monkeypatc
 
 
 def test_entries_are_removed_and_a_slow_ingest_does_not_use_their_numbers_again(table: Table, tmp_path: Path) -> None:
-    for number in range(100):
-        table.arrive(1, at=BEGIN + number)
+    table.load(60, [1])
     for _ in range(100):
         table.ingest()
         table.now += 1.0
     directory = tmp_path / throttle.THROTTLE
     entries = sorted(path.name for path in directory.iterdir())
-    assert len(entries) <= 17
+    assert 1 < len(entries) <= 17
     assert not table.log._write(Bucket(3, 0.0, 0.0, 720.0))
     assert sorted(path.name for path in directory.iterdir()) == entries
 
@@ -257,11 +256,10 @@ def test_ingest_that_cannot_write_its_entry_fails(
         (b'[{"series": "a"}, {"series": "b"}]', 2),
         (b'{"events": [{"series": "a"}, {"series": "b"}, {"series": "c"}]}', 3),
         (b"[" + b'{"series": "%b"}' % (b"x" * 1500) + b', {"series": "b"}]', 3),
-        (b'{"series": "%b"}' % (b"x" * 2600), 3),
         (b"x" * 100_000, 32),
         (b"[]", 1),
     ],
-    ids=["array", "list of events", "2 blocks and 1", "2.6 KB", "larger than an event", "empty"],
+    ids=["array", "list of events", "2 blocks and 1", "larger than an event", "empty"],
 )
 def test_message_costs_the_blocks_of_its_events(body: bytes, blocks: int) -> None:
     message = StreamMessage(7, "", "P-log-0", body, {"x-osrdyne-enqueued": 1_500})
