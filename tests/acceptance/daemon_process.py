@@ -41,11 +41,7 @@ T = TypeVar("T")
 
 
 async def until(
-    condition: Callable[[], T | Awaitable[T]],
-    what: str,
-    *,
-    timeout: float = PATIENCE,
-    interval: float | None = None,
+    condition: Callable[[], T | Awaitable[T]], what: str, *, timeout: float = PATIENCE, interval: float | None = None
 ) -> T:
     """The first true value of `condition`, asked every `interval`; by default the rarer, the longer it takes."""
     began = time.monotonic()

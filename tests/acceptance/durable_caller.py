@@ -55,14 +55,7 @@ class DurableCaller:
     async def until_connected(self) -> None:
         await until(lambda: self._channel, "the caller is connected")
 
-    async def send(
-        self,
-        key: str,
-        path: str = "/info",
-        body: object = None,
-        *,
-        expiration: float | None = None,
-    ) -> str:
+    async def send(self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None) -> str:
         """Publish; returns the correlation id once the broker has confirmed. Tries until it has."""
         correlation_id = secrets.token_hex(8)
         message = amqp.Message(

@@ -28,9 +28,7 @@ async def while_requests_run(daemon: DaemonProcess, caller: DurableCaller) -> No
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [right_after_a_burst, while_requests_run],
-    ids=lambda moment: getattr(moment, "__name__", None),
+    "moment", [right_after_a_burst, while_requests_run], ids=lambda moment: getattr(moment, "__name__", None)
 )
 @pytest.mark.proves("controller/leader-killed")
 async def test_daemon_killed_under_load_loses_nothing(

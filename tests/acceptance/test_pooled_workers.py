@@ -53,10 +53,7 @@ async def test_process_killed_under_load_loses_nothing(make_daemon: MakeDaemon, 
     assert (await daemon.get("/v1/poison"))["total"] == 0
 
 
-STEPS: dict[str, dict[str, object]] = {
-    "worker is assigned": {"key": "k"},
-    "worker is released": {"key": "k"},
-}
+STEPS: dict[str, dict[str, object]] = {"worker is assigned": {"key": "k"}, "worker is released": {"key": "k"}}
 """What a daemon logs when a process has been asked to begin or to end a worker."""
 
 

@@ -25,10 +25,7 @@ WORKER_AMQP_URI=$(cat "$WORKER_AMQP_URI_FILE") exec "{sys.executable}" "{HERE / 
 
 
 async def test_client_and_worker_of_the_reference_work_together(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon = make_daemon(
-        driver={"options": {"command": ["sh", "-c", LAUNCH]}},
-        requests={"statuses": "reference"},
-    )
+    daemon = make_daemon(driver={"options": {"command": ["sh", "-c", LAUNCH]}}, requests={"statuses": "reference"})
     await daemon.start()
     async with reference_client(daemon.amqp_uri, daemon.pool) as client:
         answer = f"{daemon.pool}|infra=42|/path|".encode()

@@ -16,10 +16,7 @@ from durable_caller import DurableCaller
 from osrdyne.client import StartFailedError
 from osrdyne.testing.keys import ODD_KEYS
 
-SETTINGS = {
-    "worker": {"silence_timeout": "10s", "stop_grace": "1s"},
-    "lifecycle": {"max_concurrent_starts": 3},
-}
+SETTINGS = {"worker": {"silence_timeout": "10s", "stop_grace": "1s"}, "lifecycle": {"max_concurrent_starts": 3}}
 
 
 @pytest.fixture

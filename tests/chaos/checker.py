@@ -171,10 +171,7 @@ def judge(
         statuses=Counter(answer.status for answer in answers),
         lost=tuple(one for one in silent if one not in kept),
         unanswered=tuple(one for one in silent if one in kept),
-        problems=(
-            *_problems_of_answers(sent, answers, kept, done, rules),
-            *_problems_of_aftermath(aftermath),
-        ),
+        problems=(*_problems_of_answers(sent, answers, kept, done, rules), *_problems_of_aftermath(aftermath)),
     )
 
 

@@ -13,12 +13,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.docker import DockerDriver
 from osrdyne.drivers.docker.options import DockerOptions
-from osrdyne.testing.driver_conformance import (
-    POOL,
-    BackendConformance,
-    DriverHarness,
-    WorkerConformance,
-)
+from osrdyne.testing.driver_conformance import POOL, BackendConformance, DriverHarness, WorkerConformance
 from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness
 from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE
 from tests.chaos.proxy import Proxy

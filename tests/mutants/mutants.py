@@ -60,11 +60,7 @@ MUTANTS = (
         (PLANNING, QUEUES),
     ),
     Mutant(
-        "a queue with workers is deleted",
-        PLAN,
-        "    if not workers.is_empty:\n",
-        "    if False:\n",
-        (PLANNING, QUEUES),
+        "a queue with workers is deleted", PLAN, "    if not workers.is_empty:\n", "    if False:\n", (PLANNING, QUEUES)
     ),
     Mutant(
         "a queue is bound while its worker is stopped",
