@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from typing import TypeVar
 
 from osrdyne import amqp
+from tests.connections import connected
 
 STREAM = {"x-queue-type": "stream"}
 SMALL_SEGMENTS = {"x-stream-max-segment-size-bytes": 20_000, "x-max-length-bytes": 100_000}
 """Retention removes whole segments, when one is full. Some stay: a chunk is smaller than a segment."""
+T = TypeVar("T")
 AT_ONCE = 10
 """Messages in flight: RabbitMQ writes as many into one chunk at most."""
 
@@ -19,20 +22,15 @@ async def fill(
     uri: str, stream: str, messages: Iterable[amqp.Message], *, arguments: Mapping[str, object] | None = None
 ) -> None:
     """Declare a stream and publish messages in order; each one is confirmed."""
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=120, rpc_timeout=120))
-    try:
+    async with connected(uri, connect_timeout=120, rpc_timeout=120) as connection:
         channel = await connection.channel(confirms=True)
         await channel.declare_queue(stream, arguments=STREAM | dict(arguments or {}))
         for several in batched(messages, AT_ONCE if arguments else 1_000):
-            async with asyncio.TaskGroup() as group:
-                for message in several:
-                    group.create_task(channel.publish(message, exchange="", routing_key=stream))
-    finally:
-        await connection.close()
+            await asyncio.gather(*(channel.publish(one, exchange="", routing_key=stream) for one in several))
 
 
-def batched(messages: Iterable[amqp.Message], size: int) -> Iterator[list[amqp.Message]]:
-    rest = iter(messages)
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
     while several := list(islice(rest, size)):
         yield several
 

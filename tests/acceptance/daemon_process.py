@@ -27,6 +27,7 @@ from tests.fork_server import ForkedProcess
 
 ROOT = Path(__file__).parents[2]
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
+WORKER = str(OSRDYNE.with_name("osrdyne-worker"))
 LAUNCHER = Path(__file__).with_name("echo_launcher.py")
 PATIENCE = 150.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -118,23 +119,19 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._launcher = launcher
         worker = [sys.executable, str(LAUNCHER), str(self._faults)]
-        base = {
+        base: dict[str, Any] = {
             "pool": {"id": pool},
-            "broker": {
-                "uri": amqp_uri,
-                "management_uri": management_uri,
-                "retry_interval": "2s",
-                "leader_heartbeat": "10s",  # a busy machine costs no lead
-            },
-            "driver": {
-                "name": "subprocess",
-                "options": {"command": worker, "cwd": str(ROOT), "state_directory": str(directory / "state")},
-            },
+            # A heartbeat so long that a busy machine costs no lead.
+            "broker": {"uri": amqp_uri, "management_uri": management_uri, "retry_interval": "2s"}
+            | {"leader_heartbeat": "10s"},
+            "driver": {"options": {"command": worker, "cwd": str(ROOT), "state_directory": str(directory / "state")}},
             "worker": {"app": "workers.examples.echo:app", "stop_grace": "5s"},
             "lifecycle": {"settle_delay": "1s", "stop_delay": "1s", "start_attempts": 1},
             "api": {"port": int(self.api.rpartition(":")[2])},
             "log": {"level": "debug", "format": "json"},
         }
+        if "name" in settings.get("driver", {}):
+            del base["driver"]
         self.settings = merged(base, settings)
         self.write_settings()
 
@@ -151,8 +148,12 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
+        return self._launched.pid
+
+    @property
+    def _launched(self) -> subprocess.Popen[bytes] | ForkedProcess:
         assert self._process is not None
-        return self._process.pid
+        return self._process
 
     @property
     def is_running(self) -> bool:
@@ -166,14 +167,10 @@ class DaemonProcess:
         if not self._launcher:
             self._process = ForkedProcess(command, cwd=self.directory, env=environment, log=self.log_file)
             return
+        program, nothing = [*self._launcher, OSRDYNE, *command], subprocess.DEVNULL
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._launcher, OSRDYNE, *command],
-                cwd=self.directory,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                program, cwd=self.directory, env=environment, stdin=nothing, stdout=log, stderr=log
             )
 
     async def start(self, *arguments: str) -> None:
@@ -191,17 +188,14 @@ class DaemonProcess:
     def kill(self) -> None:
         """kill -9."""
         self.send_signal(signal.SIGKILL)
-        assert self._process is not None
-        self._process.wait(PATIENCE)
+        self._launched.wait(PATIENCE)
 
     def send_signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+        self._launched.send_signal(number)
 
     async def wait(self) -> int:
         """The exit code, once it has ended by itself."""
-        assert self._process is not None
-        return await asyncio.to_thread(self._process.wait, PATIENCE)
+        return await asyncio.to_thread(self._launched.wait, PATIENCE)
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         self.send_signal(number)
@@ -262,10 +256,13 @@ class DaemonProcess:
         )
         return found[0]
 
+    def http(self, timeout: float = PATIENCE) -> httpx.AsyncClient:
+        # It is plain HTTP. With `verify` each client would load all certificates of the machine, which takes 20 ms.
+        return httpx.AsyncClient(base_url=self.api, trust_env=False, verify=False, timeout=timeout)
+
     async def get(self, path: str, **parameters: str) -> dict[str, Any]:
         """What the HTTP API answers; empty without an answer."""
-        # It is plain HTTP. With `verify` each client would load all certificates of the machine, which takes 20 ms.
-        async with httpx.AsyncClient(base_url=self.api, trust_env=False, verify=False, timeout=PATIENCE) as http:
+        async with self.http() as http:
             try:
                 answer: dict[str, Any] = (await http.get(path, params=parameters)).json()
             except httpx.TransportError:
@@ -273,7 +270,7 @@ class DaemonProcess:
             return answer
 
     async def post(self, path: str, **parameters: str) -> None:
-        async with httpx.AsyncClient(base_url=self.api, trust_env=False, verify=False, timeout=PATIENCE) as http:
+        async with self.http() as http:
             headers = {"content-type": "application/json"}
             (await http.post(path, params=parameters, headers=headers)).raise_for_status()
 
@@ -359,14 +356,9 @@ class DaemonProcess:
 
     def osrdyne(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another `osrdyne` command with this daemon's configuration, which is found in its directory."""
+        program, environment = [OSRDYNE, *arguments], own_environment(**self.variables)
         return subprocess.run(
-            [OSRDYNE, *arguments],
-            cwd=self.directory,
-            env=own_environment(**self.variables),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+            program, cwd=self.directory, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
 

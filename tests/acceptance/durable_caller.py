@@ -8,6 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from daemon_process import PATIENCE, until
 
@@ -15,13 +16,14 @@ from osrdyne import amqp
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
+from tests.connections import keep_connected
 
 
 class DurableCaller:
     """`answers` holds what came back, by correlation id; a confirmed request must get one, and may get more."""
 
     def __init__(self, uri: str, pool: str) -> None:
-        self._options = amqp.ConnectionOptions(uri=uri, name="osrdyne durable caller", heartbeat=5)
+        self._uri = uri
         self._names = PoolNames(pool)
         self._queue = f"{pool}-test-replies"
         self._channel: amqp.Channel | None = None
@@ -30,30 +32,25 @@ class DurableCaller:
 
     async def run(self) -> None:
         """Collect answers until cancelled; connect again whenever the connection is lost."""
-        while True:
-            with suppress(BrokerError):
-                connection = await amqp.connect(self._options)
-                try:
-                    channel = await connection.channel(confirms=True)
-                    await channel.declare_queue(self._queue, arguments={"x-queue-type": "quorum"})
-                    self._channel = await connection.channel(confirms=True)
-                    await self._collect(channel)
-                finally:
-                    self._channel = None
-                    await connection.close()
-            await asyncio.sleep(0.1)
+        await keep_connected(self._use, self._uri, name="osrdyne durable caller", heartbeat=5)
 
-    async def _collect(self, channel: amqp.Channel) -> None:
-        async for delivery in await channel.consume(self._queue, prefetch=100):
-            response = Response.from_wire(
-                headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
-            )
-            if not response.progress:
-                self.answers[delivery.properties.correlation_id or ""].append(response)
-            await delivery.ack()
+    async def _use(self, connection: amqp.Connection) -> None:
+        try:
+            channel = await connection.channel(confirms=True)
+            await channel.declare_queue(self._queue, arguments={"x-queue-type": "quorum"})
+            self._channel = await connection.channel(confirms=True)
+            async for delivery in await channel.consume(self._queue, prefetch=100):
+                correlation_id, response = answer_in(delivery)
+                if not response.progress:
+                    self.answers[correlation_id].append(response)
+                await delivery.ack()
+        finally:
+            self._channel = None
 
-    async def until_connected(self) -> None:
-        await until(lambda: self._channel, "the caller is connected")
+    async def until_connected(self) -> amqp.Channel:
+        channel = await until(lambda: self._channel, "the caller is connected")
+        assert channel is not None
+        return channel
 
     async def send(self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None) -> str:
         """Publish; returns the correlation id once the broker has confirmed. Tries until it has."""
@@ -66,26 +63,21 @@ class DurableCaller:
             content_type="application/json",
             expiration=None if expiration is None else str(int(expiration * 1000)),
         )
+        exchange = self._names.requests_exchange
         while True:
-            await self.until_connected()
-            channel = self._channel
-            if channel is not None:
-                with suppress(BrokerError):
-                    await channel.publish(
-                        message, exchange=self._names.requests_exchange, routing_key=Key(key), mandatory=True
-                    )
-                    self.confirmed.append(correlation_id)
-                    return correlation_id
+            channel = await self.until_connected()
+            with suppress(BrokerError):
+                await channel.publish(message, exchange=exchange, routing_key=Key(key), mandatory=True)
+                self.confirmed.append(correlation_id)
+                return correlation_id
             await asyncio.sleep(0.05)
 
     async def answer(self, correlation_id: str, *, timeout: float = PATIENCE) -> Response:
         found = await until(lambda: self.answers.get(correlation_id), "the request is answered", timeout=timeout)
         return found[0]
 
-    async def call(
-        self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None
-    ) -> Response:
-        return await self.answer(await self.send(key, path, body, expiration=expiration))
+    async def call(self, key: str, *request: Any, expiration: float | None = None) -> Response:
+        return await self.answer(await self.send(key, *request, expiration=expiration))
 
     async def info(self, key: str) -> dict[str, object]:
         """The `/info` answer of the worker of `key`."""
@@ -106,6 +98,13 @@ class DurableCaller:
     def statuses(self, correlation_ids: Iterable[str] | None = None) -> set[str]:
         wanted = self.confirmed if correlation_ids is None else correlation_ids
         return {str(answer.status) for one in wanted for answer in self.answers[one]}
+
+
+def answer_in(delivery: amqp.Delivery) -> tuple[str, Response]:
+    """Correlation id and answer."""
+    properties = delivery.properties
+    response = Response.from_wire(headers=delivery.headers, body=delivery.body, content_type=properties.content_type)
+    return properties.correlation_id or "", response
 
 
 @asynccontextmanager

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import httpx
-from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
+from daemon_process import PATIENCE, WORKER, DaemonProcess, MakeDaemon, until
+from durable_caller import answer_in
+from spark_fixtures import SMALL_SPARK
 
 from osrdyne import amqp
-from osrdyne.protocol.messages import PATH_HEADER, Response
+from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import PoolNames
+from osrdyne_worker.pipelines.telemetry.table import Table
+from tests.connections import connected
 
+INGEST = "osrdyne_worker.pipelines.ingest:app"
 LONG = 600.0
 """Seconds in which thousands of requests must be passed on or served, also on a busy machine."""
+OUTPUTS = "FROM /messages/modules/SecCamMod/outputs"
 SEED = {
-    "secCamAlerts": {
-        "route": "FROM /messages/modules/SecCamMod/outputs/P0_Alerts INTO $upstream",
-        "priority": 0,
-        "timeToLiveSecs": 86400,
-    },
-    "secCamData": {
-        "route": "FROM /messages/modules/SecCamMod/outputs/P1_Data INTO $upstream",
-        "priority": 1,
-        "timeToLiveSecs": 1800,
-    },
+    "secCamAlerts": {"route": f"{OUTPUTS}/P0_Alerts INTO $upstream", "priority": 0, "timeToLiveSecs": 86400},
+    "secCamData": {"route": f"{OUTPUTS}/P1_Data INTO $upstream", "priority": 1, "timeToLiveSecs": 1800},
     "upstream": "FROM /messages/* INTO $upstream",
 }
 
@@ -45,10 +43,8 @@ class Answers:
 
     async def collect(self) -> None:
         async for delivery in await self.channel.consume(self.replies, no_ack=True):
-            response = Response.from_wire(
-                headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
-            )
-            self.served.append((delivery.properties.correlation_id or "", str(response.status)))
+            name, response = answer_in(delivery)
+            self.served.append((name, str(response.status)))
 
     async def send(
         self,
@@ -76,12 +72,10 @@ class Answers:
         await asyncio.gather(*map(publish, names))
 
     async def until_served(self, names: Sequence[str], *, timeout: float = PATIENCE) -> None:
-        wanted = set(names)
-
         def all_are_served() -> bool:
-            return len(self.served) >= len(wanted) and {name for name, _ in self.served} >= wanted
+            return len(self.served) >= len(names) and {name for name, _ in self.served} >= set(names)
 
-        await until(all_are_served, f"{len(wanted)} requests are answered", timeout=timeout)
+        await until(all_are_served, f"{len(names)} requests are answered", timeout=timeout)
 
     def statuses(self, names: Iterable[str]) -> set[str]:
         wanted = set(names)
@@ -102,16 +96,15 @@ class Answers:
 
 @asynccontextmanager
 async def answers_of(amqp_uri: str, pool_id: str) -> AsyncIterator[Answers]:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=amqp_uri, name="caller"))
-    channel = await connection.channel(confirms=True)
-    replies = f"{pool_id}-answers"
-    await channel.declare_queue(replies, exclusive=True)
-    found = Answers(PoolNames(pool_id), channel, replies)
-    collecting = asyncio.create_task(found.collect())
-    yield found
-    collecting.cancel()
-    await asyncio.wait({collecting})
-    await connection.close()
+    async with connected(amqp_uri) as connection:
+        channel = await connection.channel(confirms=True)
+        replies = f"{pool_id}-answers"
+        await channel.declare_queue(replies, exclusive=True)
+        found = Answers(PoolNames(pool_id), channel, replies)
+        collecting = asyncio.create_task(found.collect())
+        yield found
+        collecting.cancel()
+        await asyncio.wait({collecting})
 
 
 def managed(make_daemon: MakeDaemon, **settings: object) -> DaemonProcess:
@@ -126,6 +119,21 @@ def apply(daemon: DaemonProcess, directory: Path, routes: object) -> str:
     done = daemon.osrdyne("routes", "apply", str(manifest), "--author", "test")
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def ingesting(
+    make_daemon: MakeDaemon, directory: Path, log: str, *tables: Table, config: Mapping[str, object], **settings: Any
+) -> DaemonProcess:
+    """A daemon whose worker stores the log of the pool `log` in these tables."""
+    daemon = make_daemon(driver={"options": {"command": [WORKER, INGEST]}}, **settings)
+    uri = directory / "uri"
+    uri.touch(mode=0o600)
+    uri.write_text(daemon.amqp_uri)
+    places = {table.directory.name: {"directory": str(table.directory)} for table in tables}
+    spark = {"spark_master": SMALL_SPARK["master"], "spark_conf": SMALL_SPARK["conf"]}
+    stored = {"pool": log, "uri_file": str(uri), "tables": places, **config}
+    daemon.write_settings(worker={"app": INGEST, **spark, "config": stored})
+    return daemon
 
 
 def numbered(prefix: str, count: int) -> list[str]:
@@ -164,7 +172,7 @@ async def until_counted(daemon: DaemonProcess, requests: int, metric: str, *labe
 
 async def counted(daemon: DaemonProcess, metric: str, *labels: str) -> float:
     """What the samples of a metric that have these labels come to."""
-    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=LONG) as http:
+    async with daemon.http(LONG) as http:
         lines = (await http.get("/metrics")).text.splitlines()
     samples = [line for line in lines if line.startswith(f"{metric}{{") and all(label in line for label in labels)]
     return sum(float(sample.split()[-1]) for sample in samples)

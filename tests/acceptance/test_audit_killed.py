@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from daemon_process import PATIENCE, DaemonProcess, MakeDaemon
+from daemon_process import DaemonProcess, MakeDaemon
 
 LAUNCHER = Path(__file__).with_name("killed_change.py")
 
 
 async def change(daemon: DaemonProcess, number: int) -> None:
-    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=PATIENCE) as http:
+    async with daemon.http() as http:
         document = {"profiles": [{"match": f"k{number}", "concurrency": 2}]}
         (await http.put("/v1/profiles", params={"author": f"a{number}"}, json=document)).raise_for_status()
 

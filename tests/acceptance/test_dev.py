@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -91,18 +92,8 @@ def dev(request: pytest.FixtureRequest, home: dict[str, str], tmp_path: Path) ->
 
 async def osrdyne(dev: Dev, home: dict[str, str], *arguments: str) -> str:
     """The output of another command of the same user. The terminal is read meanwhile: a full one stops what writes."""
-    running = asyncio.create_task(
-        asyncio.to_thread(
-            subprocess.run,
-            [OSRDYNE, *arguments],
-            cwd=home["TMPDIR"],
-            env=home,
-            capture_output=True,
-            text=True,
-            timeout=START_LIMIT,
-            check=False,
-        )
-    )
+    options: dict[str, Any] = {"cwd": home["TMPDIR"], "env": home, "capture_output": True, "text": True}
+    running = asyncio.create_task(asyncio.to_thread(subprocess.run, [OSRDYNE, *arguments], **options))
     await until(lambda: dev.read() is not None and running.done(), "the command ends", timeout=START_LIMIT)
     done = await running
     assert done.returncode == 0, done.stderr + dev.shown
@@ -120,29 +111,36 @@ def announcement_of(home: dict[str, str]) -> Path:
     return Path(home["XDG_RUNTIME_DIR"]) / "osrdyne" / "dev.yaml"
 
 
-async def test_interrupt_during_the_start_ends_it_at_once(dev: Dev, home: dict[str, str]) -> None:
-    await until(lambda: "Starting RabbitMQ" in dev.read() and any(Path(home["TMPDIR"]).iterdir()), "the start")
+async def interrupt(dev: Dev) -> int | None:
+    """Ctrl-C; the exit code."""
     dev.process.send_signal(signal.SIGINT)
     await until(lambda: dev.read() and dev.process.poll() is not None, "it ends")
-    assert dev.process.returncode == 130, dev.shown
+    return dev.process.returncode
+
+
+async def test_interrupt_during_the_start_ends_it_at_once(dev: Dev, home: dict[str, str]) -> None:
+    await until(lambda: "Starting RabbitMQ" in dev.read() and any(Path(home["TMPDIR"]).iterdir()), "the start")
+    assert await interrupt(dev) == 130, dev.shown
     assert "osrdyne dev is up" not in dev.shown
     assert_nothing_left(dev, home)
 
 
-@pytest.mark.proves("workers/dev-killed")
-async def test_kill_leaves_no_worker(dev: Dev, home: dict[str, str]) -> None:
+async def start_worker(dev: Dev, home: dict[str, str]) -> None:
     await dev.until_shown("Ctrl-C stops everything")
     await osrdyne(dev, home, "call", "k", "/echo", "-d", "{}")
     assert any("osrdyne-worker" in " ".join(command) for command in commands_of(home))
+
+
+@pytest.mark.proves("workers/dev-killed")
+async def test_kill_leaves_no_worker(dev: Dev, home: dict[str, str]) -> None:
+    await start_worker(dev, home)
     dev.process.kill()
     await until(lambda: commands_of(home) == [], "RabbitMQ and the worker have ended")
 
 
 @pytest.mark.nightly
 async def test_terminal_that_is_closed_ends_the_workers_too(dev: Dev, home: dict[str, str]) -> None:
-    await dev.until_shown("Ctrl-C stops everything")
-    await osrdyne(dev, home, "call", "k", "/echo", "-d", "{}")
-    assert any("osrdyne-worker" in " ".join(command) for command in commands_of(home))
+    await start_worker(dev, home)
     dev.close()
     # The log line of its worker cannot be written.
     await osrdyne(dev, home, "call", "after the terminal", "/echo", "-d", "{}")
@@ -182,7 +180,5 @@ async def test_stack_of_one_command_answers_another_and_leaves_nothing(dev: Dev,
     assert "6005" in answer
     assert "tpch/sf=0.001" in await osrdyne(dev, home, "groups", "list")
     assert any("java" in process.name() for process in processes_of(home))
-    dev.process.send_signal(signal.SIGINT)
-    await until(lambda: dev.read() and dev.process.poll() is not None, "it ends")
-    assert dev.process.returncode == 0, dev.shown
+    assert await interrupt(dev) == 0, dev.shown
     assert_nothing_left(dev, home)

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon
-from durable_caller import DurableCaller
+from daemon_process import WORKER, MakeDaemon, until
 
 pytestmark = pytest.mark.one_rabbitmq
 
 KEY = "infra=42,timetable=24"
-
-
-def run(daemon: DaemonProcess, *arguments: str) -> str:
-    done = daemon.osrdyne(*arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+APP = "tests.integration.changing_app:app"
 
 
 @pytest.mark.proves("workers/worker-report-outcome-reload")
-async def test_reload_by_hand_is_answered_with_the_outcome(
-    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
-) -> None:
+async def test_reload_by_hand_is_answered_with_the_outcome(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("0", encoding="utf-8")
-    worker = [str(Path(sys.executable).with_name("osrdyne-worker")), "tests.integration.changing_app:app"]
-    daemon = make_daemon(
-        driver={"options": {"command": worker}},
-        worker={"app": "tests.integration.changing_app:app", "config": {"directory": str(tmp_path)}},
-    )
+    worker = {"app": APP, "config": {"directory": str(tmp_path)}}
+    daemon = make_daemon(driver={"options": {"command": [WORKER, APP]}}, worker=worker)
     await daemon.start()
     missing = daemon.osrdyne("groups", "reload", KEY)
     assert (missing.returncode, "no group" in missing.stderr) == (1, True)
     async with daemon.client() as client:
         assert (await client.call(KEY, "/data")).body == b"0"
         (tmp_path / "data").write_text("1", encoding="utf-8")
-        assert "reloaded" in await asyncio.to_thread(run, daemon, "groups", "reload", KEY)
+        done = await asyncio.to_thread(daemon.osrdyne, "groups", "reload", KEY)
+        assert (done.returncode, done.stderr, "reloaded" in done.stdout) == (0, "", True)
         assert (await client.call(KEY, "/data")).body == b"1"
         (tmp_path / "fail").touch()
         failed = await asyncio.to_thread(daemon.osrdyne, "groups", "reload", KEY)
@@ -48,9 +37,7 @@ async def test_reload_by_hand_is_answered_with_the_outcome(
             (tmp_path / name).touch()
         before = (tmp_path / "reloads").read_text(encoding="utf-8")
         dying = asyncio.create_task(asyncio.to_thread(daemon.osrdyne, "groups", "reload", KEY))
-        async with asyncio.timeout(120):
-            while (tmp_path / "reloads").read_text(encoding="utf-8") == before:
-                await asyncio.sleep(0.05)
+        await until(lambda: (tmp_path / "reloads").read_text(encoding="utf-8") != before, "it reloads")
         (tmp_path / "hold").unlink()
         ended = await dying
         assert (ended.returncode, "ended" in ended.stdout) == (0, True), ended.stdout

@@ -13,18 +13,18 @@ import json
 import os
 import random
 import signal
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
 from last_value_process import LastValueProcess
-from managed_callers import LONG, apply
-from spark_fixtures import SMALL_SPARK
+from managed_callers import LONG, apply, ingesting, managed
 
 from osrdyne import amqp
 from osrdyne.amqp.streams import StreamConnection
@@ -33,6 +33,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.last_values.sqlite import SqliteStore
 from osrdyne_worker.pipelines.telemetry.table import Table
+from tests.connections import connected
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 
@@ -47,9 +48,9 @@ START = 1_795_341_600_000
 VICTIMS = ("daemon of the log", "daemon of the ingest", "worker", "worker", "reader of the last values", "RabbitMQ")
 KILLS = 20
 UNCONFIRMED = 400
+PATIENTLY: dict[str, Any] = {"connect_timeout": PATIENCE, "rpc_timeout": PATIENCE}
 ROUTE = 'FROM /messages/* INTO BrokeredEndpoint("/streams/plant/inputs/log")'
 NAMES = PoolNames("plant")
-APP = "osrdyne_worker.pipelines.ingest:app"
 
 
 def key_of(message: int) -> str:
@@ -65,33 +66,28 @@ class Publisher:
     """Publishes messages with confirms, each again until it is confirmed."""
 
     def __init__(self, uri: str) -> None:
-        self._options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
-        self._numbers = iter(range(MESSAGES))
-        self.confirmed = 0
-        self.repeated = 0
+        self._uri = uri
+        self._left, self._rest = list[int](), iter(range(MESSAGES))
+        self.confirmed = self.repeated = 0
 
     async def run(self) -> None:
-        left: list[int] = []
-        while left or self.confirmed < MESSAGES:
-            try:
-                connection = await amqp.connect(self._options)
-            except BrokerError:
-                await asyncio.sleep(1)
-                continue
-            try:
-                channel = await connection.channel(confirms=True)
-                while self.confirmed < MESSAGES:
-                    left += [number for _, number in zip(range(UNCONFIRMED - len(left)), self._numbers, strict=False)]
-                    ended = await asyncio.gather(*(self._publish(channel, one) for one in left), return_exceptions=True)
-                    before, left = left, [one for one, error in zip(left, ended, strict=True) if error is not None]
-                    self.confirmed += len(before) - len(left)
-                    self.repeated += len(left)
-                    if left:
-                        break
-            except BrokerError:
-                self.repeated += len(left)
-            finally:
-                await connection.close()
+        while self.confirmed < MESSAGES:
+            with suppress(BrokerError):
+                async with connected(self._uri, **PATIENTLY) as connection:
+                    channel = await connection.channel(confirms=True)
+                    while await self._publish_several(channel) and self.confirmed < MESSAGES:
+                        pass
+            await asyncio.sleep(0.1)
+
+    async def _publish_several(self, channel: amqp.Channel) -> bool:
+        """Whether all of them were confirmed."""
+        self._left += islice(self._rest, UNCONFIRMED - len(self._left))
+        several = self._left
+        ended = await asyncio.gather(*(self._publish(channel, one) for one in several), return_exceptions=True)
+        self._left = [one for one, error in zip(several, ended, strict=True) if error is not None]
+        self.confirmed += len(several) - len(self._left)
+        self.repeated += len(self._left)
+        return not self._left
 
     async def _publish(self, channel: amqp.Channel, number: int) -> None:
         first = number * IN_MESSAGE
@@ -137,17 +133,14 @@ class Killer:
 
 async def orphans(uri: str) -> int:
     """Messages in the orphan queue that the leader has not taken."""
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE))
-    try:
+    async with connected(uri, **PATIENTLY) as connection:
         channel = await connection.channel()
         return (await channel.declare_queue(NAMES.orphan_queue, passive=True)).ready
-    finally:
-        await connection.close()
 
 
 async def ends_of_log(uri: str) -> dict[int, int]:
     """The offset after the last message, by partition."""
-    options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
+    options = amqp.ConnectionOptions(uri=uri, **PATIENTLY)
     async with await StreamConnection.open(options, silence=PATIENCE) as streams:
         bounds = [await streams.bounds(NAMES.log_stream(partition)) for partition in range(PARTITIONS)]
     return {partition: one.stop for partition, one in enumerate(bounds) if one is not None}
@@ -189,32 +182,16 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(EmbeddedBroker())
         at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
-        uri = tmp_path / "uri"
-        uri.touch(mode=0o600)
-        uri.write_text(broker.amqp_uri)
         telemetry = {
             "name": "plant",
             "partitions": PARTITIONS,
             "tables": [{"name": "cold", "pool": "ingest", "target_lag": "1s"}],
             "last_values": {"file": str(last)},
         }
-        plant = make_daemon(**at, pool="plant", telemetry=telemetry)
-        plant.write_settings(pool={"kind": "managed"})
-        config = {
-            "pool": "plant",
-            "uri_file": str(uri),
-            "tables": {"cold": {"directory": str(table.directory)}},
-            "max_offsets": 5000,
-            "timeout": PATIENCE,
-        }
-        spark = {"spark_master": SMALL_SPARK["master"], "spark_conf": SMALL_SPARK["conf"]}
-        ingest = make_daemon(
-            **at,
-            pool="ingest",
-            worker={"app": APP, "config": config, **spark},
-            driver={"options": {"command": [sys.executable, "-m", "osrdyne_worker.main", APP]}},
-            lifecycle={"unbind_delay": "10m", "start_attempts": 5},
-        )
+        plant = managed(make_daemon, **at, pool="plant", telemetry=telemetry)
+        config = {"max_offsets": 5000, "timeout": PATIENCE}
+        lasting = {"unbind_delay": "10m", "start_attempts": 5}
+        ingest = ingesting(make_daemon, tmp_path, "plant", table, config=config, **at, pool="ingest", lifecycle=lasting)
         await asyncio.gather(plant.start(), ingest.start())
         apply(plant, tmp_path, {"log": ROUTE})
         reader = LastValueProcess(plant)

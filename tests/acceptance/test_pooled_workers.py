@@ -5,49 +5,40 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import Any
 
-from daemon_process import DaemonProcess, MakeDaemon, merged, until
+from daemon_process import WORKER, DaemonProcess, MakeDaemon, merged, until
 from durable_caller import DurableCaller, durable_caller
 
 from osrdyne.protocol.pooled import PROCESS_KEY
 
-WORKER = [str(Path(sys.executable).with_name("osrdyne-worker")), "workers.examples.echo:app"]
 KEYS = [f"key {number}" for number in range(20)]
 
 
-def pooled(make_daemon: MakeDaemon, *, spares: int = 0, pool: str | None = None, **settings: Any) -> DaemonProcess:
+def pooled(make_daemon: MakeDaemon, **settings: Any) -> DaemonProcess:
+    # The memory of the machine that runs the tests must not decide how many processes there are.
+    places = {"spares": 0, "process_timeout": "20s", "max_memory_used": None}
     base = {
-        "driver": {"options": {"command": WORKER}},
-        # The memory of the machine that runs the tests must not decide how many processes there are.
-        "worker": {
-            "placement": "pooled",
-            "pooled": {"spares": spares, "process_timeout": "20s", "max_memory_used": None},
-        },
+        "driver": {"options": {"command": [WORKER, "workers.examples.echo:app"]}},
+        "worker": {"placement": "pooled", "pooled": places},
         "lifecycle": {"start_attempts": 3, "max_concurrent_starts": 8},
     }
-    return make_daemon(pool=pool, **merged(base, settings))
-
-
-def process_pids(daemon: DaemonProcess) -> list[int]:
-    return daemon.pids(PROCESS_KEY)
+    return make_daemon(**merged(base, settings))
 
 
 async def test_process_killed_under_load_loses_nothing(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = pooled(make_daemon)
     await daemon.start()
     infos = await asyncio.gather(*map(caller.info, KEYS))
-    assert {info["pid"] for info in infos} == set(process_pids(daemon))
+    assert {info["pid"] for info in infos} == set(daemon.pids(PROCESS_KEY))
     [process] = (await daemon.get("/v1/processes"))["processes"]
     assert (process["state"], process["keys"]) == ("ready", sorted(KEYS))
     for _ in range(3):
         await asyncio.gather(*(caller.send(key, "/sleep", {"seconds": 0.5}) for key in KEYS for _ in range(2)))
-        before = process_pids(daemon)
+        before = daemon.pids(PROCESS_KEY)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda before=before: not set(before) & set(process_pids(daemon)), "the process is gone")
+        await until(lambda before=before: not set(before) & set(daemon.pids(PROCESS_KEY)), "the process is gone")
     await caller.until_all_answered()
     assert caller.statuses() == {"ok"}
     assert (await daemon.get("/v1/poison"))["total"] == 0
@@ -70,7 +61,7 @@ async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) 
         await daemon.start()
         await caller.until_all_answered()
         assert caller.statuses() == {"ok"}, event
-        assert len(process_pids(daemon)) == 1, event
+        assert len(daemon.pids(PROCESS_KEY)) == 1, event
 
 
 async def test_daemons_killed_in_an_assign_and_a_release_lose_nothing(make_daemon: MakeDaemon, pool_id: str) -> None:

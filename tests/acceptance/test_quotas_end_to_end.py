@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import json
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
 from managed_callers import Answers, managed, numbered, until_counted, without_workers
 
-from osrdyne import amqp
 from osrdyne.client import QuotaExceededError
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.protocol.names import Key
+from tests.connections import connected
 
 QUOTA = 500
 
 
-async def usage(daemon: DaemonProcess) -> dict[str, Any]:
-    found: dict[str, Any] = (await daemon.get("/v1/quota"))["usage"]
-    return found
+async def usage(daemon: DaemonProcess) -> Any:
+    return (await daemon.get("/v1/quota"))["usage"]
 
 
-async def used(daemon: DaemonProcess) -> int:
-    return int((await usage(daemon))["meters"][0]["used"])
+async def is_used(daemon: DaemonProcess, amount: int) -> bool:
+    return bool((await usage(daemon))["meters"][0]["used"] == amount)
 
 
 async def saved(uri: str, queue: str) -> int | None:
     """What the leader has saved in RabbitMQ; None if nothing yet."""
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, name="reader"))
-    try:
-        delivery = await (await connection.channel()).get(queue)  # closing the connection returns it
-        return None if delivery is None else int(json.loads(zlib.decompress(delivery.body))["meters"][0]["used"])
-    except BrokerNotFoundError:  # the leader declares the queue when it saves for the first time
-        return None
-    finally:
-        await connection.close()
+    async with connected(uri) as connection:
+        with suppress(BrokerNotFoundError):  # the leader declares the queue when it saves for the first time
+            delivery = await (await connection.channel()).get(queue)  # closing the connection returns it
+            return None if delivery is None else int(json.loads(zlib.decompress(delivery.body))["meters"][0]["used"])
+    return None
 
 
 @pytest.mark.proves("quotas/leader-killed-counts-what")
@@ -52,7 +49,7 @@ async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(
     queue = answers.names.snapshot_queue("quota", term)
 
     await answers.send("any", numbered("first", 300))
-    assert await until(lambda: is_used(daemon, 300), "300 requests are counted")
+    await until(lambda: is_used(daemon, 300), "300 requests are counted")
 
     async def is_saved() -> bool:
         return await saved(uri, queue) == 300
@@ -74,20 +71,13 @@ async def test_quota_runs_out_at_the_exact_message_and_outlives_its_leader(
     await answers.send("any", second)
     refused = 300 - (QUOTA - 300)
 
-    def all_are_answered() -> bool:
-        return len(answers.served) >= refused
-
-    await until(all_are_answered, "the requests beyond the quota are answered")
-    assert await used(daemon) == QUOTA
+    await until(lambda: len(answers.served) >= refused, "the requests beyond the quota are answered")
+    assert await is_used(daemon, QUOTA)
     assert (len(answers.served), answers.statuses(second)) == (refused, {"quota-exceeded"})
 
     earlier = (await usage(daemon))["remaining"]
     async with daemon.client() as client:
         with pytest.raises(QuotaExceededError) as error:
             await client.call("cam", "/echo")
-    assert (await usage(daemon))["remaining"] <= error.value.retry_after <= earlier  # type: ignore[operator]
+    assert (await usage(daemon))["remaining"] <= error.value.retry_after <= earlier
     assert "is used up" in daemon.osrdyne("quota", "show").stdout
-
-
-async def is_used(daemon: DaemonProcess, amount: int) -> bool:
-    return await used(daemon) >= amount

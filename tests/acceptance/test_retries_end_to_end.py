@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess, MakeDaemon
+from daemon_process import WORKER, DaemonProcess, MakeDaemon
 from managed_callers import apply, managed
 
-from osrdyne.amqp import ConnectionOptions, connect
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER
+from tests.connections import connected
 
 APP = "tests.integration.flaky_app:app"
 RETRY = {"codes": [503], "max_attempts": 3, "delays": ["100ms", "5s"]}
@@ -21,19 +20,15 @@ TEXT = "FROM /messages/* INTO $upstream"
 
 async def waiting(daemon: DaemonProcess, delay_ms: int) -> int:
     """How many requests wait for so long."""
-    connection = await connect(ConnectionOptions(uri=daemon.amqp_uri, name="osrdyne acceptance test"))
-    try:
+    async with connected(daemon.amqp_uri) as connection:
         channel = await connection.channel()
         return (await channel.declare_queue(PoolNames(daemon.pool).retry_queue(delay_ms), passive=True)).ready
-    finally:
-        await connection.close()
 
 
 @pytest.mark.proves("managed/request-fails-route-retries")
 async def test_failed_requests_are_tried_again_as_their_route_says(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     """Also while no daemon runs, and as long as the caller does not forbid it."""
-    command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
-    daemon = managed(make_daemon, driver={"options": {"command": command}})
+    daemon = managed(make_daemon, driver={"options": {"command": [WORKER, APP]}})
     await daemon.start()
     apply(daemon, tmp_path, {"all": {"route": TEXT, "priority": 2, "retry": RETRY}})
     async with daemon.client(default_timeout=120.0) as client:

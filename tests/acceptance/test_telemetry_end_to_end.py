@@ -18,6 +18,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.telemetry import KEY_HEADER, partition_of
+from tests.connections import connected
 
 KEYS = [f"plant/{number}" for number in range(10)]
 MESSAGES = 1_500
@@ -45,15 +46,17 @@ async def test_log_has_every_message_although_its_leader_was_killed(
     apply(daemon, tmp_path, {"log": ROUTE})
     names, uri = PoolNames(pool_id), broker_settings.uri.get_secret_value()
     options = amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE, rpc_timeout=PATIENCE)
-    connection = await amqp.connect(options)
-    channel = await connection.channel(confirms=True)
 
     async def publish(number: int) -> None:
         message = amqp.Message(b'{"value": %d}' % number, message_id=f"m{number}")
         key = KEYS[number % len(KEYS)]
         await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
 
-    async with await StreamConnection.open(options, silence=PATIENCE) as streams:
+    async with (
+        connected(uri, rpc_timeout=PATIENCE) as connection,
+        await StreamConnection.open(options, silence=PATIENCE) as streams,
+    ):
+        channel = await connection.channel(confirms=True)
         publishing = asyncio.gather(*map(publish, range(MESSAGES)))
 
         async def has_some() -> bool:
@@ -69,7 +72,6 @@ async def test_log_has_every_message_although_its_leader_was_killed(
 
         await until(has_all, "the next leader writes what is left")
         log = await read_log(streams, names)
-    await connection.close()
 
     first: defaultdict[str, list[int]] = defaultdict(list)
     seen: set[str | None] = set()

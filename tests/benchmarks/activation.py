@@ -24,8 +24,9 @@ from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
+from tests.benchmarks.bare import PERSISTENT
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
-from tests.benchmarks.harness import PATIENCE, QUORUM, connected
+from tests.benchmarks.harness import PATIENCE, QUORUM, connection
 from tests.benchmarks.leading import Activations, leader
 
 POOL = "bench_act"
@@ -68,17 +69,11 @@ async def _round(broker: EmbeddedBroker, measure: Callable[[_Keys], Awaitable[T]
 
 @asynccontextmanager
 async def _keys(broker: EmbeddedBroker) -> AsyncIterator[_Keys]:
-    async with (
-        leader(broker, POOL) as activations,
-        await aio_pika.connect(broker.amqp_uri) as floor,
-        connected(broker) as connection,
-    ):
-        client, cleaner, bare = (
-            await connection.channel(confirms=True),
-            await connection.channel(),
-            await floor.channel(),
-        )
-        yield _Keys(activations, client, cleaner, bare, await bare.get_exchange(NAMES.requests_exchange))
+    floor, own = await aio_pika.connect(broker.amqp_uri), connection(broker)
+    async with leader(broker, POOL) as activations, floor, own as ours:
+        client, bare = await ours.channel(confirms=True), await floor.channel()
+        exchange = await bare.get_exchange(NAMES.requests_exchange)
+        yield _Keys(activations, client, await ours.channel(), bare, exchange)
 
 
 @dataclass
@@ -137,19 +132,16 @@ class _Keys:
         if careful:
             await self.bare.declare_queue(PRECAUTION, durable=True, arguments=dict(QUORUM))
         await queue.bind(self.exchange, key)
-        message = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-        await self.exchange.publish(message, routing_key=key)
+        await self.exchange.publish(aio_pika.Message(b"", delivery_mode=PERSISTENT), routing_key=key)
 
     async def _ours(self, count: int) -> list[float]:
         """Milliseconds of each key, in no order."""
         keys = [self._new_key() for _ in range(count)]
         active = [self.activations.expect(key) for key in keys]
-        began = time.perf_counter()
+        exchange, began = NAMES.requests_exchange, time.perf_counter()
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             for key in keys:
-                group.create_task(
-                    self.client.publish(amqp.Message(), exchange=NAMES.requests_exchange, routing_key=key)
-                )
+                group.create_task(self.client.publish(amqp.Message(), exchange=exchange, routing_key=key))
             return [(at - began) * 1000 for at in await asyncio.gather(*active)]
 
     async def _clear(self) -> None:

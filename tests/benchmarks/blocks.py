@@ -23,16 +23,20 @@ class Block:
         return len(self.latencies) / self.seconds
 
 
-async def run_block(call: Callable[[], Awaitable[None]], *, calls: int, in_flight: int) -> Block:
+async def seconds(work: Awaitable[object]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+async def run_block(call: Callable[[], Awaitable[object]], *, calls: int, in_flight: int) -> Block:
     """Make `calls` calls with `in_flight` under way all the time."""
     left = iter(range(calls))
     latencies: list[float] = []
 
     async def keep_calling() -> None:
-        for _ in left:
-            began = time.perf_counter()
-            await call()
-            latencies.append((time.perf_counter() - began) * 1000)
+        latencies.extend([await seconds(call()) * 1000 for _ in left])
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:

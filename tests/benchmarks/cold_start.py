@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import SMALL_FOOTPRINT
@@ -23,19 +22,22 @@ from osrdyne.dev.sample_data import default_directory, generate_tpch, sql_config
 from osrdyne.dev.stack import SAMPLE_SPARK_CONF
 from osrdyne.protocol.activity import COLD_START_PARTS, Event, cold_start_of
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
-from tests.integration.worker_process import Stage, stage
+from tests.integration.worker_process import stage
 
 KEY = "tpch/sf=0.01"
 QUERY = "select l_returnflag, count(*), sum(l_extendedprice) from lineitem group by l_returnflag order by 1"
 OPTIONS = "spark.driver.extraJavaOptions"
 WITHOUT_ARCHIVE = {OPTIONS: "-Xshare:auto"}
 """The default of Java; because the user says it, the worker adds no archive."""
-C1_ONLY = {OPTIONS: "-XX:TieredStopAtLevel=1"}
-"""Without the second compiler of the JVM, whose code is faster and takes longer to compile."""
-LATE_C2 = {
-    OPTIONS: "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+LATE_C2 = "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "": {},
+    ", C1 only": {OPTIONS: "-XX:TieredStopAtLevel=1"},
+    ", late C2": {OPTIONS: LATE_C2},
+    ", small footprint": SMALL_FOOTPRINT,
 }
-"""The second compiler compiles methods only after ten times as many calls; loops as early as by default."""
+"""Without the second compiler of the JVM, whose code is faster and takes longer to compile; and with one that compiles
+methods only after ten times as many calls, and loops as early as by default."""
 FORMER, PRESENT = "tests.benchmarks.former_start:app", "osrdyne_worker.pipelines.sql:app"
 ROUNDS = 3
 
@@ -49,33 +51,20 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     program = Path(sys.executable).with_name("osrdyne")
     subprocess.run([program, "spark", "warm-archive"], check=True, capture_output=True, timeout=600)
     config = sql_configuration(directory)
-    rounds: list[tuple[Start, Start, Start, Start, Start]] = []
-    for number in range(ROUNDS + 1):  # the first one warms the file cache
+    rounds: list[tuple[Start, dict[str, Start]]] = []
+    for _ in range(ROUNDS + 1):
         former = await _first_answer(broker, FORMER, config, WITHOUT_ARCHIVE)
-        present = await _first_answer(broker, PRESENT, config, {})
-        small = await _first_answer(broker, PRESENT, config, SMALL_FOOTPRINT)
-        first_compiler = await _first_answer(broker, PRESENT, config, C1_ONLY)
-        late = await _first_answer(broker, PRESENT, config, LATE_C2)
-        if number > 0:
-            rounds.append((former, present, small, first_compiler, late))
-    first, of_small, of_c1, of_late_c2 = [
-        [Round(kinds[0]["answer"], kinds[kind]["answer"]) for kinds in rounds] for kind in (1, 2, 3, 4)
-    ]
-    parts = [
-        figure(
-            f"cold start: {part}",
-            "s",
-            [Round(former.get(part, 0.0), present.get(part, 0.0)) for former, present, *_ in rounds],
-            Goal(15.0, Comparison.ABSOLUTE),
-        )
-        for part in COLD_START_PARTS
-    ]
+        rounds.append((former, {kind: await _first_answer(broker, PRESENT, config, KINDS[kind]) for kind in KINDS}))
+
+    def compared(name: str, kind: str, part: str, goal: Goal) -> Figure:
+        # The first round warms the file cache.
+        both = [Round(former.get(part, 0.0), kinds[kind].get(part, 0.0)) for former, kinds in rounds[1:]]
+        return figure(name, "s", both, goal)
+
+    parts_goal = Goal(15.0, Comparison.ABSOLUTE)
     return [
-        figure("first answer of a new key", "s", first, Goal(0.4)),
-        figure("first answer of a new key, C1 only", "s", of_c1, Goal(0.4)),
-        figure("first answer of a new key, late C2", "s", of_late_c2, Goal(0.4)),
-        figure("first answer of a new key, small footprint", "s", of_small, Goal(0.4)),
-        *parts,
+        *(compared(f"first answer of a new key{kind}", kind, "answer", Goal(0.4)) for kind in KINDS),
+        *(compared(f"cold start: {part}", "", part, parts_goal) for part in COLD_START_PARTS),
     ]
 
 
@@ -90,8 +79,5 @@ async def _first_answer(broker: EmbeddedBroker, app: str, config: dict[str, obje
         answer = time.perf_counter() - began
         assert reply.json()["row_count"] == 3
         await group.until_reported(worker, Event.REQUEST_COMPLETED)
-        return {"answer": answer, **_parts(group)}
-
-
-def _parts(group: Stage) -> dict[str, Any]:
-    return {part: took / 1000 for report in group.reports for part, took in cold_start_of(report).items()}
+        parts = {part: took / 1000 for report in group.reports for part, took in cold_start_of(report).items()}
+        return {"answer": answer, **parts}

@@ -15,7 +15,7 @@ from osrdyne.client import AsyncClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.benchmarks.bare import BODY
 from tests.benchmarks.blocks import Block, run_block
-from tests.benchmarks.figures import Figure, Goal, Round, figure, percentile
+from tests.benchmarks.figures import Figure, Goal, Round, compared_percentiles, figure
 from tests.benchmarks.harness import QUORUM, bare_program, line_of, own_channel
 from tests.integration.worker_process import stage
 
@@ -31,16 +31,11 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     one = await _rounds(broker, pool="bench_one", in_flight=1, calls=25)
     many = await _rounds(broker, pool="bench_many", in_flight=32, calls=100)
     throughput = [Round(bare.calls_per_second, ours.calls_per_second) for bare, ours in many]
+    latencies = [(bare.latencies, ours.latencies) for bare, ours in one]
     return [
-        _latency("warm echo, p50", one, 50),
-        _latency("warm echo, p99", one, 99),
+        *compared_percentiles("warm echo", "ms", latencies, dict.fromkeys((50, 99), Goal(1.25))),
         figure("echo, 32 in flight", "calls/s", throughput, Goal(0.85, at_least=True)),
     ]
-
-
-def _latency(name: str, blocks: list[tuple[Block, Block]], percent: int) -> Figure:
-    rounds = [Round(percentile(bare.latencies, percent), percentile(ours.latencies, percent)) for bare, ours in blocks]
-    return figure(name, "ms", rounds, Goal(1.25))
 
 
 async def _rounds(broker: EmbeddedBroker, *, pool: str, in_flight: int, calls: int) -> list[tuple[Block, Block]]:

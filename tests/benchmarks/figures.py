@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median, quantiles
@@ -93,6 +93,18 @@ def figure(name: str, unit: str, rounds: Sequence[Round], goal: Goal) -> Figure:
         goal=goal,
         of_floor=median(one.ours / one.floor for one in rounds) if all(one.floor for one in rounds) else None,
     )
+
+
+def compared_percentiles(
+    name: str, unit: str, rounds: Sequence[tuple[Sequence[float], Sequence[float]]], goals: Mapping[int, Goal]
+) -> list[Figure]:
+    """A figure for each percentile of the goals; a round has all values of the floor, and ours."""
+    return [
+        figure(
+            f"{name}, p{percent}", unit, [Round(*(percentile(side, percent) for side in one)) for one in rounds], goal
+        )
+        for percent, goal in goals.items()
+    ]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.benchmarks.bare import READY
 from tests.benchmarks.leading import Broker
+from tests.connections import connected
 
 PATIENCE = 300.0
 """Seconds for anything that must happen; a benchmark that needs them has failed."""
@@ -34,21 +36,21 @@ def settings_of(broker: EmbeddedBroker) -> BrokerSettings:
     return BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri))
 
 
-@asynccontextmanager
-async def connected(broker: Broker, *, rpc_timeout: float = PATIENCE) -> AsyncIterator[amqp.Connection]:
-    options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench", rpc_timeout=rpc_timeout)
-    connection = await amqp.connect(options)
-    try:
-        yield connection
-    finally:
-        await connection.close()
+@contextmanager
+def own_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
+        yield Path(directory)
+
+
+def connection(broker: Broker) -> AbstractAsyncContextManager[amqp.Connection]:
+    return connected(broker.amqp_uri, name="osrdyne bench", rpc_timeout=PATIENCE)
 
 
 @asynccontextmanager
 async def own_channel(broker: Broker) -> AsyncIterator[amqp.Channel]:
     """A channel with a connection of its own that does not outlive it: a consumer would go on taking requests."""
-    async with connected(broker) as connection:
-        yield await connection.channel(confirms=True)
+    async with connection(broker) as own:
+        yield await own.channel(confirms=True)
 
 
 async def publish_all(count: int, publish: Callable[[int], Awaitable[object]]) -> None:
@@ -62,17 +64,11 @@ def noop_daemon(
 ) -> DaemonProcess:
     """A daemon that starts no workers. One that is not `forked` starts as its users start it, with all its imports."""
     directory.mkdir(exist_ok=True)
-    daemon = DaemonProcess(
-        directory,
-        amqp_uri=broker.amqp_uri,
-        management_uri=broker.management_uri,
-        pool=pool,
-        settings=settings,
-        launcher=() if forked else (sys.executable,),
+    at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
+    launcher = () if forked else (sys.executable,)
+    return DaemonProcess(
+        directory, **at, pool=pool, settings={**settings, "driver": {"name": "noop"}}, launcher=launcher
     )
-    daemon.settings["driver"] = {"name": "noop"}
-    daemon.write_settings()
-    return daemon
 
 
 async def until_standing_by(daemon: DaemonProcess) -> None:
@@ -107,16 +103,9 @@ async def bare_program(
     broker: EmbeddedBroker, *arguments: str, ready: bool = True
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A program of `bare`, which is killed at the end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.benchmarks.bare",
-        *arguments,
-        env={**os.environ, "BARE_AMQP_URI": broker.amqp_uri},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=2**24,
-    )
+    command = (sys.executable, "-m", "tests.benchmarks.bare", *arguments)
+    environment, pipe = {**os.environ, "BARE_AMQP_URI": broker.amqp_uri}, asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdin=pipe, stdout=pipe, limit=2**24)
     try:
         assert not ready or await line_of(process) == READY, "the floor did not start"
         yield process
@@ -142,10 +131,10 @@ async def bare_forward(
 ) -> float:
     """Messages a second that are consumed, published with a confirm, and acknowledged after it. `copy` returns what is
     published, and its routing key."""
-    async with await aio_pika.connect(broker.amqp_uri) as connection:
-        channel = await connection.channel()
+    async with await aio_pika.connect(broker.amqp_uri) as bare:
+        channel = await bare.channel()
         target = await channel.get_exchange(exchange) if exchange else channel.default_exchange
-        consuming = await connection.channel()
+        consuming = await bare.channel()
         await consuming.set_qos(prefetch)
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         left, began = count, 0.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.testing.fakes.amqp import purge_queue
 from tests.acceptance.daemon_process import until
+from tests.benchmarks.blocks import seconds
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.harness import QUORUM, bare_forward, own_channel, publish_all, settings_of
 from tests.benchmarks.ingress_documents import CHECKS, routes, store_documents
@@ -90,10 +90,7 @@ async def _in_turns(floor: Call, ours: Call) -> Round:
     found: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
         for latencies, call in zip(found, (floor, ours), strict=True):
-            for _ in range(CALLS):
-                began = time.perf_counter()
-                await call()
-                latencies.append((time.perf_counter() - began) * 1000)
+            latencies += [await seconds(call()) * 1000 for _ in range(CALLS)]
     return Round(*(percentile(latencies, 50) for latencies in found))
 
 

@@ -12,11 +12,9 @@ import json
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,9 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 from osrdyne.telemetry.last_values.query import LastValues
 from osrdyne.telemetry.last_values.values import LastValue
-from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
-from tests.benchmarks.harness import PATIENCE, own_channel
-from tests.filled_streams import STREAM, fill
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, compared_percentiles, figure
+from tests.benchmarks.harness import PATIENCE, own_channel, own_directory
+from tests.filled_streams import STREAM, batched, fill
 from tests.postgresql_server import running_postgresql
 
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
@@ -52,14 +50,14 @@ START = 1_795_341_600_000
 KEY = "bench"
 BARE = "bench-bare-last-value"
 COLUMNS = ("pool", *LastValue._fields)
+READABLE_GOALS = dict.fromkeys((50, 95), Goal(250, Comparison.ABSOLUTE))
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     pool = "bench_last_values"
     for partition in range(PARTITIONS):
         await fill(broker.amqp_uri, PoolNames(pool).log_stream(partition), map(_message, range(EVENTS)))
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as name, running_postgresql() as server:
-        directory = Path(name)
+    with own_directory() as directory, running_postgresql() as server:
         upserts: dict[str, list[Round]] = {"SQLite": [], "PostgreSQL": []}
         for number in range(ROUNDS):
             file = directory / f"{number}.db"
@@ -74,15 +72,7 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     goal = Goal(5_000, Comparison.ABSOLUTE, at_least=True)
     return [
         *(figure(f"telemetry, last values, backlog, {name}", "upserts/s", upserts[name], goal) for name in upserts),
-        *(
-            figure(
-                f"telemetry, last value readable after confirm, p{percent}",
-                "ms",
-                [Round(percentile(bare, percent), percentile(ours, percent)) for bare, ours in readable],
-                Goal(250, Comparison.ABSOLUTE),
-            )
-            for percent in (50, 95)
-        ),
+        *compared_percentiles("telemetry, last value readable after confirm", "ms", readable, READABLE_GOALS),
     ]
 
 
@@ -123,8 +113,8 @@ async def _backlog(settings: Any, directory: Path) -> float:
 
 async def _events(values: LastValues) -> int:
     with suppress(LastValueStoreError):  # before the reader has made the tables
-        if (found := await values.totals()) is not None:
-            return found.events
+        found = await values.totals()
+        return found.events if found else 0
     return 0
 
 
@@ -154,12 +144,6 @@ def _rows() -> Iterator[tuple[Any, ...]]:
             text = (None, None, None)
             place = (START, partition, number, 0, None)
             yield ("bench", f"{KEY}/{partition}", series, START + number, None, "telemetry", number, *text, *place)
-
-
-def _transactions() -> Iterator[list[tuple[Any, ...]]]:
-    rows = _rows()
-    while several := list(islice(rows, TRANSACTION)):
-        yield several
 
 
 def _table(real: str, text: str = "TEXT") -> str:
@@ -193,7 +177,7 @@ def _upserts_into_postgresql(uri: str) -> float:
 
 def _timed(connection: Any, statement: str) -> float:
     began = time.perf_counter()
-    for several in _transactions():
+    for several in batched(_rows(), TRANSACTION):
         connection.cursor().executemany(statement, several)
         connection.commit()
     return PARTITIONS * EVENTS / (time.perf_counter() - began)

@@ -16,7 +16,7 @@ from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
-from tests.benchmarks.harness import PATIENCE, connected, own_channel
+from tests.benchmarks.harness import PATIENCE, connection, own_channel
 from tests.benchmarks.leading import Activations, leader
 
 NAMES = PoolNames("bench_change")
@@ -67,8 +67,8 @@ async def _measure(size: int) -> Change:
 
 
 async def _make_groups(broker: EmbeddedBroker, keys: Sequence[Key]) -> None:
-    async with connected(broker) as connection:
-        channel = await connection.channel()
+    async with connection(broker) as own:
+        channel = await own.channel()
         for key in keys:
             queue = NAMES.request_queue(key)
             await channel.declare_queue(queue, arguments=request_queue_arguments(NAMES, key))

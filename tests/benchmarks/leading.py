@@ -8,21 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import ClassVar, Literal, Protocol
 
-from pydantic import SecretStr
-
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
-from osrdyne.config.models import (
-    BrokerSettings,
-    DriverSettings,
-    LifecycleSettings,
-    PoolSettings,
-    Settings,
-    TelemetrySettings,
-)
+from osrdyne.config.models import Settings, TelemetrySettings
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceState, WorkerSpec
@@ -153,23 +144,17 @@ async def leader(
     telemetry: TelemetrySettings | None = None,
 ) -> AsyncIterator[Activations]:
     """Lead `pool`, as the daemon does, until the end of the block. `running`: keys that have a worker already."""
-    settings = Settings(
-        broker=BrokerSettings(
-            uri=SecretStr(broker.amqp_uri),
-            management_uri=SecretStr(broker.management_uri),
-            # The leader shares its event loop with the benchmark: on a busy machine it would lose its connection.
-            leader_heartbeat=30.0,
-        ),
-        pool=PoolSettings(id=pool, kind=kind),
-        telemetry=telemetry or TelemetrySettings(),
-        driver=DriverSettings(name="noop"),
-        lifecycle=LifecycleSettings(
-            unbind_delay=NEVER,
-            start_timeout=NEVER,
-            resync_interval=NEVER,
-            max_groups=NO_LIMIT,
-            max_concurrent_starts=NO_LIMIT,
-        ),
+    # The leader shares its event loop with the benchmark: on a busy machine it would lose its connection.
+    at = {"uri": broker.amqp_uri, "management_uri": broker.management_uri, "leader_heartbeat": 30.0}
+    never = dict.fromkeys(("unbind_delay", "start_timeout", "resync_interval"), NEVER)
+    settings = Settings.model_validate(
+        {
+            "broker": at,
+            "pool": {"id": pool, "kind": kind},
+            "telemetry": telemetry or {},
+            "driver": {"name": "noop"},
+            "lifecycle": {**never, "max_groups": NO_LIMIT, "max_concurrent_starts": NO_LIMIT},
+        }
     )
     activations = activations or Activations()
     clock, stop, leading = SystemClock(), StopRequest(asyncio.Event()), asyncio.Event()

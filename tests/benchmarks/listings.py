@@ -11,7 +11,7 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
-from tests.benchmarks.harness import QUORUM, connected, settings_of
+from tests.benchmarks.harness import QUORUM, connection, settings_of
 
 PREFIX = "bench-req-"
 CHANNELS = 8
@@ -21,15 +21,15 @@ SECONDS = 15.0
 """Without churn, and with it."""
 
 
-async def declare(connection: amqp.Connection, numbers: range) -> None:
-    channel = await connection.channel()
+async def declare(own: amqp.Connection, numbers: range) -> None:
+    channel = await own.channel()
     for number in numbers:
         await channel.declare_queue(f"{PREFIX}{number:06d}", arguments=QUORUM)
 
 
-async def churn(connection: amqp.Connection) -> None:
+async def churn(own: amqp.Connection) -> None:
     """Declare a queue and delete an earlier one, at all places of the order of names."""
-    channel = await connection.channel()
+    channel = await own.channel()
     number = 0
     while True:
         await channel.declare_queue(f"{PREFIX}{number * 7919 % 1_000_000:06d}x", arguments=QUORUM)
@@ -73,11 +73,11 @@ async def run(_: EmbeddedBroker) -> list[Figure]:
 async def _measure() -> tuple[Listings, Listings]:
     """Listings without and with churn."""
     quiet, churned = Listings(), Listings()
-    async with EmbeddedBroker() as broker, connected(broker) as connection:
-        await asyncio.gather(*(declare(connection, range(first, QUEUES, CHANNELS)) for first in range(CHANNELS)))
+    async with EmbeddedBroker() as broker, connection(broker) as own:
+        await asyncio.gather(*(declare(own, range(first, QUEUES, CHANNELS)) for first in range(CHANNELS)))
         async with ManagementClient(settings_of(broker)) as management:
             await _keep_listing(quiet, management)
-            disturbance = asyncio.create_task(churn(connection))
+            disturbance = asyncio.create_task(churn(own))
             await _keep_listing(churned, management)
             disturbance.cancel()
     return quiet, churned

@@ -11,9 +11,7 @@ import itertools
 import json
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,15 @@ import pyarrow.parquet as pq
 
 from osrdyne.client import AsyncClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.pooled.memory import process_memory
-from tests.acceptance.daemon_process import OSRDYNE, PATIENCE, DaemonProcess
+from tests.acceptance.daemon_process import OSRDYNE, PATIENCE, DaemonProcess, until
+from tests.benchmarks.blocks import run_block, seconds
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.benchmarks.harness import own_directory
 from tests.integration.pooled_stage import PooledStage, pooled_stage
 from tests.integration.worker_process import WorkerProcess
 
@@ -60,77 +61,69 @@ MIB = 2**20
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
+    with own_directory() as directory:
         async with pooled_stage(broker.amqp_uri, POOL) as pool:
-            bench = _Bench(pool, Path(directory))
+            bench = _Bench(pool, directory)
             spare = await bench.start()
-            starts, memory = await bench.fill()
-            return [spare, *starts, *memory, await bench.all_at_once(), await bench.idle(), *await bench.queries()]
+            return [
+                spare,
+                *await bench.fill(),
+                await bench.all_at_once(),
+                await bench.idle(),
+                await bench.beside_a_scan(),
+                *[await bench.many_at_once(count) for count in CONCURRENCIES],
+            ]
 
 
 async def run_killed(broker: EmbeddedBroker) -> list[Figure]:
     """A process with many keys is killed: by itself, because it needs minutes less than `run`."""
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        for key in _killed_keys():
-            _write_views(Path(directory), key)
-        return [await _killed(broker, Path(directory), with_spare=each) for each in (False, True)]
+    keys = [f"key{number:03}" for number in range(KILLED)]
+    with own_directory() as directory:
+        for key in keys:
+            _write_views(directory, key)
+        return [await _killed(broker, directory, keys, with_spare=each) for each in (False, True)]
 
 
-def _killed_keys() -> list[str]:
-    return [f"key{number:03}" for number in range(KILLED)]
-
-
-async def _killed(broker: EmbeddedBroker, directory: Path, *, with_spare: bool) -> Figure:
+async def _killed(broker: EmbeddedBroker, directory: Path, keys: list[str], *, with_spare: bool) -> Figure:
     """A daemon with keys in one process, which is killed while each key has a request: seconds from the moment at which
     its successor is ready until all have answered, beside the same requests before. A spare is ready at the kill."""
-    worker = {
-        "app": APP,
-        "placement": "pooled",
-        "pooled": {"spares": 1, "keys_per_process": KILLED, "max_processes": 2 if with_spare else 1},
-    }
+    places = {"spares": 1, "keys_per_process": KILLED, "max_processes": 2 if with_spare else 1}
+    worker = {"app": APP, "placement": "pooled", "pooled": places}
     spark = {"spark_master": SPARK["master"], "spark_conf": SPARK["conf"], "config": _config(directory)}
-    command = [str(OSRDYNE.with_name("osrdyne-worker")), APP]
-    daemon = DaemonProcess(
-        directory,
-        amqp_uri=broker.amqp_uri,
-        management_uri=broker.management_uri,
-        pool=f"bench_killed_{with_spare}".lower(),
-        settings={"driver": {"options": {"command": command}}, "worker": {**worker, **spark}, "log": {"level": "info"}},
-    )
-    keys = _killed_keys()
+    driver = {"options": {"command": [str(OSRDYNE.with_name("osrdyne-worker")), APP]}}
+    settings = {"driver": driver, "worker": {**worker, **spark}, "log": {"level": "info"}}
+    at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
+    daemon = DaemonProcess(directory, **at, pool=f"bench_killed_{with_spare}".lower(), settings=settings)
+
+    async def processes() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await daemon.get("/v1/processes"))["processes"]
+        return found
 
     async def ask_all(client: AsyncClient) -> None:
         replies = await asyncio.gather(*(client.call(key, "/sql", {"query": QUERY}, timeout=PATIENCE) for key in keys))
         assert [reply.json()["rows"][0][0] for reply in replies] == keys
 
+    async def successor(former: int) -> int | None:
+        ready = [one for one in await processes() if one["state"] in ("ready", "spare")]
+        return next((int(one["external_id"]) for one in ready if one["external_id"] != str(former)), None)
+
     async def until_successor(former: int) -> int:
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                found = (await daemon.get("/v1/processes"))["processes"]
-                for one in found:
-                    if one["state"] in ("ready", "spare") and one["external_id"] != str(former):
-                        return int(one["external_id"])
-                await asyncio.sleep(0.05)
+        return await until(lambda: successor(former), "its successor is ready", interval=0.05) or 0
 
     try:
         await daemon.start()
         async with daemon.client() as client:
             await ask_all(client)  # places them
-            began = time.perf_counter()
-            await ask_all(client)
-            before = time.perf_counter() - began
+            before = await seconds(ask_all(client))
             [process, *_] = daemon.pids(PROCESS_KEY)
             if with_spare:
-                found = (await daemon.get("/v1/processes"))["processes"]
-                [process] = [int(one["external_id"]) for one in found if one["keys"]]
+                [process] = [int(one["external_id"]) for one in await processes() if one["keys"]]
                 await _until_warm(await until_successor(process))
             asked = asyncio.create_task(ask_all(client))
             await asyncio.sleep(0.1)
             os.kill(process, signal.SIGKILL)
             await until_successor(process)
-            began = time.perf_counter()
-            await asked
-            took = time.perf_counter() - began
+            took = await seconds(asked)
             assert (await daemon.get("/v1/poison"))["total"] == 0
     finally:
         await daemon.close()
@@ -198,9 +191,7 @@ class _Bench:
     async def _plain_sessions(self, count: int) -> list[float]:
         views = {view: f"{self._directory}/{PLAIN}/{view}.parquet" for view in VIEWS}
         body = {"count": count, "views": views, "query": QUERY}
-        response = await self._pool.call(PLAIN, "/plain_sessions", body)
-        answer: list[float] = json.loads(response.body)
-        return answer
+        return list(json.loads((await self._pool.call(PLAIN, "/plain_sessions", body)).body))
 
     async def _ask(self, key: str, query: str) -> float:
         """Milliseconds of one query."""
@@ -209,9 +200,16 @@ class _Bench:
         assert response.status == Status.OK, response
         return (time.perf_counter() - began) * 1000
 
+    async def _ask_all(self, keys: list[str]) -> tuple[float, list[Response]]:
+        """Send one query for each of the keys; the seconds until all have answered."""
+        began = time.perf_counter()
+        sent = [await self._pool.send(key, "/sql", {"query": QUERY}) for key in keys]
+        answers = await asyncio.gather(*map(self._pool.stage.caller.answer, sent))
+        return time.perf_counter() - began, answers
+
     # --- figures
 
-    async def fill(self) -> tuple[list[Figure], list[Figure]]:
+    async def fill(self) -> list[Figure]:
         """Assign keys, and open plain sessions beside them; the time of the first ones, and the memory at some
         numbers."""
         rounds: list[Round] = []
@@ -221,59 +219,42 @@ class _Bench:
                 [plain] = await self._plain_sessions(1)
                 rounds.append(Round(plain, await self._first_answer()))
             await self._fill_up(keys - len(self._keys))
-            memory[keys] = self._memory()
+            ours, plain = [(process_memory(process.pid)[1] or 0) / MIB for process in self._processes]
+            memory[keys] = plain, ours
         warm = rounds[len(rounds) // 2 :]  # Java has compiled most of it by then
         starts = [
             figure("assign to first answer, first ten keys", "ms", rounds[:10], Goal(300, Comparison.ABSOLUTE)),
             figure("assign to first answer", "ms", warm, Goal(300, Comparison.ABSOLUTE)),
         ]
-        return starts, _memory_figures(memory)
+        sizes = [
+            figure(f"PSS of a process with {keys} keys", "MiB", [Round(*memory[keys])], Goal(1.5)) for keys in KEYS
+        ]
+        further = Round(*((after - before) / 99 for before, after in zip(memory[1], memory[100], strict=True)))
+        return [*starts, *sizes, figure("PSS of a further key", "MiB", [further], Goal(10.0, Comparison.ABSOLUTE))]
 
     async def _fill_up(self, keys: int) -> None:
-        turns = asyncio.Semaphore(STARTS_AT_ONCE)
-
-        async def start() -> None:
-            async with turns:
-                await self._first_answer()
-
-        await asyncio.gather(*(start() for _ in range(keys)))
         if keys:
+            await run_block(self._first_answer, calls=keys, in_flight=STARTS_AT_ONCE)
             await self._plain_sessions(keys)
-
-    def _memory(self) -> tuple[float, float]:
-        """MiB of PSS of the process with plain sessions, and of the one with keys."""
-        keys, plain = [(process_memory(process.pid)[1] or 0) / MIB for process in self._processes]
-        return plain, keys
 
     async def all_at_once(self) -> Figure:
         """One request to each key, sent together: seconds, if all answer."""
-        began = time.perf_counter()
-        sent = [await self._pool.send(key, "/sql", {"query": QUERY}) for key in self._keys]
-        answers = await asyncio.gather(*map(self._pool.stage.caller.answer, sent))
-        ours = time.perf_counter() - began
-        own = [json.loads(answer.body)["rows"][0][0] for answer in answers]
-        assert own == self._keys
+        ours, answers = await self._ask_all(self._keys)
+        assert [json.loads(answer.body)["rows"][0][0] for answer in answers] == self._keys
         per_second = await self._plain_threads(2, len(self._keys))
         rounds = [Round(len(self._keys) / per_second, ours)]
         return figure(f"{len(self._keys)} keys asked at once, all answer", "s", rounds, Goal(3.0))
 
     async def idle(self) -> Figure:
         """Per cent of a processor that both processes use without requests."""
-        before = self._processor_times()
+        before = [_processor_time(process.pid) for process in self._processes]
         await asyncio.sleep(IDLE_SECONDS)
-        after = self._processor_times()
+        after = [_processor_time(process.pid) for process in self._processes]
         ours, plain = [(end - begin) / IDLE_SECONDS * 100 for begin, end in zip(before, after, strict=True)]
         rounds = [Round(plain, ours)]
         return figure(f"idle process with {len(self._keys)} keys", "% cpu", rounds, Goal(10.0, Comparison.DIFFERENCE))
 
-    def _processor_times(self) -> list[float]:
-        return [_processor_time(process.pid) for process in self._processes]
-
-    async def queries(self) -> list[Figure]:
-        """Queries of one key: beside a scan of another one, and many at once."""
-        return [await self._beside_a_scan(), *[await self._many_at_once(count) for count in CONCURRENCIES]]
-
-    async def _beside_a_scan(self) -> Figure:
+    async def beside_a_scan(self) -> Figure:
         key, other = self._keys[-1], self._keys[-2]
         for _ in range(20):
             await self._ask(key, QUERY)
@@ -290,17 +271,15 @@ class _Bench:
             rounds.append(Round(percentile(alone, 99), percentile(beside, 99)))
         return figure("p99 of a key beside another's scan", "ms", rounds, Goal(2.0))
 
-    async def _many_at_once(self, concurrency: int) -> Figure:
+    async def many_at_once(self, concurrency: int) -> Figure:
         key = self._new_key()
         _write_views(self._directory, key)
         await self._assign(self._processes[0], key, concurrency=concurrency)
         rounds = []
         for _ in range(ROUNDS + 1):
             plain = await self._plain_threads(concurrency, AT_ONCE)
-            began = time.perf_counter()
-            sent = [await self._pool.send(key, "/sql", {"query": QUERY}) for _ in range(AT_ONCE)]
-            answers = await asyncio.gather(*map(self._pool.stage.caller.answer, sent))
-            rounds.append(Round(plain, AT_ONCE / (time.perf_counter() - began)))
+            ours, answers = await self._ask_all([key] * AT_ONCE)
+            rounds.append(Round(plain, AT_ONCE / ours))
             assert {answer.status for answer in answers} == {Status.OK}
         name = f"{AT_ONCE} small queries at once, concurrency {concurrency}"
         return figure(name, "per second", rounds[1:], Goal(0.8, at_least=True))
@@ -310,26 +289,12 @@ class _Bench:
         return float(response.body)
 
 
-def _memory_figures(memory: Mapping[int, tuple[float, float]]) -> list[Figure]:
-    """The whole process at each number of keys, and one further key."""
-    found = [
-        figure(f"PSS of a process with {keys} keys", "MiB", [Round(*sizes)], Goal(1.5))
-        for keys, sizes in memory.items()
-    ]
-    first, last = memory[1], memory[100]
-    further = Round(*((after - before) / 99 for before, after in zip(first, last, strict=True)))
-    return [*found, figure("PSS of a further key", "MiB", [further], Goal(10.0, Comparison.ABSOLUTE))]
-
-
 async def _until_warm(pid: int) -> None:
     """Wait until the process has done what it does before its first key."""
-    before = _processor_time(pid)
-    while True:
+    before, now = -1.0, _processor_time(pid)
+    while now - before >= 0.2:
         await asyncio.sleep(2.0)
-        now = _processor_time(pid)
-        if now - before < 0.2:
-            return
-        before = now
+        before, now = now, _processor_time(pid)
 
 
 def _processor_time(pid: int) -> float:

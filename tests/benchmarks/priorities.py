@@ -7,6 +7,7 @@ take turns.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -48,13 +49,9 @@ async def _figure(broker: EmbeddedBroker, concurrency: int) -> Figure:
 
 async def _rate(pool: Stage, queues: Sequence[QueueName], requests: int) -> float:
     """Requests a second, from the first publish to the last answer."""
-    began = time.perf_counter()
-    sent = await asyncio.gather(
-        *(
-            pool.caller.send("/sleep", {"seconds": SECONDS}, queue=queues[number % len(queues)])
-            for number in range(requests)
-        )
-    )
+    began, body, turns = time.perf_counter(), {"seconds": SECONDS}, itertools.cycle(queues)
+    asked = zip(range(requests), turns, strict=False)
+    sent = await asyncio.gather(*(pool.caller.send("/sleep", body, queue=queue) for _, queue in asked))
     responses = await asyncio.gather(*map(pool.caller.answer, sent))
     assert all(response.status == "ok" for response in responses)
     return requests / (time.perf_counter() - began)

@@ -17,7 +17,6 @@ import asyncio
 import itertools
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from statistics import median
 from osrdyne.client import AsyncClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.benchmarks.harness import own_directory
 from tests.integration.worker_process import stage
 
 POOL = "bench_spark"
@@ -45,24 +45,17 @@ ROUNDS_OF_LOOKUPS = 3
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        _generate(Path(directory))
+    with own_directory() as directory:
+        arguments = ["parquet", "-s", "0.01", "--tables", "orders", "--output-dir", directory]
+        generator = Path(sys.executable).with_name("tpchgen-cli")
+        subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=60)
+        orders = {"view": "orders", "path": f"{directory}/orders.parquet", "key_columns": ["o_orderkey"]}
+        config = {"datasets": [{"key": KEY, "tables": [orders]}]}
         async with stage(broker.amqp_uri, POOL, KEY) as pool:
             # Requests wait in their queue until the worker is ready.
-            await pool.start(app="tests.benchmarks.spark_app:app", config=_data(directory), spark=SPARK, ready=False)
+            await pool.start(app="tests.benchmarks.spark_app:app", config=config, spark=SPARK, ready=False)
             async with AsyncClient(broker.amqp_uri, POOL) as client:
                 return await _compare(client)
-
-
-def _generate(directory: Path) -> None:
-    generator = Path(sys.executable).with_name("tpchgen-cli")
-    arguments = ["parquet", "-s", "0.01", "--tables", "orders", "--output-dir", str(directory)]
-    subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=60)
-
-
-def _data(directory: str) -> dict[str, object]:
-    orders = {"view": "orders", "path": f"{directory}/orders.parquet", "key_columns": ["o_orderkey"]}
-    return {"datasets": [{"key": KEY, "tables": [orders]}]}
 
 
 async def _compare(client: AsyncClient) -> list[Figure]:
@@ -105,16 +98,12 @@ async def _ours(client: AsyncClient, query: str) -> float:
     return taken
 
 
-def _row(number: int) -> dict[str, object]:
-    return {"table": "orders", "key": {"o_orderkey": number}, "columns": ["o_custkey", "o_totalprice", "o_orderdate"]}
-
-
 async def _lookups(client: AsyncClient, path: str) -> float:
     """Look-ups per second, `LOOKUPS` sent at once."""
+    row = {"table": "orders", "columns": ["o_custkey", "o_totalprice", "o_orderdate"]}
+    wanted = [{**row, "key": {"o_orderkey": number + 1}} for number in range(LOOKUPS)]
     began = time.perf_counter()
-    replies = await asyncio.gather(
-        *(client.call(KEY, path, _row(number), timeout=300) for number in range(1, LOOKUPS + 1))
-    )
+    replies = await asyncio.gather(*(client.call(KEY, path, one, timeout=300) for one in wanted))
     taken = time.perf_counter() - began
     assert sum(reply.json() is not None for reply in replies) > 0
     return LOOKUPS / taken

@@ -8,7 +8,6 @@ binds the queue and gives it the request.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,7 +18,7 @@ from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
-from tests.benchmarks.harness import NEVER, PATIENCE, bare_program, connected, noop_daemon, own_channel
+from tests.benchmarks.harness import NEVER, PATIENCE, bare_program, connection, noop_daemon, own_channel, own_directory
 
 POOL = "bench_start"
 NAMES = PoolNames(POOL)
@@ -34,8 +33,8 @@ SETTINGS = {
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        bench = _Bench(broker, Path(directory))
+    with own_directory() as directory:
+        bench = _Bench(broker, directory)
         await bench.prepare()
         rounds = [await bench.round() for _ in range(ROUNDS)]
     return [figure("daemon start to first answer", "ms", rounds, Goal(1000, Comparison.ABSOLUTE))]
@@ -64,10 +63,10 @@ class _Bench:
         """Seconds from the start of a process to the answer."""
         self._number += 1
         key = Key(f"first={self._number}")
-        async with connected(self._broker) as connection:
-            channel = await connection.channel()
+        async with connection(self._broker) as own:
+            channel = await own.channel()
             await _declare(channel, key)
-            answers = await _answer_requests(connection, key)
+            answers = await _answer_requests(own, key)
             began = time.perf_counter()
             async with running(key):
                 await asyncio.wait_for(answers.get(), PATIENCE)
@@ -93,9 +92,9 @@ class _Bench:
             await asyncio.wait_for(process.wait(), PATIENCE)
 
 
-async def _answer_requests(connection: amqp.Connection, key: Key) -> amqp.Consumer:
+async def _answer_requests(own: amqp.Connection, key: Key) -> amqp.Consumer:
     """Publish a request for the key, and answer it when it has come to its queue; the consumer of the answer."""
-    caller, worker = await connection.channel(confirms=True), await connection.channel()
+    caller, worker = await own.channel(confirms=True), await own.channel()
     reply_to = f"{POOL}_bench-answers"
     await caller.declare_queue(reply_to)
     answers = await caller.consume(reply_to, no_ack=True)

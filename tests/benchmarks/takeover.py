@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
@@ -29,10 +27,11 @@ from tests.benchmarks.harness import (
     NEVER,
     QUORUM,
     bare_program,
-    connected,
+    connection,
     leader_and_standby,
     line_of,
     own_channel,
+    own_directory,
     until_standing_by,
 )
 
@@ -62,38 +61,25 @@ class Takeover:
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        async with (
-            leader_and_standby(broker, Path(directory), POOL, SETTINGS) as daemons,
-            connected(broker) as connection,
-        ):
-            match = _Match(daemons, _Load(connection, await connection.channel(confirms=True)))
+    with own_directory() as directory:
+        async with leader_and_standby(broker, directory, POOL, SETTINGS) as daemons, connection(broker) as own:
+            match = _Match(daemons, _Load(own, await own.channel(confirms=True)))
             await match.round(signal.SIGKILL)  # warms up
             bare = await _bare_handovers(broker, KILLS)
             killed = [await match.round(signal.SIGKILL) for _ in range(KILLS)]
             silent = [await match.round(signal.SIGSTOP) for _ in range(SILENCES)]
-    return [*_figures_of_kills(bare, killed), *_figures_of_silence(silent)]
+    kills, floor = list(zip(bare, killed, strict=True)), 3 * HEARTBEAT
 
+    def compared(name: str, rounds: Iterable[tuple[float, float]], goal: Goal) -> Figure:
+        return figure(f"leader {name}", "ms", [Round(before * 1000, after * 1000) for before, after in rounds], goal)
 
-def _figures_of_kills(bare: Sequence[float], killed: Sequence[Takeover]) -> list[Figure]:
     second = Goal(1000, Comparison.DIFFERENCE)
-    token = [Round(floor * 1000, one.token * 1000) for floor, one in zip(bare, killed, strict=True)]
-    forwarded = [Round(floor * 1000, one.forwarded * 1000) for floor, one in zip(bare, killed, strict=True)]
-    waits = [Round(one.waits_before * 1000, one.waits * 1000) for one in killed]
     return [
-        figure("leader killed, next one has the token", "ms", token, second),
-        figure("leader killed, first orphan forwarded", "ms", forwarded, second),
-        figure("leader killed, longest wait", "ms", waits, second),
-    ]
-
-
-def _figures_of_silence(silent: Sequence[Takeover]) -> list[Figure]:
-    floor = 3 * HEARTBEAT * 1000
-    return [
-        figure(
-            "leader silent, next one has the token", "ms", [Round(floor, one.token * 1000) for one in silent], Goal(1.0)
-        ),
-        figure("leader silent, longest wait", "ms", [Round(floor, one.waits * 1000) for one in silent], Goal(1.5)),
+        compared("killed, next one has the token", ((before, one.token) for before, one in kills), second),
+        compared("killed, first orphan forwarded", ((before, one.forwarded) for before, one in kills), second),
+        compared("killed, longest wait", ((one.waits_before, one.waits) for one in killed), second),
+        compared("silent, next one has the token", ((floor, one.token) for one in silent), Goal(1.0)),
+        compared("silent, longest wait", ((floor, one.waits) for one in silent), Goal(1.5)),
     ]
 
 
@@ -161,20 +147,19 @@ class _Load:
         requests, over = _Requests(), asyncio.Event()
         channel = await self._connection.channel()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_asking(group, channel, requests, over))
+
+            async def keep_asking() -> None:
+                while not over.is_set():
+                    key = Key(f"infra={next(self._numbers)}")
+                    group.create_task(self._ask(channel, requests, key))
+                    await asyncio.sleep(PACE)
+
+            group.create_task(keep_asking())
             yield requests
             over.set()
         for key in requests.sent:
             await channel.delete_queue(self._names.request_queue(key))
         await channel.close()
-
-    async def _keep_asking(
-        self, group: asyncio.TaskGroup, channel: amqp.Channel, requests: _Requests, over: asyncio.Event
-    ) -> None:
-        while not over.is_set():
-            key = Key(f"infra={next(self._numbers)}")
-            group.create_task(self._ask(channel, requests, key))
-            await asyncio.sleep(PACE)
 
     async def _ask(self, channel: amqp.Channel, requests: _Requests, key: Key) -> None:
         queue = self._names.request_queue(key)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
@@ -22,6 +21,7 @@ from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.names import PoolNames
+from tests.benchmarks.blocks import seconds
 from tests.benchmarks.figures import Figure, Goal, Round, figure
 from tests.benchmarks.harness import QUORUM, bare_forward, own_channel, publish_all, settings_of
 from tests.benchmarks.ingress_documents import store_documents
@@ -69,12 +69,9 @@ async def _publisher(broker: EmbeddedBroker) -> float:
     """Messages a second of a publisher with confirms."""
     async with await aio_pika.connect(broker.amqp_uri) as connection:
         exchange = (await connection.channel(publisher_confirms=True)).default_exchange
-        message = _bare_message(BODY)
-        began = time.perf_counter()
-        await publish_all(
-            MESSAGES, lambda number: exchange.publish(message, routing_key=NAMES.log_stream(number % LOG.partitions))
-        )
-        return MESSAGES / (time.perf_counter() - began)
+        message, streams = _bare_message(BODY), itertools.cycle(map(NAMES.log_stream, range(LOG.partitions)))
+        publishing = publish_all(MESSAGES, lambda _: exchange.publish(message, routing_key=next(streams)))
+        return MESSAGES / await seconds(publishing)
 
 
 def _bare_message(body: bytes) -> aio_pika.Message:

@@ -7,15 +7,15 @@ Parquet files to disk with `fsync`, and commits them. Events have about 100 byte
 from __future__ import annotations
 
 import json
-import tempfile
 import time
-from pathlib import Path
 
 from osrdyne import amqp
 from osrdyne.client import AsyncClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
+from tests.benchmarks.blocks import seconds
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.benchmarks.harness import own_directory
 from tests.filled_streams import fill
 from tests.integration.worker_process import stage
 
@@ -36,8 +36,8 @@ async def _measure(broker: EmbeddedBroker, events: int) -> Figure:
     pool, key = f"bench_ingest_{events}", "cold/0"
     messages = (_message(number, events) for number in range(MESSAGES * (ROUNDS + 1)))
     await fill(broker.amqp_uri, PoolNames(pool).log_stream(0), messages)
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        uri = Path(directory, "uri")
+    with own_directory() as directory:
+        uri = directory / "uri"
         uri.write_text(broker.amqp_uri)
         config = {"uri_file": str(uri), "tables": {"cold": {"directory": f"{directory}/cold"}}, "tasks": 2}
         async with stage(broker.amqp_uri, pool, key) as worker, AsyncClient(broker.amqp_uri, pool) as client:
@@ -59,9 +59,7 @@ def _message(number: int, events: int) -> amqp.Message:
 
 async def _round(client: AsyncClient, key: str, number: int, events: int) -> Round:
     limits = {"start": number * MESSAGES, "stop": (number + 1) * MESSAGES}
-    began = time.perf_counter()
-    await client.call(key, "/read", limits, timeout=PATIENCE)
-    floor = time.perf_counter() - began
+    floor = await seconds(client.call(key, "/read", limits, timeout=PATIENCE))
     began = time.perf_counter()
     answer = (await client.call(key, "/ingest", {"max_offsets": MESSAGES}, timeout=PATIENCE)).json()
     ours = time.perf_counter() - began

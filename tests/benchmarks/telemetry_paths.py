@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,9 @@ from osrdyne.telemetry.last_values.query import LastValues
 from osrdyne.telemetry.scheduler import RETRY
 from osrdyne_worker.pipelines.telemetry.table import Table
 from tests.acceptance.daemon_process import until
-from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
-from tests.benchmarks.harness import own_channel
+from tests.benchmarks.figures import Comparison, Figure, Goal, compared_percentiles
+from tests.benchmarks.harness import own_channel, own_directory, publish_all
 from tests.benchmarks.last_values import last_value
-from tests.filled_streams import batched
 from tests.stored_telemetry import refusing_writes
 
 POOL, INGEST = "bench_paths", "bench_paths_ingest"
@@ -58,6 +57,7 @@ PACE, LOAD_PACE = 0.1, 0.02
 """Seconds between two measurements of a path, and between two messages of the load."""
 PATIENCE = 600.0
 PATHS = ("hot path", "last value", "cold path")
+GOALS = {50: Goal(1.25), 95: Goal(1.5), 99: Goal(1.5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,17 @@ class Times:
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
-        async with _running(broker, Path(directory)) as bench:
-            rounds = [(await bench.healthy(), await bench.failing(), await bench.behind()) for _ in range(ROUNDS + 1)][
-                1:
-            ]
-    hot = [Round(percentile(behind.bare, 50), percentile(behind.paths[PATHS[0]], 50)) for _, _, behind in rounds]
-    name = "telemetry, publish to handler, warm an hour behind, p50"
-    figures = [figure(name, "ms", hot, Goal(50, Comparison.ABSOLUTE))]
+    with own_directory() as directory:
+        async with _running(broker, directory) as bench:
+            rounds = [(await bench.healthy(), await bench.failing(), await bench.behind()) for _ in range(ROUNDS + 1)]
+    del rounds[0]
+    hot = [(behind.bare, behind.paths[PATHS[0]]) for _, _, behind in rounds]
+    name = "telemetry, publish to handler, warm an hour behind"
+    figures = compared_percentiles(name, "ms", hot, {50: Goal(50, Comparison.ABSOLUTE)})
     for place, state in ((2, "warm an hour behind"), (1, "warm fails")):
         for path in PATHS:
-            for percent, limit in ((50, 1.25), (95, 1.5), (99, 1.5)):
-                both = [
-                    Round(percentile(states[0].paths[path], percent), percentile(states[place].paths[path], percent))
-                    for states in rounds
-                ]
-                figures.append(figure(f"telemetry, {path}, {state}, p{percent}", "ms", both, Goal(limit)))
+            both = [(states[0].paths[path], states[place].paths[path]) for states in rounds]
+            figures += compared_percentiles(f"telemetry, {path}, {state}", "ms", both, GOALS)
     return figures
 
 
@@ -126,10 +121,9 @@ class _Bench:
     async def behind(self) -> Times:
         """Measure while the warm table is an hour behind, and only it."""
         self.warm = {}
-        for several in batched(_backlog(), 500):
-            await asyncio.gather(
-                *(self.channel.publish(message, exchange="", routing_key=STREAM_NAME) for message in several)
-            )
+        backlog = list(_backlog())
+        publish = partial(self.channel.publish, exchange="", routing_key=STREAM_NAME)
+        await publish_all(len(backlog), lambda number: publish(backlog[number]))
         await self._until_stored("cold")
         times = await self._measure()
         unread = self.stored("cold") - self.stored("warm")
@@ -256,42 +250,23 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
     uri = directory / "uri"
     uri.touch(mode=0o600)
     uri.write_text(broker.amqp_uri)
-    tables = {name: directory / name for name in ("cold", "warm")}
-    log_pool = Settings.model_validate(
-        {
-            "pool": {"id": POOL, "kind": "managed"},
-            "broker": at,
-            "api": {"port": 0, "socket": "off"},
-            "worker": {"app": "tests.benchmarks.alarm_app:app"},
-            "telemetry": {
-                "name": "bench",
-                "partitions": 1,
-                "tables": [{"name": "cold", "pool": INGEST, "target_lag": "1s", "interval": "1s"}],
-            },
-        }
-    )
-    config = {
-        "pool": POOL,
-        "uri_file": str(uri),
-        "tasks": 2,
-        "tables": {
-            "cold": {"directory": str(tables["cold"])},
-            "warm": {"directory": str(tables["warm"]), "preset": "store-s1"},
-        },
+    common = {"broker": at, "api": {"port": 0, "socket": "off"}}
+    cold = {"name": "cold", "pool": INGEST, "target_lag": "1s", "interval": "1s"}
+    log_pool = {
+        "pool": {"id": POOL, "kind": "managed"},
+        "worker": {"app": "tests.benchmarks.alarm_app:app"},
+        "telemetry": {"name": "bench", "partitions": 1, "tables": [cold]},
     }
-    ingest_pool = Settings.model_validate(
-        {
-            "pool": {"id": INGEST},
-            "broker": at,
-            "api": {"port": 0, "socket": "off"},
-            "worker": {
-                "app": "osrdyne_worker.pipelines.ingest:app",
-                "spark_master": "local[2]",
-                "spark_conf": {**SAMPLE_SPARK_CONF, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
-                "config": config,
-            },
-        }
-    )
+    stored = {name: Table(directory / name) for name in ("cold", "warm")}
+    tables = {name: {"directory": str(table.directory)} for name, table in stored.items()}
+    tables["warm"]["preset"] = "store-s1"
+    worker = {
+        "app": "osrdyne_worker.pipelines.ingest:app",
+        "spark_master": "local[2]",
+        "spark_conf": {**SAMPLE_SPARK_CONF, "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        "config": {"pool": POOL, "uri_file": str(uri), "tasks": 2, "tables": tables},
+    }
+    ingest_pool = {"pool": {"id": INGEST}, "worker": worker}
     offsets: dict[str, int] = {}
 
     async def note(message: AbstractIncomingMessage) -> None:
@@ -300,8 +275,8 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
         await message.ack()
 
     async with (
-        running_daemon(log_pool) as running,
-        running_daemon(ingest_pool),
+        running_daemon(Settings.model_validate(common | log_pool)) as running,
+        running_daemon(Settings.model_validate(common | ingest_pool)),
         await aio_pika.connect(broker.amqp_uri) as bare_connection,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.api.port}", trust_env=False, timeout=60) as api,
         AsyncClient(broker.amqp_uri, POOL) as client,
@@ -318,7 +293,6 @@ async def _running(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[_Be
         await bare.consume()
         values = LastValues(running)
         try:
-            stored = {name: Table(path) for name, path in tables.items()}
             bench = _Bench(client, ingests, channel, values, stored, bare, offsets)
             await client.call(SITE, "/alarm", b"{}", headers={"level": "alarm"}, timeout=PATIENCE)
             ingesting = asyncio.create_task(bench.keep_ingesting())

@@ -7,11 +7,10 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
 
 import psutil
 
-from tests.acceptance.daemon_process import DaemonProcess
+from tests.acceptance.daemon_process import DaemonProcess, until
 from tests.chaos.callers import KEYS, Callers
 from tests.chaos.pool import PoolUnderAttack
 from tests.chaos.proxy import Proxy
@@ -22,7 +21,6 @@ ALARMS = {
     Action.MEMORY: (("set_vm_memory_high_watermark", "absolute", "1"), ("set_vm_memory_high_watermark", "0.4")),
     Action.DISK: (("set_disk_free_limit", "1000000000000000"), ("set_disk_free_limit", "50000000")),
 }
-T = TypeVar("T")
 Note = Callable[[Fault, str], None]
 
 
@@ -116,11 +114,8 @@ class Attacker:
     # --- workers
 
     async def _on_worker(self, fault: Fault) -> None:
-        workers = await _patiently(self._pool.workers)
-        if not workers:
-            return
-        key, pid = drawn(fault, sorted(workers))
-        with suppress(psutil.NoSuchProcess):
+        with suppress(AssertionError, psutil.NoSuchProcess):  # there is none
+            key, pid = drawn(fault, sorted(await until(self._pool.workers, "a worker runs", timeout=60.0)))
             process = psutil.Process(pid)
             async with self._happening(fault, f"{key[:20]!r} {pid}"):
                 if fault.action is Action.KILL:
@@ -170,11 +165,3 @@ async def _disturbed(action: Action, proxies: Sequence[Proxy]) -> AsyncIterator[
         proxy.delay = 0.0
         proxy.refusing = False
         proxy.resume()
-
-
-async def _patiently(look: Callable[[], list[T]], *, seconds: float = 60.0) -> list[T]:
-    """The first result that is not empty."""
-    until = asyncio.get_running_loop().time() + seconds
-    while not (found := await asyncio.to_thread(look)) and asyncio.get_running_loop().time() < until:
-        await asyncio.sleep(0.2)
-    return found

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import Any
 
 from osrdyne import amqp
 from osrdyne.errors import BrokerError
@@ -25,6 +26,7 @@ from osrdyne.protocol.retries import RetryTerms, read_attempts
 from tests.chaos.beside import beside
 from tests.chaos.checker import LIFETIME, Answered, Sent
 from tests.chaos.rules import APP_ID, FLAKY_PATH
+from tests.connections import keep_connected
 
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
@@ -65,9 +67,7 @@ class Callers:
     """
 
     def __init__(self, uri: str, pool: str, *, seed: int, retry: RetryTerms | None = None) -> None:
-        self._options = amqp.ConnectionOptions(
-            uri=uri, name="osrdyne chaos callers", heartbeat=HEARTBEAT, rpc_timeout=RPC_TIMEOUT
-        )
+        self._uri = uri
         self._names = PoolNames(pool)
         self._seed = seed
         self._retry = retry
@@ -88,7 +88,9 @@ class Callers:
             self._stop.set()
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
-        return beside(self._keep_publisher(), self._keep_collecting())
+        options: dict[str, Any] = {"name": "osrdyne chaos callers", "heartbeat": HEARTBEAT, "rpc_timeout": RPC_TIMEOUT}
+        uses = (self._hold_publisher, self._collect)
+        return beside(*(keep_connected(use, self._uri, **options) for use in uses))
 
     def waiting(self) -> list[str]:
         """Confirmed requests without an answer."""
@@ -143,34 +145,19 @@ class Callers:
             expiration=str(int(LIFETIME * 1000)) if work.limit is Limit.EXPIRATION else None,
         )
 
-    async def _keep_publisher(self) -> None:
-        while True:
-            with suppress(BrokerError):
-                connection = await amqp.connect(self._options)
-                try:
-                    self._publisher = await connection.channel(confirms=True)
-                    await self._publisher.wait_closed()
-                finally:
-                    self._publisher = None
-                    await connection.close()
-            await asyncio.sleep(0.2)
+    async def _hold_publisher(self, connection: amqp.Connection) -> None:
+        try:
+            self._publisher = await connection.channel(confirms=True)
+            await self._publisher.wait_closed()
+        finally:
+            self._publisher = None
 
     # --- answers
 
-    async def _keep_collecting(self) -> None:
-        while True:
-            with suppress(BrokerError):
-                connection = await amqp.connect(self._options)
-                try:
-                    channel = await connection.channel()
-                    await channel.declare_queue(self.replies, arguments={"x-queue-type": "quorum"})
-                    await self._collect(await channel.consume(self.replies, prefetch=100))
-                finally:
-                    await connection.close()
-            await asyncio.sleep(0.2)
-
-    async def _collect(self, consumer: amqp.Consumer) -> None:
-        async for delivery in consumer:
+    async def _collect(self, connection: amqp.Connection) -> None:
+        channel = await connection.channel()
+        await channel.declare_queue(self.replies, arguments={"x-queue-type": "quorum"})
+        async for delivery in await channel.consume(self.replies, prefetch=100):
             response = Response.from_wire(
                 headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
             )

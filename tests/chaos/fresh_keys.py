@@ -22,9 +22,9 @@ from osrdyne import amqp
 from osrdyne.errors import BrokerError, OsrdyneError
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.names import Key, PoolNames
-from tests.benchmarks.harness import connected
 from tests.benchmarks.leading import leader
 from tests.chaos.nodes import Node, running_node
+from tests.connections import connected
 
 REQUESTS = 3
 """For each key, one after the other: the first becomes an orphan, the others come straight to the queue."""
@@ -60,14 +60,14 @@ async def _load(node: Node, names: PoolNames, keys: list[Key], confirmed: set[st
     try:
         async with leader(node, names.pool) as activations:
             done = {key: activations.expect(key) for key in keys}
-            connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri))
-            async with asyncio.TaskGroup() as group:
-                for key in keys:
-                    group.create_task(_publish(connection, names, key, confirmed, done[key]))
-                await asyncio.wait({done[random.choice(keys)]})
-                await asyncio.sleep(random.uniform(0, DELAY))
-                active.set()
-            await connection.wait_closed()
+            async with connected(node.amqp_uri) as connection:
+                async with asyncio.TaskGroup() as group:
+                    for key in keys:
+                        group.create_task(_publish(connection, names, key, confirmed, done[key]))
+                    await asyncio.wait({done[random.choice(keys)]})
+                    await asyncio.sleep(random.uniform(0, DELAY))
+                    active.set()
+                await connection.wait_closed()
     except* OsrdyneError:
         pass  # the term ends with the node
 
@@ -87,7 +87,7 @@ async def _publish(
 async def _bodies(node: Node, queue: str) -> set[str]:
     """What is in the queue, and stays there. One that does not exist, or does not answer, has nothing."""
     bodies: set[str] = set()
-    async with connected(node) as connection:
+    async with connected(node.amqp_uri) as connection:
         channel = await connection.channel()
         with suppress(BrokerError, TimeoutError):
             ready = (await channel.declare_queue(queue, passive=True)).ready

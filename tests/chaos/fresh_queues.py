@@ -20,6 +20,7 @@ from pathlib import Path
 from osrdyne import amqp
 from osrdyne.errors import BrokerError
 from tests.chaos.nodes import Node, running_node
+from tests.connections import connected
 
 QUEUES, MESSAGES = 5, 3
 ARGUMENTS = {"x-queue-type": "quorum"}
@@ -28,28 +29,27 @@ ARGUMENTS = {"x-queue-type": "quorum"}
 async def missing_after_kill(node: Node, *, delay: float, careful: bool) -> dict[str, int]:
     """How many confirmed messages are gone, by queue."""
     names = [f"fresh-{number}" for number in range(QUEUES)]
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri))
-    channel = await connection.channel(confirms=True)
-    for name in names:
-        await channel.declare_queue(name, arguments=ARGUMENTS)
-        for _ in range(MESSAGES):
-            await channel.publish(amqp.Message(), exchange="", routing_key=name)
-    if careful:
-        await channel.declare_queue("precaution", arguments=ARGUMENTS)
-    await asyncio.sleep(delay)
-    await node.kill()
-    await connection.close()
+    async with connected(node.amqp_uri) as connection:
+        channel = await connection.channel(confirms=True)
+        for name in names:
+            await channel.declare_queue(name, arguments=ARGUMENTS)
+            for _ in range(MESSAGES):
+                await channel.publish(amqp.Message(), exchange="", routing_key=name)
+        if careful:
+            await channel.declare_queue("precaution", arguments=ARGUMENTS)
+        await asyncio.sleep(delay)
+        await node.kill()
     await node.start()
     return {name: MESSAGES - await _count(node, name) for name in names}
 
 
 async def _count(node: Node, name: str) -> int:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri))
-    channel, count = await connection.channel(), 0
-    with suppress(BrokerError):  # on 3.10 a queue without its log has no leader, and does not answer
-        while await channel.get(name) is not None:
-            count += 1
-    await connection.close()
+    count = 0
+    async with connected(node.amqp_uri) as connection:
+        channel = await connection.channel()
+        with suppress(BrokerError):  # on 3.10 a queue without its log has no leader, and does not answer
+            while await channel.get(name) is not None:
+                count += 1
     return count
 
 

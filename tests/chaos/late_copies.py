@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 from osrdyne import amqp
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import PoolNames
 from tests.chaos.nodes import Node
+from tests.connections import keep_connected
 
 SHARE = 0.5
 LATEST = 8.0
@@ -26,7 +28,7 @@ class LateCopies:
     """`run` copies until it is cancelled, and then prints how many copies it made."""
 
     def __init__(self, broker: Node, pool: str, *, seed: int) -> None:
-        self._options = amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne chaos copies", connect_timeout=5.0)
+        self._uri = broker.amqp_uri
         self._exchange = PoolNames(pool).control_exchange
         self._random = Random(f"{seed} copies")
         self._made = 0
@@ -34,27 +36,20 @@ class LateCopies:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                while True:
-                    # The node may be down, or the exchange not there yet: a copy that is not made is no fault.
-                    with suppress(BrokerError):
-                        await self._copy_while_connected(group)
-                    await asyncio.sleep(1.0)
+                # The node may be down, or the exchange not there yet: a copy that is not made is no fault.
+                await keep_connected(partial(self._copy, group), self._uri, connect_timeout=5.0)
         finally:
             print(f"{self._made} late copies of control messages")
 
-    async def _copy_while_connected(self, group: asyncio.TaskGroup) -> None:
-        connection = await amqp.connect(self._options)
-        try:
-            channel = await connection.channel()
-            queue = f"copies-of-{self._exchange}"
-            await channel.declare_queue(queue, exclusive=True, auto_delete=True)
-            await channel.bind_queue(queue, self._exchange, "#")
-            async for delivery in await channel.consume(queue, no_ack=True):
-                if COPY_HEADER not in delivery.headers and self._random.random() < SHARE:
-                    delay = self._random.uniform(0.0, LATEST)
-                    group.create_task(self._repeat(channel, delivery, delay), name="late copy")
-        finally:
-            await connection.close()
+    async def _copy(self, group: asyncio.TaskGroup, connection: amqp.Connection) -> None:
+        channel = await connection.channel()
+        queue = f"copies-of-{self._exchange}"
+        await channel.declare_queue(queue, exclusive=True, auto_delete=True)
+        await channel.bind_queue(queue, self._exchange, "#")
+        async for delivery in await channel.consume(queue, no_ack=True):
+            if COPY_HEADER not in delivery.headers and self._random.random() < SHARE:
+                delay = self._random.uniform(0.0, LATEST)
+                group.create_task(self._repeat(channel, delivery, delay), name="late copy")
 
     async def _repeat(self, channel: amqp.Channel, delivery: amqp.Delivery, delay: float) -> None:
         await asyncio.sleep(delay)

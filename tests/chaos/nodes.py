@@ -9,16 +9,15 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from docker.models.containers import Container
 from testcontainers.core.container import DockerContainer
 
-from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
-from tests.acceptance.daemon_process import free_port
+from tests.acceptance.daemon_process import free_port, until
+from tests.connections import connected
 from tests.integration.rabbitmqctl import rabbitmqctl
 
 LOOPBACK = "127.0.0.1"
@@ -65,7 +64,7 @@ class EmbeddedNode(EmbeddedBroker):
 
 
 class ContainerNode:
-    """A container of `image`, from testcontainers; `async with` removes it, with its data, at the end.
+    """A container of `image`, from testcontainers; `close` removes it, with its data.
 
     Needs `TESTCONTAINERS_RYUK_DISABLED=true` where Ryuk's image cannot be had.
     """
@@ -74,12 +73,9 @@ class ContainerNode:
         self._password = secrets.token_hex(16)
         self.amqp_port = free_port()
         self.management_port = free_port()
-        self._container = (
-            DockerContainer(image)
-            .with_env("RABBITMQ_DEFAULT_USER", "osrdyne")
-            .with_env("RABBITMQ_DEFAULT_PASS", self._password)
-            .with_kwargs(hostname="rabbitmq")  # part of the name of the node, and so of its data
-        )
+        access = {"RABBITMQ_DEFAULT_USER": "osrdyne", "RABBITMQ_DEFAULT_PASS": self._password}
+        # The name of the host is a part of the name of the node, and so of its data.
+        self._container = DockerContainer(image).with_envs(**access).with_kwargs(hostname="rabbitmq")
         # Not `with_bind_ports`, which would listen on every address.
         ports: Any = {"5672/tcp": (LOOPBACK, self.amqp_port), "15672/tcp": (LOOPBACK, self.management_port)}
         self._container.ports = ports
@@ -95,19 +91,6 @@ class ContainerNode:
         """Holds the password: never log it."""
         return f"http://osrdyne:{self._password}@{LOOPBACK}:{self.management_port}"
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """Remove it, running or not."""
         await asyncio.to_thread(self._container.stop)
@@ -118,7 +101,7 @@ class ContainerNode:
             self._node = self._container.get_wrapped_container()
         else:
             await asyncio.to_thread(self._node.start)
-        await self._until_serving()
+        await until(self._serves, "RabbitMQ serves", timeout=START_TIMEOUT, interval=0.2)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._started.stop, timeout=STOP_SECONDS)
@@ -141,21 +124,14 @@ class ContainerNode:
         assert self._node is not None, "start() first"
         return self._node
 
-    async def _until_serving(self) -> None:
-        async with asyncio.timeout(START_TIMEOUT):
-            while not await self._serves():
-                await asyncio.sleep(0.2)
-
     async def _serves(self) -> bool:
-        options = amqp.ConnectionOptions(uri=self.amqp_uri, name="osrdyne chaos", connect_timeout=5.0)
         try:
             _, writer = await asyncio.open_connection(LOOPBACK, self.management_port)
             writer.close()
-            connection = await amqp.connect(options)
+            async with connected(self.amqp_uri, connect_timeout=5.0):
+                return True
         except (BrokerError, OSError):
             return False
-        await connection.close()
-        return True
 
 
 @asynccontextmanager
@@ -164,6 +140,10 @@ async def running_node(directory: Path, *, image: str | None) -> AsyncIterator[N
     if image is None:
         async with EmbeddedNode(directory / "rabbitmq") as embedded:
             yield embedded
-    else:
-        async with ContainerNode(image) as container:
-            yield container
+        return
+    container = ContainerNode(image)
+    try:
+        await container.start()
+        yield container
+    finally:
+        await container.close()

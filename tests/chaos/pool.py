@@ -10,10 +10,12 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from yarl import URL
 
 from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
@@ -28,63 +30,35 @@ LINKS = (*DAEMONS, "workers", "clients")
 """Each of them reaches RabbitMQ through a proxy of its own."""
 WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
-CHANGE_TIMEOUT = 30.0
-SETTINGS: Mapping[str, Any] = {
-    "broker": {
-        "heartbeat": "5s",
-        "leader_heartbeat": "2s",
-        "connect_timeout": "5s",
-        "rpc_timeout": "10s",
-        "management_timeout": "5s",
-    },
-    "worker": {"app": "workers.examples.echo:app", "concurrency": 2, "processing_timeout": "20s", "stop_grace": "5s"},
-    "lifecycle": {
-        "settle_delay": "1s",
-        "unbind_delay": "2s",
-        "stop_delay": "1s",
-        "start_attempts": 3,
-        "start_timeout": "60s",
-        "resync_interval": "5s",
-    },
-    "requests": {"ttl": "60s", "delivery_limit": 5, "poison_time": "60s"},
-    "log": {"level": "info"},
-}
-POOLED: Mapping[str, Any] = {
-    "placement": "pooled",
-    "pooled": {
-        "spares": 0,
-        "keys_per_process": 3,
-        "max_processes": 3,
-        "process_timeout": "10s",
-        "max_age": "45s",
-        "max_requests": 100,
-    },
-    "profiles": [
-        {"match": "infra={infra},timetable={timetable}", "concurrency": 1},
-        {"match": "%41", "placement": "dedicated"},
-    ],
-}
+SETTINGS: Mapping[str, Any] = yaml.safe_load("""
+broker: {heartbeat: 5s, leader_heartbeat: 2s, connect_timeout: 5s, rpc_timeout: 10s, management_timeout: 5s}
+worker: {app: "workers.examples.echo:app", concurrency: 2, processing_timeout: 20s, stop_grace: 5s}
+lifecycle:
+  {settle_delay: 1s, unbind_delay: 2s, stop_delay: 1s, start_attempts: 3, start_timeout: 60s, resync_interval: 5s}
+requests: {ttl: 60s, delivery_limit: 5, poison_time: 60s}
+log: {level: info}
+""")
+POOLED: Mapping[str, Any] = yaml.safe_load("""
+placement: pooled
+pooled:
+  {spares: 0, keys_per_process: 3, max_processes: 3, process_timeout: 10s, max_age: 45s, max_requests: 100}
+profiles:
+  - {match: "infra={infra},timetable={timetable}", concurrency: 1}
+  - {match: "%41", placement: dedicated}
+""")
 """Few places, so that processes fill, and keys wait for one; processes that are replaced under load; and one key each
 whose process has other settings, and whose worker has a process of its own."""
 
 
+@dataclass
 class PoolUnderAttack:
-    def __init__(
-        self,
-        broker: Node,
-        *,
-        proxies: Mapping[str, Proxy],
-        clocks: Mapping[str, WrongClock],
-        daemons: tuple[DaemonProcess, ...],
-        pooled: bool = False,
-    ) -> None:
-        self._pooled = pooled
-        self.broker = broker
-        self.proxies = proxies
-        self.clocks = clocks
-        self.daemons = daemons
-        self.killed: set[DaemonProcess] = set()
-        """Daemons that are down because we have killed them."""
+    broker: Node
+    proxies: Mapping[str, Proxy]
+    clocks: Mapping[str, WrongClock]
+    daemons: tuple[DaemonProcess, ...]
+    pooled: bool
+    killed: set[DaemonProcess] = field(default_factory=set)
+    """Daemons that are down because we have killed them."""
 
     def through(self, proxy: str) -> str:
         """The AMQP URI of the broker behind this proxy."""
@@ -109,14 +83,14 @@ class PoolUnderAttack:
         """Key and process id of each living worker. Pooled workers share processes, of which there may be several:
         each counts as one of its own."""
         living = self.daemons[0].workers()
-        return [(f"{worker.key} {worker.pid}" if self._pooled else worker.key, worker.pid) for worker in living]
+        return [(f"{worker.key} {worker.pid}" if self.pooled else worker.key, worker.pid) for worker in living]
 
     async def keys_twice(self) -> set[str]:
         """Keys that the leader sees in two processes of pooled workers.
 
         A process that is being replaced does not count: it keeps its keys until their new workers are ready, and these
         wait as long as they cannot reach RabbitMQ."""
-        if not self._pooled:
+        if not self.pooled:
             return set()
         found: set[tuple[str, str]] = set()
         for leader in await self.leaders():
@@ -129,7 +103,7 @@ class PoolUnderAttack:
 
 async def _leads(daemon: DaemonProcess) -> bool:
     try:
-        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=LOOK_TIMEOUT) as http:
+        async with daemon.http(LOOK_TIMEOUT) as http:
             return bool((await http.get("/v1/leadership")).json()["leading"])
     except (httpx.HTTPError, json.JSONDecodeError):
         return False
@@ -156,17 +130,14 @@ async def pool_under_attack(
         try:
             await daemons[0].start()
             if rules is not None:
-                await _activate(daemons[0], rules)
+                async with daemons[0].http() as http:
+                    changed = await http.put("/v1/routes", params={"author": POOL}, json={"routes": rules.routes()})
+                    changed.raise_for_status()
             daemons[1].launch()
-            yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons, pooled=pooled)
+            yield PoolUnderAttack(broker, proxies, clocks, daemons, pooled)
         finally:
             for daemon in daemons:
                 await daemon.close()
-
-
-async def _activate(daemon: DaemonProcess, rules: Rules) -> None:
-    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=CHANGE_TIMEOUT) as http:
-        (await http.put("/v1/routes", params={"author": POOL}, json={"routes": rules.routes()})).raise_for_status()
 
 
 def _make_daemon(

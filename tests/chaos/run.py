@@ -18,9 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.acceptance.daemon_process import until
 from tests.chaos.attacker import Attacker
 from tests.chaos.beside import beside
 from tests.chaos.callers import Callers
@@ -41,48 +43,38 @@ EVENTS_OF_POOLED = ("process started", "process killed", "process is replaced", 
 """Log events of the daemons that show how much went on."""
 
 
+@dataclass
 class Run:
     """One schedule on one pool, with its history in a file of JSON lines. A pool without rules is a direct one."""
 
-    def __init__(
-        self,
-        seed: int,
-        faults: Sequence[Fault],
-        directory: Path,
-        *,
-        image: str | None = None,
-        rules: Rules | None = None,
-        pooled: bool = False,
-        sabotaged: bool = False,
-    ) -> None:
-        self._seed = seed
-        self._faults = faults
-        self._directory = directory
-        self._image = image
-        self._rules = rules
-        self._pooled = pooled
-        self._sabotaged = sabotaged
-        self._began_at = time.monotonic()
+    seed: int
+    faults: Sequence[Fault]
+    directory: Path
+    image: str | None = None
+    rules: Rules | None = None
+    pooled: bool = False
+    sabotaged: bool = False
+    began_at: float = field(default_factory=time.monotonic)
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
-        rules = self._rules
+        rules = self.rules
         if rules is not None:
             self._say(str(rules))
-        async with pool_under_attack(self._directory, image=self._image, rules=rules, pooled=self._pooled) as pool:
-            retry = None if rules is None else rules.retry
-            callers = Callers(pool.through("clients"), POOL, seed=self._seed, retry=retry)
+        async with pool_under_attack(self.directory, image=self.image, rules=rules, pooled=self.pooled) as pool:
+            callers = Callers(pool.through("clients"), POOL, seed=self.seed, retry=rules and rules.retry)
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
                     async with callers.calling(), beside(*self._further_faults(pool)):
-                        await attacker.run(self._faults)
+                        await attacker.run(self.faults)
                     self._say("the last fault is over")
-                    await _until_answered(callers)
+                    with suppress(AssertionError):  # the verdict reports them
+                        await until(lambda: not callers.waiting(), "all are answered", timeout=ANSWERS_TIMEOUT)
                     self._say(f"{len(callers.waiting())} requests wait for an answer")
                     await watcher.until_idle(timeout=IDLE_TIMEOUT)
                     self._say("end")
                 aftermath = await watcher.aftermath()
-                events = (*EVENTS, *EVENTS_OF_POOLED) if self._pooled else EVENTS
+                events = (*EVENTS, *EVENTS_OF_POOLED) if self.pooled else EVENTS
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in events))
             finally:
                 self._write_history(callers)
@@ -90,17 +82,17 @@ class Run:
         return verdict, [one.fault for one in attacker.done]
 
     def _further_faults(self, pool: PoolUnderAttack) -> Iterator[Coroutine[object, object, None]]:
-        if self._sabotaged:
+        if self.sabotaged:
             yield lose_requests(pool.broker)
-        if self._pooled:  # such workers are started and ended by control messages, which may come twice and late
-            yield LateCopies(pool.broker, POOL, seed=self._seed).run()
+        if self.pooled:  # such workers are started and ended by control messages, which may come twice and late
+            yield LateCopies(pool.broker, POOL, seed=self.seed).run()
 
     def _note(self, fault: Fault, victim: str) -> None:
         self._say(f"{fault.family:8} {fault.action:8} {victim} for {fault.seconds:g} s")
         self._append({"fault": asdict(fault), "victim": victim, "at": time.time()})
 
     def _say(self, text: str) -> None:
-        at = time.monotonic() - self._began_at
+        at = time.monotonic() - self.began_at
         print(f"{time.strftime('%H:%M:%S')} {at:7.1f} s  {text}", flush=True)
 
     def _write_history(self, callers: Callers) -> None:
@@ -110,14 +102,8 @@ class Run:
             self._append({"answered": asdict(answer)})
 
     def _append(self, entry: object) -> None:
-        with (self._directory / "history.jsonl").open("a", encoding="utf-8") as file:
+        with (self.directory / "history.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-
-
-async def _until_answered(callers: Callers) -> None:
-    until = time.monotonic() + ANSWERS_TIMEOUT
-    while callers.waiting() and time.monotonic() < until:
-        await asyncio.sleep(0.5)
 
 
 def report(verdict: Verdict, faults: Sequence[Fault], *, seed: int) -> str:
@@ -149,23 +135,15 @@ def main() -> int:
     parser.add_argument("--pooled", action="store_true", help="workers of several keys share a process")
     parser.add_argument("--sabotage", action="store_true", help="lose requests on purpose: the run must fail")
     arguments = parser.parse_args()
-    faults = make_schedule(
-        arguments.seed, arguments.minutes * 60, arguments.family or Family, interval=arguments.interval
-    )
+    seed, families = arguments.seed, arguments.family or Family
+    faults = make_schedule(seed, arguments.minutes * 60, families, interval=arguments.interval)
+    rules = draw_rules(seed) if arguments.kind == "managed" else None
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
     passed = False
     try:
-        run = Run(
-            arguments.seed,
-            faults,
-            directory,
-            image=arguments.image,
-            rules=draw_rules(arguments.seed) if arguments.kind == "managed" else None,
-            pooled=arguments.pooled,
-            sabotaged=arguments.sabotage,
-        )
+        run = Run(seed, faults, directory, arguments.image, rules, arguments.pooled, arguments.sabotage)
         verdict, done = asyncio.run(run.execute())
-        print(report(verdict, done, seed=arguments.seed))
+        print(report(verdict, done, seed=seed))
         passed = verdict.passed
     finally:
         if passed:

@@ -68,19 +68,11 @@ CLOCKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.EVERYBODY)
 JUMPS = (3.0, 90.0, 3600.0)
 """Seconds by which a clock is wrong: less than `max_clock_skew`, longer than a request may wait, and a summer time."""
 LONGEST: Mapping[Action, float] = {
-    Action.KILL: 6,
+    **dict.fromkeys((Action.CUT, Action.REQUEST), 0),
+    **dict.fromkeys((Action.KILL, Action.RESTART, Action.MEMORY, Action.DISK), 6),
+    **dict.fromkeys((Action.REFUSE, Action.DELAY), 8),
+    **dict.fromkeys((Action.STALL, Action.SWALLOW, Action.AHEAD, Action.BEHIND), 12),
     Action.STOP: 15,
-    Action.CUT: 0,
-    Action.REFUSE: 8,
-    Action.STALL: 12,
-    Action.SWALLOW: 12,
-    Action.DELAY: 8,
-    Action.RESTART: 6,
-    Action.MEMORY: 6,
-    Action.DISK: 6,
-    Action.AHEAD: 12,
-    Action.BEHIND: 12,
-    Action.REQUEST: 0,
 }
 POSSIBLE: Mapping[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.KILL: (PROCESSES, (Action.KILL,)),
@@ -133,9 +125,7 @@ def make_schedule(
     With a shorter `interval` between two of them they last as much shorter.
     """
     random = Random(seed)
-    rounds: list[Family] = []
-    wanted = list(families)
-    faults: list[Fault] = []
+    rounds, faults, wanted = list[Family](), list[Fault](), list(families)
     while (beginning := len(faults) * interval) + interval <= length:
         if not rounds:
             rounds = random.sample(wanted, len(wanted))

@@ -26,7 +26,8 @@ from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import PATIENCE, DaemonProcess
-from tests.benchmarks.harness import connected, leader_and_standby
+from tests.benchmarks.harness import leader_and_standby
+from tests.connections import connected
 
 NAMES = PoolNames("two_leaders")
 SETTINGS = {"broker": {"leader_heartbeat": "2s"}, "log": {"level": "warning"}}
@@ -65,7 +66,7 @@ async def run(seconds: float) -> int:
 
 async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: float) -> int:
     async with (
-        connected(broker) as connection,
+        connected(broker.amqp_uri, rpc_timeout=PATIENCE) as connection,
         httpx.AsyncClient(trust_env=False, verify=False, timeout=PATIENCE) as http,
         asyncio.TaskGroup() as group,
     ):

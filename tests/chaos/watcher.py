@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 
 from pydantic import SecretStr
 
-from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
@@ -17,6 +16,7 @@ from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.beside import beside
 from tests.chaos.checker import Aftermath
 from tests.chaos.pool import POOL, PoolUnderAttack
+from tests.connections import connected
 
 INTERVAL = 0.2
 TOLERATED = 15.0
@@ -114,12 +114,8 @@ class Watcher:
 
     async def _poison(self) -> Sequence[str]:
         """Correlation ids in the inventory; everything stays there."""
-        connection = await amqp.connect(amqp.ConnectionOptions(uri=self._pool.broker.amqp_uri))
-        try:
-            channel = await connection.channel()
-            found = []
+        async with connected(self._pool.broker.amqp_uri) as connection:
+            channel, found = await connection.channel(), []
             while (entry := await channel.get(NAMES.poison_queue)) is not None:
                 found.append(entry.properties.correlation_id or "")
             return found
-        finally:
-            await connection.close()

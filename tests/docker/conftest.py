@@ -14,9 +14,8 @@ BUILD_TIMEOUT = 1200.0
 
 def docker(*arguments: str, timeout: float = 300.0) -> str:
     """What the command prints; it must succeed."""
-    result = subprocess.run(
-        ["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    command = ["docker", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout.strip()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from osrdyne.client import AsyncClient
-from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess
+from tests.benchmarks.leading import Broker
 from tests.chaos.proxy import Proxy
 from tests.docker.conftest import docker, remove_containers
 
@@ -43,7 +43,7 @@ async def engine() -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 async def daemon(
-    broker_settings: BrokerSettings, pool_id: str, stack: str, controller_image: str, engine: Proxy, tmp_path: Path
+    broker: Broker, pool_id: str, stack: str, controller_image: str, engine: Proxy, tmp_path: Path
 ) -> AsyncIterator[DaemonProcess]:
     """On the host, with light workers: the image of the daemon has the worker runtime, and no Spark to wait for."""
     options = {
@@ -51,15 +51,9 @@ async def daemon(
         "network": "host", "stack": stack, "mounts": [f"{EXAMPLES}:/examples:ro"],
         "environment": {"PYTHONPATH": "/examples"}, "memory": "256MiB", "host": f"tcp://127.0.0.1:{engine.port}",
     }  # fmt: skip
-    daemon = DaemonProcess(
-        tmp_path,
-        amqp_uri=broker_settings.uri.get_secret_value(),
-        management_uri=broker_settings.effective_management_uri(),
-        pool=pool_id,
-        settings={"lifecycle": {"max_concurrent_starts": 8}},
-    )
-    daemon.settings["driver"] = {"name": "docker", "options": options}
-    daemon.write_settings()
+    settings = {"lifecycle": {"max_concurrent_starts": 8}, "driver": {"name": "docker", "options": options}}
+    at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
+    daemon = DaemonProcess(tmp_path, **at, pool=pool_id, settings=settings)
     await daemon.start()
     yield daemon
     await daemon.close()
@@ -80,8 +74,7 @@ async def test_restarted_daemon_finds_twenty_groups_and_restarts_none(daemon: Da
         await daemon.restart()
         again = await asyncio.gather(*(ask(client, key) for key in GROUPS))
     assert sorted(before) == sorted(GROUPS)
-    assert containers(stack) == before
-    assert again == answered
+    assert (containers(stack), again) == (before, answered)
 
 
 @pytest.mark.proves("docker/container-removed-hand")

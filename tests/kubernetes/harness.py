@@ -37,28 +37,19 @@ class KubernetesHarness(DriverHarness):
         self.stack = f"broker-{secrets.token_hex(4)}.example:5672//"
         self._proxy = proxy
 
-    def driver(self, pool: str = POOL, **changes: Any) -> KubernetesDriver:
+    def driver(self, pool: str = POOL) -> KubernetesDriver:
         return self.make(pool)
 
     def changed_driver(self, pool: str = POOL) -> KubernetesDriver:
         return self.make(pool, environment={"CHANGED": "yes"})
 
     def make(self, pool: str = POOL, **options: Any) -> KubernetesDriver:
-        given = {
-            "image": "registry.example/worker:1",
-            "scheduler": SCHEDULER,
-            "namespace": self.namespace,
-            "kubeconfig": str(self.kubeconfig),
-            "request_timeout": 60.0,
-        }
-        context = DriverContext(
-            pool=pool,
-            stack=self.stack,
-            clock=SystemClock(),
-            worker_command=("/somewhere/bin/osrdyne-worker", "example.module:app"),
-            worker_app="example.module:app",
-        )
-        return KubernetesDriver(KubernetesOptions(**(given | options)), context)
+        given = {"image": "registry.example/worker:1", "scheduler": SCHEDULER, "namespace": self.namespace}
+        access = {"kubeconfig": str(self.kubeconfig), "request_timeout": 60.0}
+        app = "example.module:app"
+        worker = {"worker_command": ("/somewhere/bin/osrdyne-worker", app), "worker_app": app}
+        context = DriverContext(pool=pool, stack=self.stack, clock=SystemClock(), **worker)
+        return KubernetesDriver(KubernetesOptions(**(given | access | options)), context)
 
     def remove_all(self, admin: Client, pool: str = POOL) -> None:
         """Object by object: the garbage collector, which `Driver.stop` waits for, takes half a minute for fifty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from itertools import product, starmap
 from pathlib import Path
 
 import jsonschema
@@ -43,12 +44,7 @@ EVERYTHING = {
     "priorityClassName": "high",
     "networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
     "sparkExecutors": {"enabled": True},
-    "config": {
-        "telemetry": {
-            "name": "sensors",
-            "last_values": {"store": "postgresql", "uri_file": "/run/secrets/osrdyne/postgresql-uri"},
-        }
-    },
+    "config": {"telemetry": {"name": "sensors", "last_values": {"store": "postgresql", "uri_file": "/run/uri"}}},
     "lastValueReader": {"enabled": True, "uriSecret": "reader"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
 }
@@ -63,6 +59,16 @@ def the(kind, objects, name=None):
     return found
 
 
+def pod_of(objects, name="blue"):
+    """The pod of a Deployment, and the directories of its container's volumes."""
+    pod = the("Deployment", objects, name)["spec"]["template"]["spec"]
+    return pod, {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+
+
+def configuration_of(objects):
+    return yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])
+
+
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
 def test_api_server_accepts_every_object(admin, namespace, values):
     for item in rendered(namespace, **values, workerNamespace={"name": namespace}):
@@ -73,15 +79,11 @@ def test_api_server_accepts_every_object(admin, namespace, values):
 
 @pytest.mark.parametrize("version", [OLDEST, *KUBERNETES[-4:]])
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
-def test_kubernetes_accepts_the_objects(values, version):
+def test_values_pass_their_schema_and_kubernetes_accepts_the_objects(values, version):
+    jsonschema.validate(merged(CHART.values, values), CHART.schema)
     for item in rendered(**values):
         if item["kind"] != "PodMonitor":
             kubernetes_validate.validate(item, version, strict=True)
-
-
-@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
-def test_values_pass_their_own_schema(values):
-    jsonschema.validate(merged(CHART.values, values), CHART.schema)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +95,7 @@ def test_values_pass_their_own_schema(values):
         {"brokerSecret": ""},
         {"config": {"driver": {"options": {"namespace": "here"}}}},
         {"lastValueReader": {"enabled": True}},
-        {
-            "lastValueReader": {"enabled": True},
-            "config": {"telemetry": {"name": "a", "last_values": {"store": "sqlite"}}},
-        },
+        {"lastValueReader": {"enabled": True}, "config": {"telemetry": {"last_values": {"store": "sqlite"}}}},
     ],
     ids=str,
 )
@@ -108,39 +107,28 @@ def test_value_that_means_nothing_is_refused(values):
 async def test_example_configuration_is_one_that_chart_daemon_and_driver_take():
     example = yaml.safe_load(EXAMPLE.read_text())
     jsonschema.validate(merged(CHART.values, {"config": example}), CHART.schema)
-    config = yaml.safe_load(the("ConfigMap", rendered(config=example))["data"]["osrdyne.yaml"])
-    settings = Settings.model_validate(config | {"broker": {}})
+    settings = Settings.model_validate(configuration_of(rendered(config=example)) | {"broker": {}})
     context = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("w", "a:b"))
     assert isinstance(create_driver(settings.driver, context), KubernetesDriver)
 
 
 def test_changed_configuration_rolls_the_daemon():
-    before, after = (
-        the("Deployment", rendered(config={"pool": {"id": pool}}), "blue")["spec"]["template"]["metadata"][
-            "annotations"
-        ]
-        for pool in ("a", "b")
-    )
+    daemons = [the("Deployment", rendered(config={"pool": {"id": pool}}), "blue") for pool in ("a", "b")]
+    before, after = (daemon["spec"]["template"]["metadata"]["annotations"] for daemon in daemons)
     assert before["checksum/config"] != after["checksum/config"]
 
 
-def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
+def test_api_has_tokens_a_socket_for_commands_in_the_pod_and_a_port_for_probes():
     objects = rendered(**EVERYTHING)
-    api = yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])["api"]
-    pod = the("Deployment", objects, "blue")["spec"]["template"]["spec"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    api = configuration_of(objects)["api"]
+    pod, mounts = pod_of(objects)
     [secret] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "api-tokens"]
     assert (secret["secretName"], f"{mounts['api-tokens']}/tokens.json") == ("osrdyne-api-tokens", api["tokens_file"])
     assert api["socket"].startswith(f"{mounts['socket']}/")
     assert api["allowed_hosts"]
     [endpoint] = the("PodMonitor", objects)["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "osrdyne-metrics-token", "key": "token"}
-
-
-def test_probes_have_a_port_of_their_own():
-    objects = rendered(**EVERYTHING)
-    api = yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])["api"]
-    [container] = the("Deployment", objects, "blue")["spec"]["template"]["spec"]["containers"]
+    [container] = pod["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")} == {"probes"}
     # The variable of the image comes before the file.
@@ -151,25 +139,22 @@ def test_probes_have_a_port_of_their_own():
 def test_last_value_reader_has_the_configuration_of_the_daemon_and_a_uri_of_its_own():
     objects = rendered(**EVERYTHING)
     reader, daemon = the("Deployment", objects, "blue-last-value"), the("Deployment", objects, "blue")
-    pod = reader["spec"]["template"]["spec"]
+    pod, mounts = pod_of(objects, "blue-last-value")
     [container] = pod["containers"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     [secret] = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] == "last-value"]
     assert container["args"] == ["last-value"]
     assert environment["OSRDYNE_CONFIG"] == f"{mounts['config']}/osrdyne.yaml"
-    assert (secret, environment["OSRDYNE__TELEMETRY__LAST_VALUES__URI_FILE"]) == (
-        "reader",
-        f"{mounts['last-value']}/uri",
-    )
+    assert secret == "reader"
+    assert environment["OSRDYNE__TELEMETRY__LAST_VALUES__URI_FILE"] == f"{mounts['last-value']}/uri"
     assert "api-tokens" not in mounts
     assert pod["automountServiceAccountToken"] is False
-    assert container["securityContext"] == daemon["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert container["securityContext"] == pod_of(objects)[0]["containers"][0]["securityContext"]
     # Neither the daemon's Deployment nor its NetworkPolicy selects the pod.
     labels = reader["spec"]["template"]["metadata"]["labels"]
     assert not daemon["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert the("NetworkPolicy", objects, "blue-last-value")["spec"]["podSelector"] == reader["spec"]["selector"]
-    assert the("NetworkPolicy", objects, "blue-last-value")["spec"]["ingress"] == []
+    policy = the("NetworkPolicy", objects, "blue-last-value")["spec"]
+    assert (policy["podSelector"], policy["ingress"]) == (reader["spec"]["selector"], [])
 
 
 def test_only_named_peers_reach_the_api():
@@ -178,28 +163,25 @@ def test_only_named_peers_reach_the_api():
     assert rule["ports"] == [{"port": 4242, "protocol": "TCP"}]
 
 
+def rights_in(role):
+    for rule in role["rules"]:
+        yield from starmap(Right, product(rule["apiGroups"], rule["resources"], rule["verbs"]))
+
+
 @pytest.mark.parametrize("mode", list(Scaling))
 @pytest.mark.parametrize("pooled", [False, True])
 def test_role_grants_what_the_driver_uses_and_no_more(mode, pooled):
     rbac = {"hpa": mode is Scaling.HPA, "keda": mode is Scaling.KEDA, "pooled": pooled}
-    role = the("Role", rendered(rbac=rbac))
-    granted = {
-        Right(group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    granted = set(rights_in(the("Role", rendered(rbac=rbac))))
     assert granted == {*RIGHTS, *SCALING_RIGHTS[mode], *(PROCESS_RIGHTS if pooled else ())}
 
 
 def test_workers_live_in_a_namespace_of_their_own_and_the_daemon_has_rights_there_only():
     objects = rendered("daemons")
     assert the("Namespace", objects)["metadata"]["name"] == "blue-workers"
-    assert the("Role", objects)["metadata"]["namespace"] == "blue-workers"
-    assert the("RoleBinding", objects)["metadata"]["namespace"] == "blue-workers"
+    assert {the(kind, objects)["metadata"]["namespace"] for kind in ("Role", "RoleBinding")} == {"blue-workers"}
     assert the("RoleBinding", objects)["subjects"][0]["namespace"] == "daemons"
-    [container] = the("Deployment", objects, "blue")["spec"]["template"]["spec"]["containers"]
+    [container] = pod_of(objects)[0]["containers"]
     assert {"name": "OSRDYNE__DRIVER__OPTIONS__NAMESPACE", "value": "blue-workers"} in container["env"]
     assert not [item for item in objects if item["kind"].startswith("Cluster")]
 
@@ -226,10 +208,8 @@ class Account:
         self.admin = admin
         self.namespace = namespace
         self.release = f"r{secrets.token_hex(4)}"
-        workers = {"name": namespace, "create": False}
-        self.objects = CHART.render(
-            release=self.release, namespace="default", rbac={"hpa": True}, workerNamespace=workers
-        )
+        values = {"rbac": {"hpa": True}, "workerNamespace": {"name": namespace, "create": False}}
+        self.objects = CHART.render(release=self.release, namespace="default", **values)
         for kind in ("ServiceAccount", "Role", "RoleBinding"):
             admin.apply(codecs.from_dict(the(kind, self.objects)), field_manager="chart-test")
 
@@ -240,14 +220,8 @@ class Account:
     def without(self, right):
         """Take one right away."""
         role = the("Role", self.objects)
-        rules = [
-            {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
-            for rule in role["rules"]
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            for verb in rule["verbs"]
-            if Right(group, resource, verb) != right
-        ]
+        left = [one for one in rights_in(role) if one != right]
+        rules = [{"apiGroups": [one.group], "resources": [one.resource], "verbs": [one.verb]} for one in left]
         self.admin.apply(codecs.from_dict(role | {"rules": rules}), field_manager="chart-test", force=True)
 
 
@@ -272,8 +246,7 @@ async def test_rights_of_the_chart_are_enough_for_a_whole_life(harness, mode):
     assert [finding for finding in await driver.check() if not finding.ok] == []
     started = await driver.start(make_spec())
     await is_ready(driver, started)
-    async for _ in driver.events():
-        break
+    await anext(driver.events())
     assert [instance.instance_id for instance in await driver.list_instances()] == [started.instance_id]
     await clean_up(driver)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 import yaml
@@ -35,6 +36,13 @@ def objects_of(admin, namespace, instance, *kinds):
     return [item for kind in kinds for item in admin.list(kind, namespace=namespace, labels=label)]
 
 
+async def until_there_are(count, admin, namespace, instance, *kinds):
+    async def ask():
+        return len(objects_of(admin, namespace, instance, *kinds)) == count
+
+    await eventually(ask, what=f"there are {count} objects of the start")
+
+
 async def has_served(admin, namespace, instance):
     """Wait until Kubernetes itself calls the rollout complete."""
 
@@ -51,11 +59,7 @@ async def test_nothing_is_left_of_a_group_that_ended(driver, admin, namespace):
     kinds = (Deployment, ReplicaSet, Pod, Secret)
     assert len(objects_of(admin, namespace, started, *kinds)) == 4
     await driver.stop(started.instance_id, grace=1)
-
-    async def is_empty():
-        return objects_of(admin, namespace, started, *kinds) == []
-
-    await eventually(is_empty, what="everything of the group is gone")
+    await until_there_are(0, admin, namespace, started, *kinds)
 
 
 async def test_deletion_never_hits_a_successor_of_the_same_name(harness, driver):
@@ -116,11 +120,7 @@ async def test_copy_of_a_group_is_neither_listed_nor_touched(driver, admin, name
     name = f"{started.external_id}-copy"
     metadata = ObjectMeta(name=name, labels=ours.metadata.labels, annotations=ours.metadata.annotations)
     admin.create(Deployment(metadata=metadata, spec=ours.spec), namespace=namespace)
-
-    async def has_pods():
-        return len(objects_of(admin, namespace, started, Pod)) == 2
-
-    await eventually(has_pods, what="the copy has a pod")
+    await until_there_are(2, admin, namespace, started, Pod)
     assert await driver.list_instances() == [started]
     await driver.stop(started.instance_id, grace=1)
     [left] = objects_of(admin, namespace, started, Deployment)
@@ -128,7 +128,7 @@ async def test_copy_of_a_group_is_neither_listed_nor_touched(driver, admin, name
     admin.delete(Deployment, name, namespace=namespace, cascade=CascadeType.BACKGROUND)
 
 
-async def test_option_that_kubernetes_refuses_is_named_and_leaves_nothing(harness, admin, namespace):
+async def test_option_that_kubernetes_refuses_is_named_and_leaves_nothing(harness):
     driver = harness.make(node_selector={"no label!": "x"})
     with pytest.raises(StartFailedError, match="no label!"):
         await driver.start(make_spec())
@@ -170,12 +170,13 @@ async def test_namespaces_side_by_side_do_not_see_each_other(driver, harness, ad
 async def test_api_server_away_for_a_while_changes_no_pod(driver, harness, admin, namespace):
     started = await driver.start(make_spec())
     await is_ready(driver, started)
-    before = [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)]
+    before = objects_of(admin, namespace, started, Deployment, Pod)
     async with harness.away():
         with pytest.raises(DriverUnavailableError, match="does not answer"):
             await driver.list_instances()
     assert await driver.list_instances() == [started]
-    assert [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)] == before
+    after = objects_of(admin, namespace, started, Deployment, Pod)
+    assert [item.metadata.uid for item in after] == [item.metadata.uid for item in before]
 
 
 async def test_several_pods_are_one_instance_and_tell_their_logs_by_name(harness):
@@ -260,10 +261,9 @@ async def test_pod_that_does_not_go_is_reported(driver, admin, namespace, monkey
     started = await driver.start(make_spec())
     await is_ready(driver, started)
     [pod] = objects_of(admin, namespace, started, Pod)
-    keep = {"metadata": {"finalizers": ["example.org/lost-node"]}}
-    admin.patch(Pod, pod.metadata.name, keep, namespace=namespace, patch_type=PatchType.MERGE)
+    patch = partial(admin.patch, Pod, pod.metadata.name, namespace=namespace, patch_type=PatchType.MERGE)
+    patch({"metadata": {"finalizers": ["example.org/lost-node"]}})
     with pytest.raises(DriverUnavailableError, match="their node may be lost"):
         await driver.stop(started.instance_id, grace=0)
     assert (await find(driver, started.instance_id)).state is InstanceState.STOPPING
-    release = {"metadata": {"finalizers": None}}
-    admin.patch(Pod, pod.metadata.name, release, namespace=namespace, patch_type=PatchType.MERGE)
+    patch({"metadata": {"finalizers": None}})

@@ -30,22 +30,11 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
-async def daemon(broker_settings, pool_id, kubelet, namespace, tmp_path):
-    options = {
-        "image": "registry.example/worker:1",
-        "scheduler": SCHEDULER,
-        "namespace": namespace,
-        "kubeconfig": os.environ["KUBECONFIG"],
-    }
-    daemon = DaemonProcess(
-        tmp_path,
-        amqp_uri=broker_settings.uri.get_secret_value(),
-        management_uri=broker_settings.effective_management_uri(),
-        pool=pool_id,
-        settings={},
-    )
-    daemon.settings["driver"] = {"name": "kubernetes", "options": options}
-    daemon.write_settings()
+async def daemon(broker, pool_id, kubelet, namespace, tmp_path):
+    options = {"image": "registry.example/worker:1", "scheduler": SCHEDULER, "namespace": namespace}
+    driver = {"name": "kubernetes", "options": {**options, "kubeconfig": os.environ["KUBECONFIG"]}}
+    at = {"amqp_uri": broker.amqp_uri, "management_uri": broker.management_uri}
+    daemon = DaemonProcess(tmp_path, **at, pool=pool_id, settings={"driver": driver})
     try:
         await daemon.start()
         yield daemon

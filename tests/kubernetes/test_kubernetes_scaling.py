@@ -12,6 +12,7 @@ from osrdyne.drivers.base import InstanceId
 from osrdyne.errors import StartFailedError
 from osrdyne.testing.driver_harness import clean_up, eventually, make_spec
 
+HPA = {"autoscaling": {"mode": "hpa", "max_replicas": 5}}
 KEDA = {"mode": "keda", "max_replicas": 5, "keda": {"secret": "rabbitmq-for-keda"}}
 
 
@@ -30,20 +31,13 @@ def owned(admin, namespace, instance, kind):
     return list(admin.list(kind, namespace=namespace, labels={"osrdyne.dev/worker": instance.worker_id}))
 
 
-async def test_number_of_pods_is_the_option_without_an_autoscaler(harness, admin, namespace):
-    driver = harness.make(replicas=3)
-    started = await driver.start(make_spec())
-    assert deployment_of(admin, namespace, started).spec.replicas == 3
-    await clean_up(driver)
-
-
 async def test_autoscaler_points_at_its_deployment_and_goes_with_it(harness, admin, namespace):
     driver = harness.make(autoscaling={"mode": "hpa", "min_replicas": 2, "max_replicas": 7})
     started = await driver.start(make_spec())
     [autoscaler] = owned(admin, namespace, started, HorizontalPodAutoscaler)
-    assert autoscaler.spec.scaleTargetRef.name == started.external_id
-    assert (autoscaler.spec.minReplicas, autoscaler.spec.maxReplicas) == (2, 7)
-    assert autoscaler.spec.targetCPUUtilizationPercentage == 80
+    spec = autoscaler.spec
+    assert (spec.scaleTargetRef.name, spec.minReplicas, spec.maxReplicas) == (started.external_id, 2, 7)
+    assert spec.targetCPUUtilizationPercentage == 80
     await clean_up(driver)
 
     async def is_gone():
@@ -85,19 +79,15 @@ async def test_update_keeps_the_instance_and_rolls_its_pods(changed, admin, name
 
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_update_does_not_change_the_number_that_the_autoscaler_has_set(changed, admin, namespace):
-    scaling = {"autoscaling": {"mode": "hpa", "max_replicas": 5}}
-    started, _ = await changed(scaling, scaling | {"environment": {"NEW": "yes"}}, scaled_to=4)
+    started, _ = await changed(HPA, HPA | {"environment": {"NEW": "yes"}}, scaled_to=4)
     assert deployment_of(admin, namespace, started).spec.replicas == 4
 
 
-MODES = {
-    "none to hpa": ({"replicas": 3}, {"autoscaling": {"mode": "hpa", "max_replicas": 5}}, 3, 1),
-    "hpa to none": ({"autoscaling": {"mode": "hpa", "max_replicas": 5}}, {"replicas": 2}, 2, 0),
-    "more pods": ({"replicas": 1}, {"replicas": 2}, 2, 0),
-}
-
-
-@pytest.mark.parametrize(("before", "after", "replicas", "autoscalers"), MODES.values(), ids=MODES.keys())
+@pytest.mark.parametrize(
+    ("before", "after", "replicas", "autoscalers"),
+    [({"replicas": 3}, HPA, 3, 1), (HPA, {"replicas": 2}, 2, 0), ({"replicas": 1}, {"replicas": 2}, 2, 0)],
+    ids=["none to hpa", "hpa to none", "more pods"],
+)
 @pytest.mark.proves("reference-defects/12-failed-start-blocked")
 async def test_change_of_mode_leaves_the_pods_and_exchanges_the_autoscaler(
     changed, admin, namespace, before, after, replicas, autoscalers
