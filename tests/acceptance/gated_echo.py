@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne_worker import Call, RequestError
 from workers.examples.echo import app
 
@@ -34,10 +33,9 @@ class Backend(BaseModel):
 
 @app.handler("/backend")
 def backend(call: Call, request: Backend) -> str:
-    """Note the request in the file `served`, with 1 if it may be a duplicate; hang while the file `hangs` exists, and
-    fail while the file `down` does."""
+    """Note the request in the file `served`; hang while the file `hangs` exists, and fail while `down` does."""
     with (request.directory / "served").open("a") as served:
-        served.write(f"{call.context.key} {int(DUPLICATE_HEADER in call.headers)} {call.correlation_id}\n")
+        served.write(f"{call.correlation_id}\n")
     time.sleep(0.05)
     while (request.directory / "hangs").exists():
         call.raise_if_cancelled()

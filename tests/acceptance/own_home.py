@@ -21,12 +21,16 @@ def processes_of(home: Mapping[str, str]) -> list[psutil.Process]:
     """Every process that was started with this environment, however it is related to us."""
     found = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("TMPDIR") == home["TMPDIR"] and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
+
+
+def kill_processes_of(home: Mapping[str, str]) -> None:
+    for left in processes_of(home):
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
 
 
 def commands_of(home: Mapping[str, str]) -> list[list[str]]:

@@ -30,7 +30,7 @@ KEYS = [f"g{number}" for number in range(SAMPLES)]
 
 @dataclass
 class Backend:
-    """What the requests of all groups need; `served` is every run of one, in order."""
+    """What the requests of all groups need."""
 
     directory: Path
 
@@ -38,32 +38,19 @@ class Backend:
     def body(self) -> bytes:
         return json.dumps({"directory": str(self.directory)}).encode()
 
-    def fail(self) -> None:
-        (self.directory / "down").touch()
-
-    def work(self) -> None:
-        (self.directory / "down").unlink()
-
-    def hang(self) -> None:
-        (self.directory / "hangs").touch()
-
-    def go_on(self) -> None:
-        (self.directory / "hangs").unlink()
+    @property
+    def down(self) -> Path:
+        """While this file exists, the backend fails; while `hangs` exists, it hangs."""
+        return self.directory / "down"
 
     @property
-    def served(self) -> list[tuple[str, str]]:
-        """Key and name."""
-        return [(key, name) for key, _, name in self._runs]
+    def hangs(self) -> Path:
+        return self.directory / "hangs"
 
     @property
-    def repeated(self) -> list[tuple[str, str]]:
-        """Names of requests that ran again, each with the mark of a possible duplicate: 0 or 1."""
-        seen: set[str] = set()
-        return [(name, mark) for _, mark, name in self._runs if name in seen or seen.add(name)]
-
-    @property
-    def _runs(self) -> list[list[str]]:
-        return [line.split(" ", 2) for line in (self.directory / "served").read_text().splitlines()]
+    def served(self) -> list[str]:
+        """The names of the requests that ran."""
+        return (self.directory / "served").read_text().splitlines()
 
 
 @pytest.fixture
@@ -105,7 +92,7 @@ async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
             await answers.send("any", mine, key=key, path="/backend", body=backend.body)
         return [name for mine in names.values() for name in mine]
 
-    backend.fail()
+    backend.down.touch()
     failing = await send("failing", 1)
     await until_state(daemon, "open")
     opened = await circuit(daemon)
@@ -120,18 +107,18 @@ async def test_circuit_of_a_failing_backend_opens_probes_and_closes(
     assert [again[name] for name in ("status", "paused", "since")] == ["open", len(KEYS), opened["since"]]
     assert len(backend.served) == len(failing)
 
-    backend.hang()
-    backend.work()
+    backend.hangs.touch()
+    backend.down.unlink()
     configure(daemon, tmp_path, openToHalfOpen={"enabled": True, "interval": 100})
     await until(lambda: len(backend.served) == len(failing) + 1, "a probe runs", timeout=LONG)
     await daemon.restart()
     await until_state(daemon, "half_open")
     assert (len(backend.served), (await circuit(daemon))["paused"]) == (len(failing) + 1, len(KEYS))
-    backend.go_on()
+    backend.hangs.unlink()
     await until_state(daemon, "closed")
     await answers.until_served([*failing, *held], timeout=LONG)
     await until(lambda: len(daemon.events("group resumed")) == len(KEYS), "all groups are resumed", timeout=LONG)
     assert [event["key"] for event in daemon.events("group resumed")] == order
     assert (answers.statuses(failing), answers.statuses(held)) == ({"error"}, {"ok"})
-    assert backend.repeated == []
+    assert len(set(backend.served)) == len(backend.served)
     assert answers.repeated() == 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from daemon_process import OSRDYNE, PATIENCE, own_environment
@@ -21,15 +20,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tmp_path: Path) -> Start:
     """Starts a command where there is no RabbitMQ; `variables` are those of its environment."""
 
-    def run(*arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def run(*arguments: str, **variables: str) -> subprocess.Popen[str]:
         own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
+        environment, pipe = own_environment(**{**own, **variables}), subprocess.PIPE
         return subprocess.Popen(
-            [OSRDYNE, *arguments],
-            cwd=tmp_path,
-            env=own_environment(**{**own, **(variables or {})}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [OSRDYNE, *arguments], cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True
         )
 
     return run
@@ -50,8 +45,8 @@ def test_mistake_in_the_file_names_its_line(start: Start, tmp_path: Path) -> Non
 
 
 def test_wrong_uri_is_refused_without_being_shown(start: Start) -> None:
-    variables = {"OSRDYNE__BROKER__URI": "amqp://user:hidden/1@host"}
-    assert_one_line(start("run", variables=variables), 2, "broker.uri", "OSRDYNE__BROKER__URI")
+    run = start("run", OSRDYNE__BROKER__URI="amqp://user:hidden/1@host")
+    assert_one_line(run, 2, "broker.uri", "OSRDYNE__BROKER__URI")
 
 
 def worker(**config: object) -> list[str]:
@@ -61,13 +56,9 @@ def worker(**config: object) -> list[str]:
 DELTA = '{"datasets": [{"key": "k", "tables": [{"view": "t", "format": "delta", "path": "/data/t"}]}]}'
 TYPO = '{"password": "hidden", "datasets": [{"key": "k", "tables": [{"view": "t", "path": "/t", "cash": true}]}]}'
 OWN_MODEL = """
-from pydantic import BaseModel
 from osrdyne_worker import App
-
-class Config(BaseModel):
-    threshold: int
-
-app = App(check_config=Config.model_validate)
+from pydantic import create_model
+app = App(check_config=create_model("Config", threshold=(int, ...)).model_validate)
 """
 
 
@@ -75,9 +66,7 @@ app = App(check_config=Config.model_validate)
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        pytest.param(
-            ["run", "--set=broker.management_uri_file=nowhere"], ["management_uri_file", "nowhere"], id="secret"
-        ),
+        pytest.param(["run", "--set=broker.management_uri_file=nowhere"], ["management_uri_file"], id="secret"),
         pytest.param(["run", "--set=broker.tls.ca_file=/no.pem"], ["broker.tls", "/no.pem"], id="certificate"),
         pytest.param(["run", "--driver", "nope"], ["'nope'"], id="driver"),
         pytest.param(["dev", "--app", "mine:other"], ["worker.app", "'other'"], id="application"),
@@ -94,10 +83,10 @@ def test_mistake_is_found_before_anything_starts(
     start: Start, tmp_path: Path, arguments: list[str], names: list[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN_MODEL)
-    variables: dict[str, Any] = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    variables = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), str(tmp_path))
     if "ca_file" in arguments[-1]:
         variables["OSRDYNE__BROKER__URI"] = "amqps://user:hidden@127.0.0.1:1"
-    assert_one_line(start(*arguments, variables=variables), 2, *names)
+    assert_one_line(start(*arguments, **variables), 2, *names)
 
 
 def test_port_that_is_taken_ends_the_daemon_at_once(start: Start) -> None:
@@ -115,14 +104,13 @@ def test_missing_daemon_is_one_line(start: Start) -> None:
 def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(start: Start, number: int) -> None:
     process = start("run", "--driver", "noop", "--set", "api.port=0")
     assert process.stderr is not None
-    lines = []
+    text = ""
     for line in process.stderr:
-        lines.append(line)
+        text += line
         if "term ended" in line:
             break
     process.send_signal(number)
-    _, rest = process.communicate(timeout=PATIENCE)
-    text = "".join([*lines, rest])
+    text += process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 0, text
     assert "Traceback" not in text
     assert "hidden" not in text

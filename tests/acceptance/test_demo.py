@@ -16,15 +16,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), pytest.mark.one_ra
 
 def output_of(name: str, *options: str, home: dict[str, str], directory: Path) -> str:
     """What a demo prints, if it succeeds and leaves nothing."""
-    demo = subprocess.run(
-        [sys.executable, ROOT / "tools" / name, *options],
-        cwd=directory,
-        env=home,
-        capture_output=True,
-        text=True,
-        timeout=1100,
-        check=False,
-    )
+    command = [sys.executable, ROOT / "tools" / name, *options]
+    demo = subprocess.run(command, cwd=directory, env=home, capture_output=True, text=True, timeout=1100, check=False)
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert demo.stderr == ""
     assert processes_of(home) == []
@@ -34,9 +27,8 @@ def output_of(name: str, *options: str, home: dict[str, str], directory: Path) -
 def test_demo_tells_its_story(home: dict[str, str], tmp_path: Path) -> None:
     output = output_of("demo.py", home=home, directory=tmp_path)
     assert "all groups gone" in output
-    assert re.search(
-        r"cold start of .* in parts:\s+process .* jvm .* session .* load .* first_query", output, re.DOTALL
-    )
+    parts = r"cold start of .* in parts:\s+process .* jvm .* session .* load .* first_query"
+    assert re.search(parts, output, re.DOTALL)
     assert "49 further keys have answered" in output
     assert re.search(r"its memory with its JVM: \d+ MiB, \d+ MiB per key", output)
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from daemon_process import OSRDYNE, PATIENCE, ROOT, until
-from own_home import commands_of, processes_of
+from own_home import commands_of, kill_processes_of, processes_of
 from spark_fixtures import SHORT_LIVED
 
 pytestmark = pytest.mark.one_rabbitmq
@@ -26,9 +25,7 @@ SPARK = ["--set", f"worker.spark_conf.spark.driver.extraJavaOptions={SHORT_LIVED
 MINE = ["--app", "mine:app"]
 APP = """
 from osrdyne_worker import App, Call
-
 app = App()
-
 
 @app.handler("/version")
 async def version(call: Call) -> dict[str, int]:
@@ -83,9 +80,7 @@ def dev(request: pytest.FixtureRequest, home: dict[str, str], tmp_path: Path) ->
     os.close(theirs)
     started = Dev(process, ours)
     yield started
-    for left in processes_of(home):
-        with suppress(psutil.NoSuchProcess):
-            left.kill()
+    kill_processes_of(home)
     process.wait(PATIENCE)
     started.close()
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from daemon_process import MakeDaemon, until
+from daemon_process import DaemonProcess, MakeDaemon, until
 from managed_callers import (
     SEED,
     Answers,
@@ -25,6 +25,17 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 
 
+async def send_backlog(daemon: DaemonProcess, answers: Answers, *, short_lived: list[str]) -> list[str]:
+    """Requests of three classes, the most urgent ones last; these, in the order in which they are served."""
+    alerts, data, other = numbered("alert", 100), numbered("data", 100), numbered("other", 100)
+    await answers.send("anything", other)
+    await answers.send("P1_Data", data)
+    await answers.send("P1_Data", short_lived, short_lived=short_lived)
+    await answers.send("P0_Alerts", alerts)
+    await until_passed_on(daemon, 100, route="secCamAlerts")
+    return [*alerts, *data, *other]
+
+
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
@@ -34,20 +45,10 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     (tmp_path / "circuits.yaml").write_text("statisticsUpdateEnabled: true")
     applied = daemon.osrdyne("circuits", "config", "apply", str(tmp_path / "circuits.yaml"))
     assert "Version 1 is active" in applied.stdout, applied.stderr
-    data, other, late, alerts = (
-        numbered("data", 100),
-        numbered("other", 100),
-        numbered("late", 20),
-        numbered("alert", 100),
-    )
-    await answers.send("anything", other)
-    await answers.send("P1_Data", data)
-    await answers.send("P1_Data", late, short_lived=late)
-    await answers.send("P0_Alerts", alerts)
-    await until_passed_on(daemon, 100, route="secCamAlerts")
+    late = numbered("late", 20)
+    everything = await send_backlog(daemon, answers, short_lived=late)
     await asyncio.sleep(1.0)  # the second that the late ones have
     await with_workers(daemon)
-    everything = [*alerts, *data, *other]
     await answers.until_served([*everything, *late])
     assert answers.order(everything) == everything
     assert (answers.statuses(late), answers.statuses(everything)) == ({"expired"}, {"ok"})
@@ -99,20 +100,12 @@ async def test_pool_that_becomes_direct_and_managed_again_serves_everything_that
     daemon = managed(make_daemon)
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
-    other, data, alerts = numbered("other", 100), numbered("data", 100), numbered("alert", 100)
-    await answers.send("anything", other)
-    await answers.send("P1_Data", data)
-    await answers.send("P0_Alerts", alerts)
-    await until_passed_on(daemon, 100, route="secCamAlerts")
-    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "direct"}}
-    await with_workers(daemon)
-    await answers.until_served([*alerts, *data, *other])
-    assert answers.order([*alerts, *data, *other]) == [*alerts, *data, *other]
-    await until_own_queues_are(answers, broker_settings, "")
-    await answers.send("P0_Alerts", ["direct"])
-    await answers.until_served(["direct"])
-    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "managed"}}
-    await with_workers(daemon)
-    await answers.send("P0_Alerts", ["managed"])
-    await answers.until_served(["managed"])
-    await until_own_queues_are(answers, broker_settings, "", "_Pri0", "_Pri1")
+    everything = await send_backlog(daemon, answers, short_lived=[])
+    for kind, waiting, ends in (("direct", everything, [""]), ("managed", [], ["", "_Pri0", "_Pri1"])):
+        daemon.write_settings(pool={"kind": kind})
+        await with_workers(daemon)
+        await answers.until_served(waiting)
+        assert answers.order(waiting) == waiting
+        await answers.send("P0_Alerts", [kind])
+        await answers.until_served([kind])
+        await until_own_queues_are(answers, broker_settings, *ends)

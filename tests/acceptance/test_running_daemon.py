@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -55,29 +53,20 @@ async def test_request_that_expires_behind_a_long_one_is_answered(
     assert (await shared_caller.answer(long)).status == "ok"
 
 
-@pytest.mark.proves("workers/worker-dies-during-request")
-async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+@pytest.mark.proves("workers/worker-dies-during-request", "workers/worker-hangs-disconnected")
+async def test_killed_or_hanging_worker_is_replaced_and_its_request_answered(
+    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path, number: signal.Signals
 ) -> None:
-    before = (await shared_caller.info("killed"))["pid"]
-    request = await sent_and_running(shared_daemon, shared_caller, "killed", gate)
-    os.kill(int(str(before)), signal.SIGKILL)
+    key = number.name
+    before = (await shared_caller.info(key))["pid"]
+    request = await sent_and_running(shared_daemon, shared_caller, key, gate)
+    os.kill(int(str(before)), number)
     gate.touch()
     assert (await shared_caller.answer(request)).status == "ok"
-    assert shared_daemon.pids("killed") == [(await shared_caller.info("killed"))["pid"]] != [before]
-
-
-@pytest.mark.proves("workers/worker-hangs-disconnected")
-async def test_hanging_worker_is_replaced_and_its_request_answered(
-    shared_daemon: DaemonProcess, shared_caller: DurableCaller, gate: Path
-) -> None:
-    before = (await shared_caller.info("hangs"))["pid"]
-    request = await sent_and_running(shared_daemon, shared_caller, "hangs", gate)
-    os.kill(int(str(before)), signal.SIGSTOP)
-    gate.touch()
-    assert (await shared_caller.answer(request)).status == "ok"
-    assert (await shared_caller.info("hangs"))["pid"] != before
-    assert shared_daemon.events("worker hangs", key="hangs", why="it did not answer")
+    assert shared_daemon.pids(key) == [(await shared_caller.info(key))["pid"]] != [before]
+    hangs = shared_daemon.events("worker hangs", key=key, why="it did not answer")
+    assert bool(hangs) == (number is signal.SIGSTOP)
 
 
 @pytest.mark.proves("workers/coroutine-handler-blocks-worker")
@@ -94,31 +83,22 @@ async def test_handler_that_blocks_a_worker_is_named_to_the_caller_and_in_the_lo
     shared_daemon.set_faults({})
 
 
-@contextmanager
-def no_start(daemon: DaemonProcess, key: str, last_words: str) -> Iterator[None]:
-    """Workers of this key end at once, with these words."""
-    daemon.set_faults({key: {"exit": 3, "says": last_words}})
-    try:
-        yield
-    finally:
-        daemon.set_faults({})
-
-
 @pytest.mark.proves("workers/worker-start")
 async def test_group_that_cannot_start_answers_and_recovers(
     shared_daemon: DaemonProcess, shared_caller: DurableCaller
 ) -> None:
     pid = (await shared_caller.info("other"))["pid"]
+    shared_daemon.set_faults({"broken": {"exit": 3, "says": "cannot open the data of this key"}})
     async with shared_daemon.client(default_timeout=PATIENCE) as client:
-        with no_start(shared_daemon, "broken", "cannot open the data of this key"):
-            with pytest.raises(StartFailedError, match="exit code 3") as caught:
-                await client.call("broken", "/info")
-            assert "cannot open the data of this key" in caught.value.log_lines
-            assert caught.value.retry_after is not None
-            with pytest.raises(StartFailedError):  # at once, without another attempt
-                await client.call("broken", "/info")
-            assert len(shared_daemon.events("worker started", key="broken")) == 1
-            assert (await client.call("other", "/info")).json()["pid"] == pid
+        with pytest.raises(StartFailedError, match="exit code 3") as caught:
+            await client.call("broken", "/info")
+        assert "cannot open the data of this key" in caught.value.log_lines
+        assert caught.value.retry_after is not None
+        with pytest.raises(StartFailedError):  # at once, without another attempt
+            await client.call("broken", "/info")
+        assert len(shared_daemon.events("worker started", key="broken")) == 1
+        assert (await client.call("other", "/info")).json()["pid"] == pid
+        shared_daemon.set_faults({})
 
         async def recovered() -> bool:
             return (await client.call("broken", "/info", raise_on_error=False)).ok

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 from daemon_process import PATIENCE, ROOT, free_port, until
-from own_home import processes_of
+from own_home import kill_processes_of, processes_of
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200), pytest.mark.one_rabbitmq]
 
@@ -38,7 +38,8 @@ class Tutorial:
         self.directory = directory
         (directory / "run").mkdir(mode=0o700)
         path = f"{Path(sys.executable).parent}:{home['PATH']}"
-        self._environment = {**home, "PATH": path, "PYTHONPATH": str(ROOT)}  # the page is read in a clone
+        environment = {**home, "PATH": path, "PYTHONPATH": str(ROOT)}  # the page is read in a clone
+        self._place: dict[str, Any] = {"cwd": directory, "env": environment}
         self._changes = {
             "/tmp/telemetry": str(directory / "telemetry"),
             "~/.local/state/osrdyne/dev.yaml": str(directory / "run" / "osrdyne" / "dev.yaml"),
@@ -58,57 +59,38 @@ class Tutorial:
     def until(self, command: str) -> str:
         """Follow the page up to the block of commands that contains this one. The output of that block."""
         while self._blocks:
-            block = self._blocks.pop(0)
-            if block["kind"] == "yaml":
-                (self.directory / block["file"]).write_text(self._changed(block["text"]), encoding="utf-8")
-            elif block["kind"] == "bash":
-                output = self.run(block["text"])
-                if command in block["text"]:
+            file, kind, text = self._blocks.pop(0).group("file", "kind", "text")
+            if kind == "yaml":
+                (self.directory / file).write_text(self._changed(text), encoding="utf-8")
+            elif kind == "bash":
+                output = self.run(text)
+                if command in text:
                     return output
         raise AssertionError(command)
 
     def run(self, commands: str) -> str:
         """Run the commands in a shell; one that starts a daemon goes on in the background."""
-        daemon = _DAEMON.search(commands)
-        ended = subprocess.run(
-            ["bash", "-ec", self._changed(_DAEMON.sub("", commands))],
-            cwd=self.directory,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=SPARK_START,
-            check=False,
-        )
+        command = ["bash", "-ec", self._changed(_DAEMON.sub("", commands))]
+        ended = subprocess.run(command, **self._place, capture_output=True, text=True, timeout=SPARK_START, check=False)
         assert ended.returncode == 0, f"{commands}\n{ended.stdout}{ended.stderr}"
-        if daemon is not None:
-            self.start(daemon[0])
+        if daemon := _DAEMON.search(commands):
+            words = shlex.split(self._changed(daemon[0]))
+            with (self.directory / f"{words[-1]}.log").open("ab") as log:
+                self.daemons[words[-1]] = subprocess.Popen(words, **self._place, stdout=log, stderr=log)
         return ended.stdout
-
-    def start(self, command: str) -> None:
-        """Start a daemon, again if it has run before."""
-        words = shlex.split(self._changed(command))
-        log = self.directory / f"{words[-1]}.log"
-        with log.open("ab") as file:
-            self.daemons[words[-1]] = subprocess.Popen(
-                words, cwd=self.directory, env=self._environment, stdout=file, stderr=file
-            )
 
     def stop(self, config: str) -> None:
         daemon = self.daemons[config]
         daemon.send_signal(signal.SIGINT)
         assert daemon.wait(PATIENCE) == 0, (self.directory / f"{config}.log").read_text()
 
-    def leads(self, config: str) -> bool:
-        return '"leading"' in (self.directory / f"{config}.log").read_text()
-
     def lag(self) -> int | None:
         """The messages that the table `warm` does not have; None before it has any."""
         readers = json.loads(self.run("osrdyne telemetry lag -o json"))
         return next((int(one["messages"]) for one in readers if one["reader"] == "warm"), None)
 
-    def groups(self, config: str) -> list[str]:
-        listed = json.loads(self.run(f"osrdyne groups list --config {config} -o json"))
-        return [str(group["key"]) for group in listed]
+    def has_no_groups(self, config: str) -> bool:
+        return json.loads(self.run(f"osrdyne groups list --config {config} -o json")) == []
 
     def _changed(self, text: str) -> str:
         for page, ours in self._changes.items():
@@ -120,9 +102,7 @@ class Tutorial:
 def tutorial(home: dict[str, str], tmp_path: Path) -> Iterator[Tutorial]:
     tutorial = Tutorial(home, tmp_path)
     yield tutorial
-    for left in processes_of(home):
-        with suppress(psutil.NoSuchProcess):
-            left.kill()
+    kill_processes_of(home)
     for daemon in tutorial.daemons.values():
         daemon.wait(PATIENCE)
 
@@ -140,14 +120,15 @@ async def test_commands_of_the_tutorial_work_in_their_order(tutorial: Tutorial, 
     await until(lambda: tutorial.lag() == 0, "the table has the whole log", timeout=SPARK_START, interval=2)
 
     tutorial.until("osrdyne run --config queries.yaml")
-    await until(lambda: tutorial.leads("queries.yaml"), "the pool of the queries is there")
+    log = tutorial.directory / "queries.yaml.log"
+    await until(lambda: '"leading"' in log.read_text(), "the pool of the queries is there")
     output = tutorial.until("osrdyne call")
     assert rows(output)[: len(queried)] == queried
     assert "temperature" in tutorial.until("osrdyne last")
 
     tutorial.until("osrdyne groups stop")
     for config in ("queries.yaml", "ingest.yaml"):
-        await until(lambda config=config: not tutorial.groups(config), "the groups are gone", interval=1)  # type: ignore[misc]
+        await until(partial(tutorial.has_no_groups, config), "the groups are gone", interval=1)
         tutorial.stop(config)
     tutorial.stop("plant.yaml")
     assert [process.cmdline()[:3] for process in processes_of(home)] == []

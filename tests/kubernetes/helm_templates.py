@@ -12,29 +12,19 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.acceptance.daemon_process import merged
+
 _TOKEN = re.compile(r"\{\{(-?)\s(.*?)\s(-?)\}\}", re.DOTALL)
 _WORD = re.compile(r'"[^"\\]*"|[^\s"|]+|\|')
 
-
-@dataclass
-class Block:
-    """`if` and `with`: what is done when the pipeline is something, and when it is nothing."""
-
-    kind: str
-    words: list[str]
-    parts: list[Any] = field(default_factory=list)
-    otherwise: list[Any] | None = None
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    words: list[str]
+Part = str | list[str]
+"""Text, or the words of an action."""
 
 
 class Chart:
@@ -44,10 +34,15 @@ class Chart:
         self.values: dict[str, Any] = yaml.safe_load((directory / "values.yaml").read_text())
         self.schema: dict[str, Any] = json.loads((directory / "values.schema.json").read_text())
         self._about = yaml.safe_load((directory / "Chart.yaml").read_text())
-        self._defined: dict[str, list[Any]] = {}
-        self._files: dict[str, list[Any]] = {}
-        for path in sorted((directory / "templates").iterdir()):
-            self._files[path.name] = self._parse(path.read_text())
+        self._files = {
+            path.name: list(_split(path.read_text())) for path in sorted((directory / "templates").iterdir())
+        }
+        self._defined = {
+            part[1].strip('"'): parts[at + 1 :]
+            for parts in self._files.values()
+            for at, part in enumerate(parts)
+            if part[:1] == ["define"]
+        }
 
     def render(self, *, release: str, namespace: str, **values: Any) -> list[dict[str, Any]]:
         """The objects that `helm template` would print."""
@@ -56,54 +51,39 @@ class Chart:
             "Release": {"Name": release, "Namespace": namespace, "Service": "Helm"},
             "Chart": {"Name": self._about["name"], "AppVersion": str(self._about["appVersion"])},
         }
-        texts = {name: self._run(parts, dot, dot) for name, parts in self._files.items()}
+        texts = {name: self._run(iter(parts), dot, dot)[0] for name, parts in self._files.items()}
         documents = (yaml.safe_load_all(text) for name, text in texts.items() if name.endswith(".yaml"))
         return [document for found in documents for document in found if document]
 
-    # --- reading
-
-    def _parse(self, text: str) -> list[Any]:
-        top: list[Any] = []
-        open_blocks: list[Block] = []
-        for part in _split(text):
-            target = _innermost(open_blocks, top)
+    def _run(self, parts: Iterator[Part], dot: Any, root: Any) -> tuple[str, str]:
+        """What the parts print up to their `else` or `end`, and which of them it was."""
+        text = ""
+        for part in parts:
             if isinstance(part, str):
-                target.append(part)
+                text += part
                 continue
-            head, *rest = part.words
-            if head in {"if", "with", "define"}:
-                open_blocks.append(Block(head, rest))
-            elif head == "else" and not rest and open_blocks[-1].otherwise is None:
-                open_blocks[-1].otherwise = []
-            elif head == "end" and not rest:
-                block = open_blocks.pop()
-                if block.kind == "define":
-                    self._defined[block.words[0].strip('"')] = block.parts
-                else:
-                    _innermost(open_blocks, top).append(block)
+            head, *rest = part
+            if head == "end" or part == ["else"]:
+                return text, head
+            if head == "define":
+                _skip(parts)
+            elif head in {"if", "with"}:
+                value = self._pipeline(rest, dot, root)
+                ended = "" if value else _skip(parts)
+                if value or ended == "else":
+                    printed, ended = self._run(parts, value if head == "with" and value else dot, root)
+                    assert ended, "a block without an end"
+                    text += printed
+                    if value and ended == "else":
+                        _skip(parts)
             elif not head.startswith("/*"):
-                target.append(part)
-        assert not open_blocks, "a block without an end"
-        return top
-
-    # --- running
-
-    def _run(self, parts: list[Any], dot: Any, root: Any) -> str:
-        return "".join(self._run_part(part, dot, root) for part in parts)
-
-    def _run_part(self, part: Any, dot: Any, root: Any) -> str:
-        if isinstance(part, str):
-            return part
-        value = self._pipeline(part.words, dot, root)
-        if isinstance(part, Pipeline):
-            return _text(value)
-        if value:
-            return self._run(part.parts, value if part.kind == "with" else dot, root)
-        return self._run(part.otherwise or [], dot, root)
+                text += _text(self._pipeline(part, dot, root))
+        return text, ""
 
     def _pipeline(self, words: list[str], dot: Any, root: Any) -> Any:
         value: Any = None
-        for number, command in enumerate(_commands(words)):
+        commands = [list(command) for is_pipe, command in groupby(words, "|".__eq__) if not is_pipe]
+        for number, command in enumerate(commands):
             value = self._command(command, dot, root, piped=[value] if number else [])
         return value
 
@@ -114,52 +94,35 @@ class Chart:
         arguments = [_operand(word, dot) for word in rest] + piped
         if head == "include":
             name, inner = arguments
-            return self._run(self._defined[name], inner, root)
+            return self._run(iter(self._defined[name]), inner, root)[0]
         return _FUNCTIONS[head](*arguments)
 
 
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Values over values: maps are merged, everything else is replaced."""
-    result = dict(base)
-    for name, value in changes.items():
-        known = result.get(name)
-        result[name] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return result
+def _skip(parts: Iterator[Part]) -> str:
+    """Pass over a section; what ends it, `else` or `end`."""
+    depth = 0
+    for part in parts:
+        if isinstance(part, list) and part[0] in {"if", "with", "define"}:
+            depth += 1
+        elif part == ["else"] and not depth:
+            return "else"
+        elif part == ["end"]:
+            depth -= 1
+            if depth < 0:
+                return "end"
+    raise AssertionError("a block without an end")
 
 
-def _split(text: str) -> Iterator[str | Pipeline]:
+def _split(text: str) -> Iterator[Part]:
     """Text and actions; a dash in the braces eats the white space on its side."""
     at, eat = 0, False
     for found in _TOKEN.finditer(text):
-        before = text[at : found.start()]
-        yield _eaten(before, left=eat, right=bool(found[1]))
-        yield Pipeline(_WORD.findall(found[2]))
+        before = text[at : found.start()].lstrip() if eat else text[at : found.start()]
+        yield before.rstrip() if found[1] else before
+        yield _WORD.findall(found[2])
         at, eat = found.end(), bool(found[3])
-    yield _eaten(text[at:], left=eat, right=False)
+    yield text[at:].lstrip() if eat else text[at:]
     assert "{{" not in _TOKEN.sub("", text), "an action that cannot be read"
-
-
-def _eaten(text: str, *, left: bool, right: bool) -> str:
-    text = text.lstrip() if left else text
-    return text.rstrip() if right else text
-
-
-def _innermost(blocks: list[Block], top: list[Any]) -> list[Any]:
-    if not blocks:
-        return top
-    block = blocks[-1]
-    return block.parts if block.otherwise is None else block.otherwise
-
-
-def _commands(words: list[str]) -> Iterator[list[str]]:
-    command: list[str] = []
-    for word in words:
-        if word == "|":
-            yield command
-            command = []
-        else:
-            command.append(word)
-    yield command
 
 
 def _operand(word: str, dot: Any) -> Any:

@@ -1,9 +1,8 @@
 """The part of a node, for an API server without nodes: it binds pods, reports their state, and serves their logs.
 
 It runs in a thread and a loop of its own and plays every pod of one namespace as the worker of the conformance suite
-would behave; `WORKER_CONFIG` of the pod says how. A process of the suite of pooled workers is really run, as
-`pooled_process`. It reads the pod as a kubelet does: variables with `$(NAME)`, the
-file of the Secret, the command. Two behaviours are its own: `config["played"]` may be `no-image` or `no-node`.
+would behave; `WORKER_CONFIG` of the pod says how. A process of the suite of pooled workers is really run. It reads the
+pod as a kubelet does. Two behaviours are its own: `config["played"]` may be `no-image` or `no-node`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import threading
 from base64 import b64decode
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -44,17 +44,23 @@ _UNREAD = 30.0
 """Seconds that the pod of a busy worker stays at most where nothing has read its log since its container ended."""
 
 
+@dataclass
 class Played:
     """One pod being played."""
 
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
-        self.lines: list[str] = []
-        self.task: asyncio.Task[None] | None = None
-        self.gone = False
-        self.killed = False
-        self.process: asyncio.subprocess.Process | None = None
-        self.read = asyncio.Event()
+    pod: Pod
+    lines: list[str] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    gone: bool = False
+    killed: bool = False
+    process: asyncio.subprocess.Process | None = None
+    read: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """How the worker behaves."""
+        found: dict[str, Any] = json.loads(variables_of(self.pod).get("WORKER_CONFIG", "{}"))
+        return found
 
     @property
     def grace(self) -> float | None:
@@ -133,10 +139,8 @@ class PlayedKubelet:
         self._server = await asyncio.start_server(self._serve_logs, "127.0.0.1", 0, ssl=context)
         port = self._server.sockets[0].getsockname()[1]
         await self._client.create(Node(metadata=ObjectMeta(name=self.node)))
-        status = {
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
-        }
+        addresses = [{"type": "InternalIP", "address": "127.0.0.1"}]
+        status = {"addresses": addresses, "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}
         await self._client.patch(NodeStatus, self.node, {"status": status})
         self._watching = asyncio.create_task(self._watch())
 
@@ -153,8 +157,7 @@ class PlayedKubelet:
         async for event, pod in self._client.watch(Pod, on_error=on_error_retry):
             uid = pod.metadata.uid
             if event == "DELETED":
-                gone = self._pods.pop(uid, None)
-                if gone is not None:
+                if gone := self._pods.pop(uid, None):
                     gone.gone = True  # not cancelled: a request that is cancelled may leave its connection open
                 continue
             played = self._pods.setdefault(uid, Played(pod))
@@ -168,42 +171,36 @@ class PlayedKubelet:
         try:
             await self._run(played)
             await self._end(played)
-        except ApiError as error:
-            if error.status.code not in {404, 409}:  # it is gone already
-                self.faults.append(error)
         except Exception as error:
-            self.faults.append(error)
+            if not isinstance(error, ApiError) or error.status.code not in {404, 409}:  # it is gone already
+                self.faults.append(error)
 
     async def _run(self, played: Played) -> None:
-        config = json.loads(variables_of(played.pod).get("WORKER_CONFIG", "{}"))
+        config = played.config
         if config.get("played") == "no-node":
-            await self._say(played, conditions=[_condition("PodScheduled", False, "Unschedulable", "0/3 nodes fit.")])
-            return
+            unscheduled = _condition("PodScheduled", False, "Unschedulable", "0/3 nodes fit.")
+            return await self._say(played, conditions=[unscheduled])
         name = played.pod.metadata.name
         target = ObjectReference(kind="Node", name=self.node)
         with suppress(msgspec.ValidationError):  # the answer is no Binding
             await self._client.create(PodBinding(metadata=ObjectMeta(name=name), target=target), name)
         if config.get("played") == "no-image":
             waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
-            await self._container(played, {"waiting": waiting})
-            return
+            return await self._container(played, {"waiting": waiting})
         secret = await self._existing_secret(played)
         if secret is None:
-            return
+            return None
         if DIRECTORY_VARIABLE in variables_of(played.pod):
-            await self._run_process(played, secret)
-            return
+            return await self._run_process(played, secret)
         played.lines = [json.dumps(_report(played.pod, secret, config))]
         played.lines += [f"line {number}" for number in range(config.get("lines", 0))]
         behaviour = config.get("behaviour")
         if behaviour == "silent":
-            await self._container(played, {"running": {}})
-            return
+            return await self._container(played, {"running": {}})
         played.lines.append("ready")
         if behaviour == "exit":
-            await self._crash(played, code=config.get("code", 0), reason="Completed")
-        else:
-            await self._container(played, {"running": {}}, ready=True)
+            return await self._crash(played, code=config.get("code", 0), reason="Completed")
+        return await self._container(played, {"running": {}}, ready=True)
 
     async def _run_process(self, played: Played, secret: Secret) -> None:
         """Run the process of the pod to its end. Kubernetes keeps its pod, whose container has terminated."""
@@ -228,28 +225,26 @@ class PlayedKubelet:
         code = process.returncode or 0
         terminated = _terminated(128 - code if code < 0 else code, "Error" if code else "Completed")
         if not played.gone:
-            await self._container(
-                played, {"terminated": terminated}, phase="Failed" if code else "Succeeded", ready=False
-            )
+            await self._container(played, {"terminated": terminated}, phase="Failed" if code else "Succeeded")
 
     async def _end(self, played: Played) -> None:
         """End as asked: the stubborn one by being killed when its time is over."""
-        config = json.loads(variables_of(played.pod).get("WORKER_CONFIG", "{}"))
+        behaviour = played.config.get("behaviour")
         while played.grace is None:
             await asyncio.sleep(0.02)
         waited = 0.0
-        while config.get("behaviour") == "stubborn" and not played.killed and waited < (played.grace or 0.0):
+        while behaviour == "stubborn" and not played.killed and waited < (played.grace or 0.0):
             await asyncio.sleep(0.05)
             waited += 0.05
-        code = _KILLED if config.get("behaviour") == "stubborn" else 0
-        if config.get("behaviour") == "busy":
+        code = _KILLED if behaviour == "stubborn" else 0
+        if behaviour == "busy":
             await asyncio.sleep(0.3)
             played.lines.append("job finished")
         if played.process is None and (played.pod.spec.nodeName or played.lines):
             played.read.clear()
             await self._container(played, {"terminated": _terminated(code)})
             await asyncio.sleep(_TIDYING)
-            if config.get("behaviour") == "busy":  # on a busy machine the driver reads the last line later than that
+            if behaviour == "busy":  # on a busy machine the driver reads the last line later than that
                 with suppress(TimeoutError):
                     await asyncio.wait_for(played.read.wait(), _UNREAD)
         await self._client.delete(Pod, played.pod.metadata.name, grace_period=0)
@@ -259,33 +254,21 @@ class PlayedKubelet:
         played.killed = True
         await self._container(played, {"terminated": terminated})
         waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}}
-        await self._container(played, waiting, last={"terminated": terminated}, restarts=1)
+        await self._container(played, waiting, last={"terminated": terminated})
 
     async def _restart(self, played: Played) -> None:
         terminated = _terminated(_DONE_CODE)
         await self._container(played, {"terminated": terminated})
-        await self._container(played, {"running": {}}, last={"terminated": terminated}, restarts=1, ready=True)
+        await self._container(played, {"running": {}}, last={"terminated": terminated}, ready=True)
 
     async def _container(
-        self,
-        played: Played,
-        state: Any,
-        *,
-        last: Any = None,
-        restarts: int = 0,
-        ready: bool = False,
-        phase: str = "Running",
+        self, played: Played, state: Any, *, last: Any = None, ready: bool = False, phase: str = "Running"
     ) -> None:
+        """Report the state; with the `last` one, the container has restarted once."""
         container = played.pod.spec.containers[0]
-        status = {
-            "name": container.name,
-            "image": container.image,
-            "imageID": "",
-            "ready": ready,
-            "restartCount": restarts,
-            "state": state,
-            "lastState": last or {},
-        }
+        image = {"name": container.name, "image": container.image, "imageID": ""}
+        states = {"state": state, "lastState": last or {}, "restartCount": int(last is not None)}
+        status = {**image, **states, "ready": ready}
         conditions = [_condition("PodScheduled", True), _condition("Ready", ready)]
         await self._say(played, phase=phase, containerStatuses=[status], conditions=conditions)
 
@@ -366,12 +349,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
     """`$(NAME)` of a variable that is known, `$$` for a dollar sign. Source: Kubernetes, "dependent environment
     variables"."""
 
-    def replace(found: re.Match[str]) -> str:
-        if found[1] == "$":
-            return "$"
-        return variables.get(found[2], found[0])
-
-    return _REFERENCE.sub(replace, text)
+    return _REFERENCE.sub(lambda found: "$" if found[1] == "$" else variables.get(found[2], found[0]), text)
 
 
 def _terminated(code: int, reason: str = "Completed") -> dict[str, Any]:

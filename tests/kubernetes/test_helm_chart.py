@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from harness import harness_for, kubeconfig_with
-from helm_templates import Chart, merged
+from helm_templates import Chart
 from kubernetes_validate.utils import all_versions
 from lightkube import codecs
 from lightkube.models.authentication_v1 import TokenRequestSpec
@@ -28,6 +28,7 @@ from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.testing.driver_harness import clean_up, is_ready, make_spec
+from tests.acceptance.daemon_process import merged
 
 CHART = Chart(Path(__file__).parents[2] / "deploy" / "kubernetes" / "osrdyne")
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "config" / "kubernetes.yaml"
