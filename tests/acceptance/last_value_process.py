@@ -5,17 +5,17 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from daemon_process import OSRDYNE, PATIENCE, DaemonProcess, own_environment
+from tests.acceptance.daemon_process import OSRDYNE, PATIENCE, own_environment
 
 
 class LastValueProcess:
-    """The reader of one pool's log, with the configuration of its daemon."""
+    """The reader of one pool's log, with this configuration."""
 
-    def __init__(self, daemon: DaemonProcess) -> None:
-        self._command = [OSRDYNE, "last-value", "-c", str(daemon.config)]
-        self._log_file = daemon.directory / "last-value.log"
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, config: Path) -> None:
+        self._command = [OSRDYNE, "last-value", "-c", str(config)]
+        self._log_file = config.with_name("last-value.log")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -23,14 +23,14 @@ class LastValueProcess:
         self._start()
         try:
             yield
-            self._assert_runs()
+            self.assert_runs()
         finally:
             self._kill()
         assert "Traceback" not in self._log_file.read_text()
 
     def restart(self) -> None:
         """kill -9, and start again."""
-        self._assert_runs()
+        self.assert_runs()
         self._kill()
         self._start()
 
@@ -39,10 +39,8 @@ class LastValueProcess:
             self._process = subprocess.Popen(self._command, env=own_environment(), stdout=log, stderr=log)
 
     def _kill(self) -> None:
-        assert self._process is not None
         self._process.kill()
         self._process.wait(PATIENCE)
 
-    def _assert_runs(self) -> None:
-        assert self._process is not None
+    def assert_runs(self) -> None:
         assert self._process.poll() is None, self._log_file.read_text()

@@ -75,7 +75,7 @@ async def test_failure_of_the_warm_table_is_not_seen_on_other_paths(
 
         await until(have_all, f"{count} alarms are stored", timeout=SPARK_PATIENCE, interval=1.0)
 
-    with LastValueProcess(daemon).running():
+    with LastValueProcess(daemon.config).running():
         async with daemon.client() as client:
             for value in range(10):
                 await raise_alarm(client, value)

@@ -194,7 +194,7 @@ async def test_million_events_are_stored_once_in_spite_of_kills(make_daemon: Mak
         ingest = ingesting(make_daemon, tmp_path, "plant", table, config=config, **at, pool="ingest", lifecycle=lasting)
         await asyncio.gather(plant.start(), ingest.start())
         apply(plant, tmp_path, {"log": ROUTE})
-        reader = LastValueProcess(plant)
+        reader = LastValueProcess(plant.config)
         stack.enter_context(reader.running())
         publisher = Publisher(broker.amqp_uri)
         killer = Killer(broker, plant, ingest, reader)

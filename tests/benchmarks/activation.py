@@ -1,9 +1,7 @@
 """From the first request for a key to its queue bound, the request in it and the driver asked.
 
-The floor is what no controller can do without: declare, bind and publish with a confirm, over one channel of aio-pika,
-the same queues (same names, arguments, policy) on the same exchange. What it has confirmed is lost when the node is
-killed in the next second. The careful floor takes the precaution that osrdyne takes: one more queue is declared before
-the binding (decision 0020).
+The floor is what no controller can do without. What it has confirmed is lost when the node is killed in the next
+second. The careful floor takes the precaution that osrdyne takes (decision 0020).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The first answer of a new dedicated key, as it was and as it is, with the sample tables in a warm file cache.
 
-Measured from the start of the worker process, for a request that waits in the queue. The floor is the start without a
-class data sharing archive, with all views opened one after the other and `lineitem` cached before the first answer. The
-parts are those that the worker reports.
+The floor is the start as it was: `former_start`, without a class data sharing archive. The parts are those that the
+worker reports.
 """
 
 from __future__ import annotations

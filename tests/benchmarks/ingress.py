@@ -1,11 +1,7 @@
 """The ingress of a managed pool beside a bare consume-and-republish: throughput, what a thousand routes cost, latency.
 
-The floor consumes a quorum queue and publishes to quorum queues behind a direct exchange with confirms, written with
-aio-pika alone. Its prefetch is the number of small messages that the ingress holds at most, so that the figure has what
-the ingress's limit in bytes costs. Both sides find their requests waiting, so that no publisher competes with them. The
-latency is taken of both in turns, a few calls of each.
-
-The checks of policies, a quota and circuits are compared with the same ingress without them, in a pool of its own.
+The prefetch of the floor is the number of small messages that the ingress holds at most, so that the figure has what
+the ingress's limit in bytes costs. Both sides find their requests waiting, so that no publisher competes with them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
-"""Last values of telemetry: how fast a backlog is written, and how soon after its confirm an event is readable.
-
-The reader is a process of its own, `osrdyne last-value`. The baseline of the backlog is a plain upsert of the same rows
-into the same database, in transactions of a fixed size: without RabbitMQ, without parsing. The baseline of the time is
-an aio-pika consumer of a stream that writes each message to SQLite in a transaction of its own.
-"""
+"""Last values of telemetry: how fast a backlog is written, and how soon after its confirm an event is readable."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sqlite3
-import subprocess
-import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +25,12 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.telemetry import ENQUEUED_HEADER, KEY_HEADER
 from osrdyne.telemetry.last_values.query import LastValues
 from osrdyne.telemetry.last_values.values import LastValue
+from tests.acceptance.last_value_process import LastValueProcess
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, compared_percentiles, figure
 from tests.benchmarks.harness import PATIENCE, own_channel, own_directory
 from tests.filled_streams import STREAM, batched, fill
 from tests.postgresql_server import running_postgresql
 
-OSRDYNE = Path(sys.executable).with_name("osrdyne")
 PARTITIONS = 4
 EVENTS = 5_000
 """In each partition, one in each message. Half of them are the first of their series."""
@@ -86,7 +80,11 @@ def _settings(broker: EmbeddedBroker, pool: str, last_values: dict[str, str], *,
 
 
 def _message(number: int) -> amqp.Message:
-    event = {"series": f"s{number % (EVENTS // 2)}", "ts": START + number, "value": number}
+    return _event(f"s{number % (EVENTS // 2)}", START + number, number)
+
+
+def _event(series: str, ts: int, value: int) -> amqp.Message:
+    event = {"series": series, "ts": ts, "value": value}
     return amqp.Message(json.dumps(event).encode(), headers={KEY_HEADER: KEY, ENQUEUED_HEADER: START})
 
 
@@ -98,10 +96,11 @@ async def _backlog(settings: Any, directory: Path) -> float:
     values = LastValues(Settings.model_validate(settings))
     began, before = 0.0, 0
     try:
-        with reader(settings, directory) as is_running:
+        process = _reader(settings, directory)
+        with process.running():
             async with asyncio.timeout(PATIENCE):
                 while (events := await _events(values)) < PARTITIONS * EVENTS:
-                    is_running()
+                    process.assert_runs()
                     if events and not began:
                         began, before = time.perf_counter(), events
                     await asyncio.sleep(0.005)
@@ -118,23 +117,11 @@ async def _events(values: LastValues) -> int:
     return 0
 
 
-@contextmanager
-def reader(settings: Any, directory: Path) -> Iterator[Callable[[], None]]:
-    """A reader of these settings; yields a check that it runs."""
-    config, log = directory / "osrdyne.yaml", directory / "reader.log"
+def _reader(settings: Any, directory: Path) -> LastValueProcess:
+    config = directory / "osrdyne.yaml"
     config.touch(mode=0o600)
     config.write_text(yaml.safe_dump(settings))
-    with log.open("ab") as output:
-        process = subprocess.Popen([OSRDYNE, "last-value", "-c", config], stdout=output, stderr=output)
-
-    def is_running() -> None:
-        assert process.poll() is None, log.read_text()
-
-    try:
-        yield is_running
-    finally:
-        process.kill()
-        process.wait()
+    return LastValueProcess(config)
 
 
 def _rows() -> Iterator[tuple[Any, ...]]:
@@ -159,11 +146,16 @@ def _upsert(mark: str) -> str:
     return f"INSERT INTO floor VALUES ({marks}) ON CONFLICT (pool, key, series) DO UPDATE SET {changed}"
 
 
+def _sqlite(file: Path) -> closing[sqlite3.Connection]:
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return closing(connection)
+
+
 def _upserts_into_sqlite(file: Path) -> float:
     """Upserts a second."""
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+    with _sqlite(file) as connection:
         connection.execute(f"{_table('REAL')} WITHOUT ROWID")
         return _timed(connection, _upsert("?"))
 
@@ -199,7 +191,7 @@ async def _readable(broker: EmbeddedBroker, directory: Path) -> list[tuple[list[
             await asyncio.sleep(0.002)
 
     try:
-        with reader(settings, directory):
+        with _reader(settings, directory).running():
             async with own_channel(broker) as channel, _bare_reader(broker, directory / "bare.db", BARE) as bare:
                 rounds = []
                 for number in range(ROUNDS + 1):
@@ -223,11 +215,7 @@ async def _times(
     """Time single events, one after the other, while others come at a steady rate."""
 
     async def publish(series: str) -> None:
-        event = {"series": series, "ts": START, "value": 1}
-        headers = {KEY_HEADER: KEY, ENQUEUED_HEADER: START}
-        await channel.publish(
-            amqp.Message(json.dumps(event).encode(), headers=headers), exchange="", routing_key=stream
-        )
+        await channel.publish(_event(series, START, 1), exchange="", routing_key=stream)
 
     async def others() -> None:
         began, number = time.perf_counter(), 0
@@ -260,14 +248,8 @@ async def _bare_reader(
     broker: EmbeddedBroker, file: Path, stream: str
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
     """Write each message of a stream to SQLite; yields a wait for the event of this number."""
-    written: dict[str, asyncio.Event] = {}
-
-    def of(series: str) -> asyncio.Event:
-        return written.setdefault(series, asyncio.Event())
-
-    with closing(sqlite3.connect(file)) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
+    written = defaultdict[str, asyncio.Event](asyncio.Event)
+    with _sqlite(file) as database:
         database.execute("CREATE TABLE floor (series TEXT PRIMARY KEY, ts BIGINT, value REAL) WITHOUT ROWID")
 
         async def write(message: AbstractIncomingMessage) -> None:
@@ -275,7 +257,7 @@ async def _bare_reader(
             database.execute("INSERT OR REPLACE INTO floor VALUES (?, ?, ?)", tuple(event.values()))
             database.commit()
             await message.ack()
-            of(event["series"]).set()
+            written[event["series"]].set()
 
         async with await aio_pika.connect(broker.amqp_uri) as connection:
             channel = await connection.channel()
@@ -284,6 +266,6 @@ async def _bare_reader(
             await queue.consume(write, arguments={"x-stream-offset": "next"})
 
             async def until_written(number: int) -> None:
-                await of(f"timed-{number}").wait()
+                await written[f"timed-{number}"].wait()
 
             yield until_written

@@ -1,9 +1,5 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
-    python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
-        [priorities] [telemetry] [tracker] [quotas] [drivers] [spark] [cold_start] [streams] [ingest]
-        [last_values] [paths] [pooled] [killed]
-
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
 

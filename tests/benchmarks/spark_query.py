@@ -1,14 +1,7 @@
 """A small query through osrdyne, beside the same query in the same SparkSession without it.
 
-Once with the same text all the time, as a page or a program asks: the SQL pipeline has checked it then, and Spark has
-analysed it. And once with a text that is new each time, for both.
-
-One worker process answers both, so that there is one JVM, one cache and one set of settings. They take turns query by
-query: each comes to threads and processor caches that have rested for the time of a request, as it does in life. In a
-tight loop Spark alone would be several milliseconds faster, with osrdyne or without.
-
-Look-ups that are sent at once are answered by `/lookup` of the SQL pipeline, in batches, and by a handler that runs
-each by itself.
+Once with the same text all the time: the SQL pipeline has checked it then, and Spark has analysed it. And once with a
+text that is new each time, for both. Look-ups are answered in batches, and by a handler that runs each by itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """From the start of the daemon's process to the first answer, in a pool that exists: `osrdyne run` as its users run it.
 
-The request was published before the process starts. Its queue exists and is not bound, and the benchmark itself
-consumes it and answers, because the start of a worker would hide the rest. The floor is a bare program that connects,
-binds the queue and gives it the request.
+The queue of the request exists and is not bound; the benchmark itself consumes it and answers, because the start of a
+worker would hide the rest.
 """
 
 from __future__ import annotations

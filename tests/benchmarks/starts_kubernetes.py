@@ -54,14 +54,11 @@ async def _namespace(path: str) -> AsyncIterator[str]:
     name = f"osrdyne-bench-{secrets.token_hex(4)}"
     with _reported_if_unusable():
         client = _make_client(path, name)
+        await client.create(Namespace(metadata=ObjectMeta(name=name)))
     try:
-        with _reported_if_unusable():
-            await client.create(Namespace(metadata=ObjectMeta(name=name)))
-        try:
-            yield name
-        finally:
-            await client.delete(Namespace, name)
+        yield name
     finally:
+        await client.delete(Namespace, name)
         await client.close()
 
 

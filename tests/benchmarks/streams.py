@@ -1,7 +1,7 @@
 """The memory of a result of 1 GB that is streamed: of the worker with its JVM and Python processes, and of the client.
 
-The floor is plain `toArrow` of the same rows in the same worker, which holds them all. Memory is the proportional set
-size (PSS) of all processes, at its peak, less what they had after a small stream.
+The floor is plain `toArrow` of the same rows in the same worker, which holds them all. Memory is the PSS at its peak,
+less what the processes had after a small stream.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The time without a leader: it is killed or falls silent while orphans come in, and a hot standby takes over.
 
-Two real daemon processes take turns. They start no workers: the benchmark itself consumes the request queues, so that
-each request is measured up to the moment at which a worker would have it. The floor of a killed leader is a bare
-hand-over: a process that holds the message of such a queue is killed, and the next one gets it. The floor of a silent
-one is what it takes RabbitMQ to notice, three heartbeats.
+Two daemon processes take turns. The floor of a killed leader is a bare hand-over: a process that holds the message of
+such a queue is killed, and the next one gets it. That of a silent one is what it takes RabbitMQ to notice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Writes to the log of telemetry beside two floors: messages of 1 KiB a second, each confirmed by its stream.
 
-Both floors are written with aio-pika alone. The bare publisher has its messages in memory and publishes to the streams
-with publisher confirms, 500 at once. The forwarder consumes its messages from a quorum queue, as the ingress does from
-the orphan queue, publishes each, and acknowledges it after the confirm.
+The bare publisher has its messages in memory. The forwarder consumes them from a quorum queue, as the ingress does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The hot, last-value and cold paths of telemetry, while the warm table keeps up, fails, and is an hour behind.
 
-The states alternate in one run, in the same pool and with the same load. The warm table fails because its directory
-refuses writes. To put it behind, the benchmark writes a backlog of one hour to the log, as many events as the throttle
-of the table takes in an hour; afterwards it lets the table store all of it without the throttle. Daemons, the
-last-value reader and Spark workers are real.
+The states alternate in one run. The warm table fails because its directory refuses writes. To put it behind, the
+benchmark writes a backlog of one hour to the log; afterwards it lets the table store all of it without the throttle.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ import asyncio
 import itertools
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -26,7 +25,7 @@ from osrdyne import amqp
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import PATIENCE, DaemonProcess
-from tests.benchmarks.harness import leader_and_standby
+from tests.benchmarks.harness import leader_and_standby, own_directory
 from tests.connections import connected
 
 NAMES = PoolNames("two_leaders")
@@ -38,13 +37,13 @@ MOMENT = 0.5
 """Seconds in which two leaders may be seen although there was one at a time: daemons are asked one after the other."""
 
 
+@dataclass
 class Watched:
     """A daemon, and its reported state."""
 
-    def __init__(self, process: DaemonProcess) -> None:
-        self.process = process
-        self.terms: set[int] = set()
-        self.commands = 0
+    process: DaemonProcess
+    terms: set[int] = field(default_factory=set)
+    commands: int = 0
 
     async def look(self, http: httpx.AsyncClient) -> bool:
         """Whether it leads."""
@@ -59,8 +58,8 @@ class Watched:
 
 async def run(seconds: float) -> int:
     async with EmbeddedBroker() as broker:
-        with tempfile.TemporaryDirectory(prefix="osrdyne-two-leaders-") as directory:
-            async with leader_and_standby(broker, Path(directory), NAMES.pool, SETTINGS) as daemons:
+        with own_directory() as directory:
+            async with leader_and_standby(broker, directory, NAMES.pool, SETTINGS) as daemons:
                 return await _watch(broker, [Watched(daemon) for daemon in daemons], seconds)
 
 

@@ -28,13 +28,9 @@ ROWS = {"0.001": 6005, "0.01": 60175}
 pytestmark = pytest.mark.timeout(UP_TIMEOUT)
 
 
-def compose() -> list[str]:
-    """The command of Compose: the plugin of the engine, or the program of Debian's package."""
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
-
-
-COMPOSE = compose()
+_PLUGIN = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+COMPOSE = ["docker", "compose"] if _PLUGIN.returncode == 0 else ["docker-compose"]
+"""The plugin of the engine, or the program of Debian's package."""
 
 
 class ComposeStack:
@@ -59,21 +55,16 @@ class ComposeStack:
         which = ["--filter", f"label=osrdyne.stack={self.name}", "--format", '{{.Label "osrdyne.key"}}']
         return run(["docker", "ps", *(["--all"] if everything else []), *which]).split()
 
-    def leftovers(self) -> str:
-        networks, volumes = (
-            run(["docker", kind, "ls", "-q", "-f", f"name={self.name}"]) for kind in ("network", "volume")
-        )
-        return networks + volumes + "\n".join(self.workers(everything=True))
-
-    def down(self) -> None:
-        self.compose("down", "--volumes", timeout=300)
+    def leftovers(self) -> list[str]:
+        kinds = [run(["docker", kind, "ls", "-q", "-f", f"name={self.name}"]) for kind in ("network", "volume")]
+        return [*"".join(kinds).split(), *self.workers(everything=True)]
 
     def close(self) -> None:
         """Remove all containers and volumes, in any state."""
         subprocess.run([*COMPOSE, "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False)
         for identity in run(["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={self.name}"]).split():
             run(["docker", "rm", "-f", identity])
-        self.down()
+        self.compose("down", "--volumes")
 
 
 def run(command: list[str], *, timeout: float = 300.0, **options: object) -> str:
@@ -88,8 +79,8 @@ def stack() -> Iterator[ComposeStack]:
     try:
         stack.compose("up", "-d", "--build", timeout=UP_TIMEOUT)
         yield stack
-        stack.down()
-        assert stack.leftovers() == "", "`down --volumes` leaves nothing but images"
+        stack.compose("down", "--volumes")
+        assert stack.leftovers() == [], "`down --volumes` leaves nothing but images"
     finally:
         stack.close()
 
@@ -125,9 +116,8 @@ def test_api_needs_the_token_and_workers_cannot_reach_it(stack: ComposeStack) ->
     assert list(found) == [f"{stack.name}-backend"]
     probe = f"import socket; socket.create_connection(({found[f'{stack.name}-backend']['IPAddress']!r}, 4242), 5)"
     command = ["docker", "run", "--rm", "--network", f"{stack.name}-workers", "--entrypoint", "python"]
-    tried = subprocess.run(
-        [*command, "osrdyne/controller", "-c", probe], capture_output=True, text=True, timeout=120, check=False
-    )
+    command += ["osrdyne/controller", "-c", probe]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert tried.returncode == 1
     assert "TimeoutError" in tried.stderr or "OSError" in tried.stderr
 

@@ -21,27 +21,20 @@ from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext  # noqa: E402
 from osrdyne.drivers.systemd import SystemdDriver  # noqa: E402
 from osrdyne.drivers.systemd.options import SystemdOptions  # noqa: E402
-from osrdyne.testing.driver_conformance import (  # noqa: E402
-    POOL,
-    BackendConformance,
-    DriverHarness,
-    WorkerConformance,
-    clean_up,
-)
+from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance  # noqa: E402
+from osrdyne.testing.driver_harness import POOL, DriverHarness, clean_up  # noqa: E402
 from osrdyne.testing.pooled_conformance import PooledConformance, PooledHarness  # noqa: E402
 from osrdyne.testing.pooled_process import DIRECTORY_VARIABLE  # noqa: E402
 
-MANAGER = os.environ["SYSTEMD_MANAGER"]
-OPTIONS = SystemdOptions.model_validate(
-    {"template": "osrdyne-worker-conformance", "manager": MANAGER, "bus": os.environ["SYSTEMD_BUS"]}
-)
-CONTEXT = DriverContext(
-    pool=POOL,
-    stack="localhost:5672//",
-    clock=SystemClock(),
-    worker_command=("osrdyne-worker", "conformance:app"),
-    worker_app="conformance:app",
-)
+MANAGER, BUS = os.environ["SYSTEMD_MANAGER"], os.environ["SYSTEMD_BUS"]
+OPTIONS = SystemdOptions(template="osrdyne-worker-conformance", manager=MANAGER, bus=BUS)
+APP = "conformance:app"
+WORKER = {"worker_command": ("osrdyne-worker", APP), "worker_app": APP}
+CONTEXT = DriverContext(pool=POOL, stack="localhost:5672//", clock=SystemClock(), **WORKER)
+
+
+def kill(instance):
+    subprocess.run(["systemctl", f"--{MANAGER}", "kill", "--signal=KILL", instance.external_id], check=True)
 
 
 class SystemdHarness(DriverHarness):
@@ -52,7 +45,7 @@ class SystemdHarness(DriverHarness):
         return SystemdDriver(OPTIONS.model_copy(update={"environment": {"NEW": "1"}}), CONTEXT)
 
     async def kill(self, instance):
-        subprocess.run(["systemctl", f"--{MANAGER}", "kill", "--signal=KILL", instance.external_id], check=True)
+        kill(instance)
 
     @asynccontextmanager
     async def away(self):
@@ -80,7 +73,7 @@ class PooledSystemdHarness(PooledHarness):
         return SystemdDriver(options, replace(CONTEXT, pool=pool))
 
     async def kill_process(self, process):
-        subprocess.run(["systemctl", f"--{MANAGER}", "kill", "--signal=KILL", process.external_id], check=True)
+        kill(process)
 
 
 class TestPooledSystemdDriver(PooledConformance):
