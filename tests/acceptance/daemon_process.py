@@ -147,10 +147,6 @@ class DaemonProcess:
     # --- the process
 
     @property
-    def pid(self) -> int:
-        return self._launched.pid
-
-    @property
     def _launched(self) -> subprocess.Popen[bytes] | ForkedProcess:
         assert self._process is not None
         return self._process
@@ -268,11 +264,6 @@ class DaemonProcess:
             except httpx.TransportError:
                 return {}
             return answer
-
-    async def post(self, path: str, **parameters: str) -> None:
-        async with self.http() as http:
-            headers = {"content-type": "application/json"}
-            (await http.post(path, params=parameters, headers=headers)).raise_for_status()
 
     async def groups(self) -> dict[str, dict[str, Any]]:
         return {group["key"]: group for group in (await self.get("/v1/groups")).get("groups", [])}

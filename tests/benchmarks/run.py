@@ -10,64 +10,32 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Awaitable, Callable
+from importlib import import_module
 
 import uvloop
 
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
-from tests.benchmarks import (
-    activation,
-    cold_start,
-    driver_starts,
-    echo,
-    ingress,
-    last_values,
-    leader_change,
-    listings,
-    pooled,
-    priorities,
-    quotas,
-    spark_query,
-    start,
-    streams,
-    takeover,
-    telemetry,
-    telemetry_ingest,
-    telemetry_paths,
-    tracker,
-)
 from tests.benchmarks.figures import Figure, table
 
-BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
-    "tracker": tracker.run,
-    "quotas": quotas.run,
-    "echo": echo.run,
-    "priorities": priorities.run,
-    "activation": activation.run,
-    "ingress": ingress.run,
-    "telemetry": telemetry.run,
-    "takeover": takeover.run,
-    "leaders": leader_change.run,
-    "listings": listings.run,
-    "start": start.run,
-    "drivers": driver_starts.run,
-    "spark": spark_query.run,
-    "cold_start": cold_start.run,
-    "streams": streams.run,
-    "ingest": telemetry_ingest.run,
-    "last_values": last_values.run,
-    "paths": telemetry_paths.run,
-    "pooled": pooled.run,
-    "killed": pooled.run_killed,
+MODULES = {
+    "leaders": "leader_change",
+    "drivers": "driver_starts",
+    "spark": "spark_query",
+    "ingest": "telemetry_ingest",
+    "paths": "telemetry_paths",
+    "killed": "pooled",
 }
-
+"""Of the benchmarks whose module has another name; a second one in a module is its function `run_NAME`."""
 TOGETHER = {
     "spark": ("spark", "cold_start", "streams", "pooled", "killed"),
     "telemetry": ("telemetry", "last_values", "ingest", "paths"),
     "pooled": ("pooled", "killed"),
 }
 """Names that stand for several benchmarks, if they are asked for by name."""
+REQUESTS = ("tracker", "quotas", "echo", "priorities", "activation", "ingress")
+DAEMONS = ("takeover", "leaders", "listings", "start", "drivers")
+NAMES = [*REQUESTS, *DAEMONS, *TOGETHER["telemetry"], *TOGETHER["spark"]]
 
 
 async def run(names: list[str]) -> list[Figure]:
@@ -75,7 +43,8 @@ async def run(names: list[str]) -> list[Figure]:
     async with EmbeddedBroker() as broker:
         for name in names:
             sys.stderr.write(f"{name} …\n")
-            figures += await BENCHMARKS[name](broker)
+            module = import_module(f"tests.benchmarks.{MODULES.get(name, name)}")
+            figures += await getattr(module, f"run_{name}", module.run)(broker)
     return figures
 
 
@@ -86,10 +55,10 @@ def report(figures: list[Figure]) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description="Figures beside their bare floors.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
-    names: list[str] = parser.parse_args().names or list(BENCHMARKS)
-    if unknown := [name for name in names if name not in BENCHMARKS]:
-        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)} (default: all)")
+    names: list[str] = parser.parse_args().names or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
     wanted = dict.fromkeys(one for name in names for one in TOGETHER.get(name, (name,)))
     configure_logging(level="error")
     figures = uvloop.run(run(list(wanted)))

@@ -21,13 +21,10 @@ def inside(image, *command):
     return docker("run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:])
 
 
-def test_image_has_a_numbered_user_and_a_health_check(image):
+def test_image_has_a_numbered_user_a_health_check_the_installed_package_and_no_checkout(image):
     config = json.loads(docker("inspect", image))[0]["Config"]
     assert config["User"] == "10001:10001"
     assert config["Healthcheck"]["Test"][0] in {"CMD", "CMD-SHELL"}
-
-
-def test_image_holds_the_installed_package_and_no_checkout(image):
     where = "import osrdyne, osrdyne_worker; print(osrdyne.__file__, osrdyne_worker.__file__)"
     packages = "/opt/osrdyne/lib/python3.11/site-packages"
     expected = f"{packages}/osrdyne/__init__.py {packages}/osrdyne_worker/__init__.py"

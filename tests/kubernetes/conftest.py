@@ -8,16 +8,13 @@ on the same machine does.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from harness import KubernetesHarness, harness_for
+from harness import KubernetesHarness, harness_for, own_namespace
 from lightkube import Client, KubeConfig
 from lightkube.config.kubeconfig import SingleConfig
-from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace
 from played_kubelet import PlayedKubelet
 
 
@@ -44,10 +41,8 @@ def admin(cluster: SingleConfig) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def namespace(admin: Client) -> Iterator[str]:
-    name = f"osrdyne-test-{secrets.token_hex(4)}"
-    admin.create(Namespace(metadata=ObjectMeta(name=name)))
-    yield name
-    admin.delete(Namespace, name)
+    with own_namespace(admin) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightkube import ApiError, Client
 from lightkube.config.kubeconfig import SingleConfig
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
-from lightkube.resources.core_v1 import Pod, Secret
+from lightkube.resources.core_v1 import Namespace, Pod, Secret
 from lightkube.types import CascadeType
 from played_kubelet import PlayedKubelet
 
@@ -69,6 +70,14 @@ class KubernetesHarness(DriverHarness):
         self._proxy.cut()
         yield
         self._proxy.refusing = False
+
+
+@contextmanager
+def own_namespace(admin: Client) -> Iterator[str]:
+    name = f"osrdyne-test-{secrets.token_hex(4)}"
+    admin.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    admin.delete(Namespace, name)
 
 
 @asynccontextmanager

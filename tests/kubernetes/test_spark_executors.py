@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import own_namespace
 from helm_templates import Chart
 from lightkube import ApiError
 from lightkube.models.core_v1 import Container, PodSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Namespace, Pod
+from lightkube.resources.core_v1 import Pod
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
@@ -51,10 +52,8 @@ else:
 @pytest.fixture
 def namespace(admin):
     """One without the played kubelet, which would play the pods of these tests as workers."""
-    name = f"osrdyne-test-{secrets.token_hex(4)}"
-    admin.create(Namespace(metadata=ObjectMeta(name=name)))
-    yield name
-    admin.delete(Namespace, name)
+    with own_namespace(admin) as name:
+        yield name
 
 
 @pytest.fixture
@@ -76,25 +75,12 @@ def start_session(cluster, namespace, driver_pod, tmp_path):
     processes = []
 
     def start(start_timeout):
-        settings = {
-            "master": f"k8s://{cluster.cluster.server}",
-            "cores": 1,
-            "start_timeout": start_timeout,
-            "conf": {
-                "spark.driver.memory": "512m",
-                "spark.executor.memory": "512m",
-                "spark.driver.port": str(free_port()),
-                "spark.driver.blockManager.port": str(free_port()),
-            },
-        }
-        variables = {
-            **os.environ,
-            "OSRDYNE_POD": driver_pod.metadata.name,
-            "OSRDYNE_POD_IP": "127.0.0.1",
-            "OSRDYNE_NAMESPACE": namespace,
-            "OSRDYNE_IMAGE": IMAGE,
-            "TMPDIR": str(tmp_path),
-        }
+        ports = {name: str(free_port()) for name in ("spark.driver.port", "spark.driver.blockManager.port")}
+        conf = {"spark.driver.memory": "512m", "spark.executor.memory": "512m", **ports}
+        limits = {"cores": 1, "start_timeout": start_timeout}
+        settings = {"master": f"k8s://{cluster.cluster.server}", **limits, "conf": conf}
+        pod = {"OSRDYNE_POD": driver_pod.metadata.name, "OSRDYNE_POD_IP": "127.0.0.1", "OSRDYNE_NAMESPACE": namespace}
+        variables = {**os.environ, **pod, "OSRDYNE_IMAGE": IMAGE, "TMPDIR": str(tmp_path)}
         command = [sys.executable, "-c", SESSION, json.dumps(settings)]
         with (tmp_path / "session.log").open("wb") as log:
             process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log)
@@ -112,12 +98,8 @@ def executors(admin, namespace, driver_pod):
     """Lists the pods of executors that `driver_pod` owns."""
 
     def look():
-        pods = admin.list(Pod, namespace=namespace, labels={"spark-role": "executor"})
-        return [
-            pod
-            for pod in pods
-            if any(owner.uid == driver_pod.metadata.uid for owner in pod.metadata.ownerReferences or [])
-        ]
+        pods, uid = admin.list(Pod, namespace=namespace, labels={"spark-role": "executor"}), driver_pod.metadata.uid
+        return [pod for pod in pods if uid in [owner.uid for owner in pod.metadata.ownerReferences or []]]
 
     return look
 
@@ -162,19 +144,10 @@ async def test_executors_of_kubernetes_run_the_tasks(admin, namespace, driver_po
     await until(lambda: not executors(), "Kubernetes deletes the executors", timeout=PATIENCE)
 
 
-def context_of(master):
-    return DriverContext(
-        pool="blue",
-        stack="broker:5672//",
-        clock=SystemClock(),
-        worker_command=("osrdyne-worker", "example:app"),
-        worker_app="example:app",
-        worker_config={"spark": {"master": master, "conf": {}}},
-    )
-
-
 def test_pod_of_a_worker_says_what_spark_needs_to_ask_for_executors(namespace):
-    context = context_of("k8s://https://kubernetes.default.svc")
+    worker = {"worker_command": ("osrdyne-worker", "example:app"), "worker_app": "example:app"}
+    config = {"spark": {"master": "k8s://https://kubernetes.default.svc", "conf": {}}}
+    context = DriverContext(pool="p", stack="s:5672//", clock=SystemClock(), **worker, worker_config=config)
     options = KubernetesOptions(image=IMAGE, namespace=namespace, service_account="blue-spark")
     manifests = Manifests(options, context, spec_hash="hash")
     [container] = manifests.deployment(make_spec())["spec"]["template"]["spec"]["containers"]
