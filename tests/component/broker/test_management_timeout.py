@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
@@ -39,32 +38,17 @@ async def test_listing_that_is_too_late_has_more_time_at_the_next_attempt() -> N
     assert asked == 4
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 62\r\n\r\n"
-BODY = b" " * 60 + b"[]"
+class Trickle(httpx.AsyncByteStream):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for byte in b" " * 60 + b"[]":
+            await asyncio.sleep(LIMIT / 10)
+            yield bytes([byte])
 
 
 @pytest.mark.proves("broker/answer-management-api-comes")
 async def test_answer_that_comes_byte_by_byte_is_too_late() -> None:
     """Each byte comes in time, and the whole answer does not."""
-    ended = asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(HEAD)
-            for byte in BODY:
-                await asyncio.sleep(LIMIT / 10)
-                writer.write(bytes([byte]))
-                await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-        ended.set()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    settings = BrokerSettings(management_uri=SecretStr(f"http://127.0.0.1:{port}"), management_timeout=LIMIT)
-    async with server, ManagementClient(settings) as management:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickle()))
+    async with ManagementClient(BrokerSettings(management_timeout=LIMIT), transport=transport) as management:
         with pytest.raises(BrokerUnavailableError):
             await management.list_policies()
-        await ended.wait()

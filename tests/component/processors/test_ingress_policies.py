@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from managed_pool import TO_B, change, explained, managing, send, waiting
+from managed_pool import TO_B, change, managing, send, waiting
 from replies import REPLIES, answers
 
 from osrdyne.errors import PoolConflictError
@@ -71,15 +71,6 @@ async def test_group_made_by_a_route_has_its_own_policy(stack: Stack, broker: Fa
 async def test_direct_pool_takes_no_document(direct: Stack, kind: str, document: object) -> None:
     with pytest.raises(PoolConflictError, match=r"pool\.kind"):
         await getattr(direct.term.routing, kind).change(document, author="me")
-
-
-async def test_explanation_shows_what_the_policy_decides(stack: Stack) -> None:
-    await limit(stack, {"match": "a", "MaxMessageAge": "1m"}, {"match": "b", "MaxMessageAge": 0})
-    found = {key: explained(stack, key) for key in "abc"}
-    steps = {key: {step.name: step.text for step in one.steps} for key, one in found.items()}
-    assert ("MaxMessageAge" in steps["a"]["deadline"], "MaxMessageSize" in steps["a"]["size"]) == (True, True)
-    assert [found[key].refused for key in "abc"] == [None, "expired", None]
-    assert steps["c"].keys().isdisjoint({"size", "policy"})
 
 
 @pytest.mark.proves("managed/client-sends-requests-too", "managed/leader-dies-change-queue")

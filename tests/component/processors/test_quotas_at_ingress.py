@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from managed_pool import explained, managing, publish_to, waiting
+from managed_pool import managing, publish_to, waiting
 from replies import REPLIES, answers
 
 from osrdyne.ingress.quotas.document import load_quotas
@@ -101,10 +101,3 @@ async def test_change_is_live_and_keeps_the_counts(stack: Stack, broker: FakeBro
     await stack.term.routing.quotas.clear(author="me")
     await ask(stack, 3)
     assert len(waiting(stack, None)) == 8
-
-
-async def test_explanation_shows_the_quota_and_counts_nothing(stack: Stack) -> None:
-    await limit(stack, pool={"messages_per_day": 1})
-    for expected in (None, "quota-exceeded"):
-        assert [explained(stack, "a").refused for _ in range(2)] == [expected, expected]
-        await ask(stack)

@@ -236,10 +236,14 @@ async def test_retries_are_off_until_the_foreign_queue_is_deleted(clock: Virtual
     assert "plain" in [entry["route"] for entry in logs if entry["log_level"] == "error"]
 
 
-async def test_unusable_durability_queue_does_not_prevent_retries(clock: VirtualClock, broker: FakeBroker) -> None:
+@pytest.mark.proves("managed/queue-delay-retry-exchange")
+async def test_wait_queue_is_declared_also_after_its_deletion(clock: VirtualClock, broker: FakeBroker) -> None:
     for name in NAMES.register_queues(1):
         broker.declare_queue(name, {"x-queue-type": "classic"})
     async with managing(clock, broker, plain=PLAIN):
+        assert bound_to(broker) == [WAIT]
+        broker.delete_queue(WAIT)
+        await clock.advance(POLL_INTERVAL + 1)
         assert bound_to(broker) == [WAIT]
 
 
@@ -271,14 +275,6 @@ async def test_queue_that_is_used_again_stays(stack: Stack, clock: VirtualClock,
     await change(stack, plain=PLAIN)
     await clock.advance(TTL + 5 * POLL_INTERVAL)
     assert bound_to(broker) == [WAIT]
-
-
-@pytest.mark.proves("managed/queue-delay-retry-exchange")
-async def test_deleted_wait_queue_is_declared_again(clock: VirtualClock, broker: FakeBroker) -> None:
-    async with managing(clock, broker, plain=PLAIN):
-        broker.delete_queue(WAIT)
-        await clock.advance(POLL_INTERVAL + 1)
-        assert bound_to(broker) == [WAIT]
 
 
 @pytest.mark.parametrize("settings", [managed(), None], ids=["managed", "direct"])
