@@ -205,9 +205,12 @@ async def test_accepted_request_is_not_checked_again(stack: Stack, broker: FakeB
 
 
 async def test_poison_keeps_the_principal_and_is_replayed_without_a_token(stack: Stack, broker: FakeBroker) -> None:
-    await ask(stack, "a", SECRET)
-    consumer = await stack.consume("a")
-    while stack.broker.bodies(stack.names.poison_queue) == []:
+    """With the key of its client, of which the splitter makes that of its group again."""
+    rules = json.dumps({"a": {"postfixFromRequest": {"header": "h"}}})
+    await stack.term.routing.splitter.change(load_splitter(rules), author="me")
+    await ask(stack, "a", SECRET, h="x")
+    consumer = await stack.consume("a-x")
+    while broker.bodies(stack.names.poison_queue) == []:
         await (await consumer.get()).reject()
         await stack.clock.settle()
     assert SECRET not in everything(broker)

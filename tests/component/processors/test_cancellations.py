@@ -153,26 +153,19 @@ async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: Virt
 # --- cancels that go to the workers of the group
 
 
-async def test_cancel_reaches_the_workers_of_its_key_only(direct: Stack) -> None:
-    listen(direct, direct.names.control_group_routing_key(Key("infra=42,timetable=24")))
-    await managed_pool.cancel(direct, "infra=42,timetable=24", correlation_id="c", reply_to="r")
-    await managed_pool.cancel(direct, "other", correlation_id="c", reply_to="r")
-    (control,) = heard(direct)
-    assert (control.command, control.details) == (Command.CANCEL, {"correlation_id": "c", "reply_to": "r"})
-    assert control.generation == direct.generation
-
-
-async def test_cancel_that_names_no_request_is_dropped_and_odd_names_are_passed_on(direct: Stack) -> None:
-    listen(direct, "group.a")
-    for properties in ({}, {"correlation_id": "c"}, {"reply_to": "r"}):
-        await managed_pool.cancel(direct, "a", **properties)
-    assert (heard(direct), direct.broker.bodies(direct.names.cancel_queue)) == ([], [])
-    odd = {"correlation_id": "\udcff", "reply_to": '"\n'}
-    await managed_pool.cancel(direct, "a", **odd)
-    assert [control.details for control in heard(direct)] == [odd]
-
-
 async def test_cancel_that_no_queue_takes_costs_nothing(direct: Stack) -> None:
     refuse(direct.broker, PublishRefusedError("nack"), ("publish", direct.names.control_exchange, False))
     await managed_pool.cancel(direct, "a", correlation_id="c", reply_to="r")
     assert (direct.broker.bodies(direct.names.cancel_queue), direct.task.done()) == ([], False)
+
+
+async def test_cancel_reaches_the_workers_of_its_key_only_if_it_names_a_request(direct: Stack) -> None:
+    key = "infra=42,timetable=24"
+    listen(direct, direct.names.control_group_routing_key(Key(key)))
+    named = [{"correlation_id": "c", "reply_to": "r"}, {"correlation_id": "\udcff", "reply_to": '"\n'}]
+    for properties in ({}, {"correlation_id": "c"}, {"reply_to": "r"}, *named):
+        await managed_pool.cancel(direct, key, **properties)
+    await managed_pool.cancel(direct, "other", correlation_id="c", reply_to="r")
+    assert direct.broker.bodies(direct.names.cancel_queue) == []
+    assert [control.details for control in heard(direct)] == named
+    assert {(one.command, one.generation) for one in heard(direct)} == {(Command.CANCEL, direct.generation)}

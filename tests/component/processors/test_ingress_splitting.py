@@ -10,10 +10,8 @@ from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers
 
 from osrdyne.ingress.splitter.manifest import load_splitter
-from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -50,23 +48,6 @@ async def test_requests_of_one_key_go_to_several_groups_in_turn(stack: Stack) ->
     assert [waiting(stack, key) for key in ("camera", "camera-A", "camera-B")] == [[], [b"1", b"3"], [b"2", b"4"]]
     assert {stack.running(key) for key in ("camera-A", "camera-B")} == {1}
     assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera", "camera"], [None])
-
-
-async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack: Stack, clock: VirtualClock) -> None:
-    """lifecycle: bind-waits-for-stop: the worker of the one group is just being stopped, so that its bind has to
-    wait."""
-    slow = Key("camera-A")
-    await split_by(stack, TURNS)
-    stack.require(slow)
-    await clock.settle()
-    stack.driver.workers_of(slow)[0].stubborn = True
-    stack.retire(slow)
-    while not stack.workers_of(slow).stopping:
-        await clock.advance(0.5)
-    await publish(stack, "camera", b"1", b"2", b"3", b"4")
-    assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
-    await clock.advance(60.0)
-    assert waiting(stack, "camera-A") == [b"1", b"3"]
 
 
 async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack) -> None:
@@ -120,16 +101,3 @@ async def test_cancel_reaches_every_group_that_may_have_the_request(stack: Stack
     await cancel(stack, "camera", correlation_id="c", reply_to="r")
     heard = [len(broker.bodies(f"ctl {key}")) for key in ("camera", "camera-A", "camera-B", "named", "cam")]
     assert heard == [1, 1, 1, 1, 0]
-
-
-async def test_poison_request_is_replayed_with_the_key_of_its_client(stack: Stack, clock: VirtualClock) -> None:
-    await split_by(stack, BY_HEADER)
-    await publish(stack, "camera", b"1", headers={"h": "x"})
-    consumer = await stack.consume("camera-x")
-    while stack.broker.bodies(stack.names.poison_queue) == []:
-        await (await consumer.get()).reject()
-        await clock.settle()
-    [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
-    await stack.term.processors.poison.replay([entry.id])
-    await clock.settle()
-    assert waiting(stack, "camera-x") == [b"1"]
