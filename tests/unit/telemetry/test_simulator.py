@@ -155,6 +155,16 @@ def test_memory_does_not_grow_with_the_duration() -> None:
     assert used[-1] - used[0] < 25_000
 
 
+def test_what_cannot_be_is_refused() -> None:
+    for wrong in ({"devices": 0}, {"sites": 51}, {"events": Fraction(1, 2)}, {"late": 1.1}, {"invalid": math.nan}):
+        with pytest.raises(ValueError, match=f"^{next(iter(wrong))}"):
+            Simulation(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^size"):
+        Simulation(event_bytes=100)
+    with pytest.raises(ValueError, match=r"^start"):
+        Simulation(start_ms=10**15)
+
+
 Running = asyncio.Task[RunSummary]
 TWO_A_SECOND = Simulation(messages_a_minute=Fraction(120), duration=Fraction(10))
 

@@ -128,6 +128,8 @@ async def test_iterator_is_read_to_the_limit_and_closed(ask: Ask) -> None:
 VALUES: list[tuple[pa.Array, str, list[Any]]] = [
     (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
     (pa.array([1.5, float("nan"), None], pa.float32()), "float", [1.5, "NaN", None]),
+    (pa.array([1.5], pa.float16()), "halffloat", [1.5]),
+    (pa.array([0], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00"]),
     (pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "decimal(5,2)", ["1.50"]),
     (pa.array([dt.date(2024, 2, 29)]), "date", ["2024-02-29"]),
     (pa.array([1], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000000001"]),
@@ -192,6 +194,7 @@ def opened(value: Any, **options: Any) -> ArrowStream:
 
 @example(sizes=[3, 3], part_bytes=600, at_once=False, limit=6)
 @example(sizes=[3, 3], part_bytes=600, at_once=False, limit=4)
+@example(sizes=[3, 3], part_bytes=600, at_once=False, limit=3)
 @given(
     sizes=st.lists(st.integers(0, 300), max_size=8),
     part_bytes=st.integers(600, 20_000),

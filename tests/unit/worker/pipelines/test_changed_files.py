@@ -190,7 +190,7 @@ def schemas(tmp_path: Path, data: Path) -> RememberedSchemas:
 
 def test_schema_of_the_same_files_is_known(schemas: RememberedSchemas, tmp_path: Path, data: Path) -> None:
     assert schemas.get(str(data), "parquet", {}) == SCHEMA
-    for format_, options in (("orc", {}), ("parquet", {"mergeSchema": True})):
+    for format_, options in (("orc", {}), ("csv", {}), ("parquet", {"mergeSchema": True})):
         assert schemas.get(str(data), format_, options) is None
     settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
     for version, other in (("4.4.0", {}), ("4.3.0", settings)):

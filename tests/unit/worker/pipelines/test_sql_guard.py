@@ -19,6 +19,7 @@ from osrdyne_worker.pipelines.guard.limits import (
     PlanLimits,
     check_limits,
     check_text,
+    interval_microseconds,
 )
 from osrdyne_worker.pipelines.guard.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.guard.sql_guard import TextLimits, check_query
@@ -103,11 +104,11 @@ def test_nesting_is_limited_before_a_parser_reads_it(opening: str, inner: str, c
         assert refusal(nested(depth)).error_code == "query_too_complex"
 
 
-def test_length_is_limited_and_long_rows_of_prefix_operators_are_no_crash() -> None:
+@pytest.mark.parametrize("operator", ["not ", "- ", "~ "])
+def test_length_is_limited_and_long_rows_of_prefix_operators_are_no_crash(operator: str) -> None:
     check_query("select 1", views=VIEWS, limits=TextLimits(length=8))
     assert refusal("select 1", limits=TextLimits(length=7)).error_code == "query_too_complex"
-    for operator in ("not ", "- ", "~ "):
-        assert refusal(f"select {operator * 20_000}true").error_code == "query_too_complex"
+    assert refusal(f"select {operator * 20_000}true").error_code == "query_too_complex"
 
 
 CATALYST = "org.apache.spark.sql.catalyst"
@@ -223,6 +224,11 @@ UNIONS = "select 1" + " union select 1" * 500
 def test_cubes_and_set_operations_are_counted_before_spark_parses_them(text: str, setting: str | None) -> None:
     with nullcontext() if setting is None else pytest.raises(LimitExceededError, match=setting):
         check_text(text, PlanLimits())
+
+
+def test_interval_is_read() -> None:
+    assert interval_microseconds("interval 1 hour 30 minutes") == 5_400e6
+    assert [interval_microseconds(text) for text in ("1 day", "1 microsecond", "soon")] == [86_400e6, 1.0, None]
 
 
 def test_what_is_remembered_is_bounded_and_what_was_begun_before_a_clear_is_not() -> None:

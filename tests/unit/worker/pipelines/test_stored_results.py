@@ -59,6 +59,12 @@ def test_result_whose_query_is_slow_does_not_expire_while_it_is_written(tmp_path
     assert page.total_rows == 2
     assert json.loads(page.answer(accept=None).body)["rows"] == [[1]]
     assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+    left = tmp_path / "0-0.unfinished"
+    left.write_bytes(b"ARROW1")
+    store(tmp_path)
+    assert left.exists(), "another worker may be writing it"
+    store(tmp_path, at=LATER)
+    assert not left.exists(), "its worker has died"
 
 
 def test_file_that_is_uploaded_does_not_expire_and_is_removed_afterwards(tmp_path: Path) -> None:
