@@ -88,11 +88,11 @@ async def test_waiter_that_the_library_cancels_or_that_is_out_of_time_is_a_lost_
             await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("uri", ["", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"])
-async def test_invalid_uri_is_refused_without_showing_it(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match="amqp://user:password@host") as caught:
-        await connect(ConnectionOptions(uri))
-    assert "s3cret" not in f"{caught.value} {ConnectionOptions(uri)!r}"
+async def test_invalid_uri_is_refused_without_showing_it() -> None:
+    for uri in ("", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"):
+        with pytest.raises(ConfigurationError, match="amqp://user:password@host") as caught:
+            await connect(ConnectionOptions(uri))
+        assert "s3cret" not in f"{caught.value} {ConnectionOptions(uri)!r}"
     assert "s3cret" not in str(translate_error(OSError("cannot reach amqp://u:s3cret@h/"), "connect"))
 
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from osrdyne.config.models import Settings
 from osrdyne.config.spark_names import meant_name, spark_names, spark_warnings
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("spark.sql.shufle.partitions", "spark.sql.shuffle.partitions"),
-        ("spark.driver.memmory", "spark.driver.memory"),
-        ("spark.sql.caseSensitiv", "spark.sql.caseSensitive"),
-        ("spark.sql.session.timezone", "spark.sql.session.timeZone"),
-    ],
-)
-def test_misspelt_name_is_reported_with_the_one_that_was_meant(name: str, meant: str) -> None:
-    assert meant_name(name) == meant
-    [warning] = spark_warnings(Settings.model_validate({"worker": {"spark_conf": {name: "1"}}}))
-    assert warning.startswith(f"worker.spark_conf.{name}: ")
+def test_misspelt_name_is_reported_with_the_one_that_was_meant() -> None:
+    meant = {
+        "spark.sql.shufle.partitions": "spark.sql.shuffle.partitions",
+        "spark.driver.memmory": "spark.driver.memory",
+        "spark.sql.caseSensitiv": "spark.sql.caseSensitive",
+        "spark.sql.session.timezone": "spark.sql.session.timeZone",
+    }
+    assert {name: meant_name(name) for name in meant} == meant
+    warnings = spark_warnings(Settings.model_validate({"worker": {"spark_conf": dict.fromkeys(meant, "1")}}))
+    assert {warning.partition(": ")[0] for warning in warnings} == {f"worker.spark_conf.{name}" for name in meant}
 
 
 def test_name_of_spark_or_of_an_extension_is_not_reported() -> None:

@@ -74,40 +74,33 @@ def test_mounts_may_be_written_short_or_long_and_limited_memory_leaves_no_swap()
     assert (settings["mem_limit"], settings["memswap_limit"], settings["nano_cpus"]) == (2**30, 2**30, 1_500_000_000)
 
 
-async def test_local_engine_binds_the_pool_to_its_host():
-    here = DockerDriver(OPTIONS.model_copy(update={"host": "unix:///run/docker.sock"}), CONTEXT)
-    elsewhere = DockerDriver(OPTIONS.model_copy(update={"host": "tcp://engine:2376"}), CONTEXT)
-    assert (here.same_host, elsewhere.same_host) == (True, False)
-    await here.close()
-    await elsewhere.close()
-
-
-async def test_driver_is_made_without_the_certificates_that_the_environment_names(monkeypatch, tmp_path):
+async def test_local_engine_binds_the_pool_to_its_host_and_missing_certificates_are_found(monkeypatch, tmp_path):
+    for host, is_here in (("unix:///run/docker.sock", True), ("tcp://engine:2376", False)):
+        driver = DockerDriver(OPTIONS.model_copy(update={"host": host}), CONTEXT)
+        assert driver.same_host is is_here
+        await driver.close()
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
     driver = DockerDriver(OPTIONS, CONTEXT)
     [finding] = await driver.check()
-    assert not finding.ok
-    assert "tcp://127.0.0.1:1" in finding.message
+    assert (finding.ok, "tcp://127.0.0.1:1" in finding.message) == (False, True)
     await driver.close()
-
-
-async def hash_of(context=CONTEXT, **changes):
-    driver = DockerDriver(OPTIONS.model_copy(update=changes), context)
-    await driver.close()
-    return driver.spec_hash()
 
 
 async def test_hash_follows_what_shapes_a_worker_and_nothing_else():
-    same = [await hash_of(), await hash_of(timeout=1.0), await hash_of(host="tcp://engine:2376")]
-    different = [
+    async def hash_of(context=CONTEXT, **changes):
+        driver = DockerDriver(OPTIONS.model_copy(update=changes), context)
+        await driver.close()
+        return driver.spec_hash()
+
+    same = {await hash_of(), await hash_of(timeout=1.0), await hash_of(host="tcp://engine:2376")}
+    contexts = (replace(CONTEXT, worker_app="your:app"), replace(CONTEXT, worker_config={"a": 1}))
+    different = {
         await hash_of(image="worker:2"),
         await hash_of(memory=2**30),
-        await hash_of(replace(CONTEXT, worker_app="your:app")),
-        await hash_of(replace(CONTEXT, worker_config={"a": 1})),
-    ]
-    assert len(set(same)) == 1
-    assert len({same[0], *different}) == 5
+        *[await hash_of(one) for one in contexts],
+    }
+    assert (len(same), len(same | different)) == (1, 5)
 
 
 def test_container_names_are_names_and_differ():
@@ -152,30 +145,28 @@ def test_end_of_a_container_is_reported_as_it_was(state, exit):
     assert (exit.reason or "") in (found.reason or "")
 
 
-@pytest.mark.parametrize(
-    ("status", "said", "option"),
-    [
-        (404, "No such image: x:1", "image"),
-        (404, "network y not found", "network"),
-        (400, 'exec: "z": executable file not found in $PATH', "command"),
-        (400, "invalid mount config: bind source path does not exist", "mounts"),
-        (400, "unable to find user u: no matching entries", "user"),
-    ],
-)
-def test_refused_start_names_the_option(status, said, option):
-    error = start_error(refusal(status, said), log_lines=("last",))
-    assert isinstance(error, StartFailedError)
-    assert f"driver.options.{option}" in error.message
-    assert error.log_lines == ("last",)
+def test_refused_start_names_the_option():
+    said = {
+        "image": (404, "No such image: x:1"),
+        "network": (404, "network y not found"),
+        "command": (400, 'exec: "z": executable file not found in $PATH'),
+        "mounts": (400, "invalid mount config: bind source path does not exist"),
+        "user": (400, "unable to find user u: no matching entries"),
+    }
+    for option, refused in said.items():
+        error = start_error(refusal(*refused), log_lines=("last",))
+        assert isinstance(error, StartFailedError)
+        assert f"driver.options.{option}" in error.message
+        assert error.log_lines == ("last",)
     vanished = start_error(refusal(404, "No such container: abc"))
     assert isinstance(vanished, DriverUnavailableError), "it is tried again"
 
 
-@pytest.mark.parametrize("network", [None, "backend"])
-def test_broker_on_loopback_is_refused_in_a_network_of_its_own(network):
-    with pytest.raises(StartFailedError, match=r"Set broker\.worker_uri") as raised:
-        refuse_loopback(OPTIONS.model_copy(update={"network": network}), f"amqp://me:{SECRET}@127.0.0.1:5672/")
-    assert SECRET not in str(raised.value)
+def test_broker_on_loopback_is_refused_in_a_network_of_its_own():
+    for network in (None, "backend"):
+        with pytest.raises(StartFailedError, match=r"Set broker\.worker_uri") as raised:
+            refuse_loopback(OPTIONS.model_copy(update={"network": network}), f"amqp://me:{SECRET}@127.0.0.1:5672/")
+        assert SECRET not in str(raised.value)
     for shared in ("host", "container:broker"):
         refuse_loopback(OPTIONS.model_copy(update={"network": shared}), "amqp://localhost/")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,38 +35,26 @@ def test_unknown_driver_or_option_is_refused_with_the_known_ones(driver, named):
     assert [name for name in named if name not in str(refused.value)] == []
 
 
-class FakeEntryPoint:
-    name, value = "odd", "odd:thing"
-
-    def __init__(self, loaded: object) -> None:
-        self.loaded = loaded
-
-    def load(self) -> object:
-        if isinstance(self.loaded, Exception):
-            raise self.loaded
-        return self.loaded
-
-
 @pytest.mark.parametrize(
     "loaded", [ImportError("no module named docker"), dict, lambda: None], ids=["import", "no driver", "no class"]
 )
 def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded):
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [FakeEntryPoint(loaded)])
-    with pytest.raises(ConfigurationError, match="no module named docker" if isinstance(loaded, Exception) else "odd:"):
+    fails = isinstance(loaded, Exception)
+    entry_point = Mock(value="odd:thing", load=Mock(side_effect=loaded) if fails else lambda: loaded)
+    entry_point.name = "odd"
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [entry_point])
+    with pytest.raises(ConfigurationError, match="no module named docker" if fails else "odd:"):
         registry.load_driver_class("odd")
 
 
-@pytest.mark.parametrize(
-    ("uri", "stack"),
-    [
-        ("amqp://guest:guest@localhost:5672/", "localhost:5672//"),
-        ("amqp://other:secret@127.0.0.1", "localhost:5672//"),
-        ("amqps://a:b@Rabbit.example/blue%2Fgreen", "rabbit.example:5671/blue/green"),
-        ("amqp://[::1]:5673/x", "localhost:5673/x"),
-    ],
-)
-def test_stack_names_the_broker_without_credentials(uri, stack):
-    assert registry.stack_of(uri) == stack
+def test_stack_names_the_broker_without_credentials() -> None:
+    stacks = {
+        "amqp://guest:guest@localhost:5672/": "localhost:5672//",
+        "amqp://other:secret@127.0.0.1": "localhost:5672//",
+        "amqps://a:b@Rabbit.example/blue%2Fgreen": "rabbit.example:5671/blue/green",
+        "amqp://[::1]:5673/x": "localhost:5673/x",
+    }
+    assert {uri: registry.stack_of(uri) for uri in stacks} == stacks
 
 
 def test_worker_command_is_the_script_beside_python_or_the_module(tmp_path, monkeypatch):
@@ -75,11 +64,10 @@ def test_worker_command_is_the_script_beside_python_or_the_module(tmp_path, monk
     assert registry.worker_command("a:b") == (str(tmp_path / "osrdyne-worker"), "a:b")
 
 
-@pytest.mark.parametrize(
-    ("master", "uses"), [("k8s://https://host:6443", True), ("k8s://", False), ("yarn", False), (None, False)]
-)
-def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes(master: str | None, *, uses: bool) -> None:
-    assert replace(CONTEXT, worker_config={"spark": {"master": master}}).uses_kubernetes_executors is uses
+def test_only_a_valid_kubernetes_master_has_executors_on_kubernetes() -> None:
+    masters = ("k8s://https://host:6443", "k8s://", "yarn", None)
+    contexts = [replace(CONTEXT, worker_config={"spark": {"master": master}}) for master in masters]
+    assert [context.uses_kubernetes_executors for context in contexts] == [True, False, False, False]
 
 
 def pool_driver(*profiles: dict[str, object], driver: object = "subprocess", **worker: object) -> Driver:

@@ -77,19 +77,14 @@ def test_end_of_a_unit_in_the_words_of_all_drivers(end, expected):
     assert (expected.reason or "") in (found.reason or "")
 
 
-@pytest.mark.parametrize(
-    ("said", "error", "hint"),
-    [
-        ("Unit osrdyne-worker@x.service not found.", StartFailedError, "deploy/systemd"),
-        ("Unit osrdyne-worker@x.service is masked.", StartFailedError, "daemon-reload"),
-        ("Interactive authentication required.", StartFailedError, "polkit"),
-        ("Transport endpoint is not connected", DriverUnavailableError, "Transport"),
-    ],
-)
-def test_refusal_of_systemd_names_the_remedy(said, error, hint):
-    raised = refusal(said, "osrdyne-worker@x.service")
-    assert type(raised) is error
-    assert hint in str(raised)
+def test_refusal_of_systemd_names_the_remedy():
+    unit = "osrdyne-worker@x.service"
+    remedies = {"deploy/systemd": f"Unit {unit} not found.", "daemon-reload": f"Unit {unit} is masked."}
+    remedies["polkit"] = "Interactive authentication required."
+    for remedy, said in remedies.items():
+        raised = refusal(said, unit)
+        assert (type(raised), remedy in str(raised)) == (StartFailedError, True)
+    assert type(refusal("Transport endpoint is not connected", unit)) is DriverUnavailableError
 
 
 @pytest.mark.parametrize("options", [{"template": "a@"}, {"environment": {"A-B": "1"}}, {"manager": "root"}])
@@ -129,10 +124,7 @@ def test_unit_that_does_not_fit_is_reported_with_its_remedy_and_the_shipped_one_
     assert [judge(grace).ok for grace in (None, 60.0, 300.0)] == [True] * 3
 
 
-SPANS = {"5min": 300.0, "1min 30s": 90.0, "1.5s": 1.5, "200ms": 0.2, "1h 2min": 3720.0, "infinity": math.inf}
-
-
-@pytest.mark.parametrize(("text", "expected"), SPANS.items(), ids=SPANS.keys())
-def test_time_span_as_systemctl_shows_it(text, expected):
-    assert seconds(text) == pytest.approx(expected)
-    assert [seconds(other) for other in ("", "0", "soon", f"{text} x")] == [None] * 4
+def test_time_span_as_systemctl_shows_it() -> None:
+    spans = {"5min": 300.0, "1min 30s": 90.0, "1.5s": 1.5, "200ms": 0.2, "1h 2min": 3720.0, "infinity": math.inf}
+    assert {text: seconds(text) for text in spans} == pytest.approx(spans)
+    assert [seconds(other) for other in ("", "0", "soon", "1.5s x")] == [None] * 4

@@ -44,13 +44,10 @@ def test_decode_answers_only_for_what_encode_returns(text: str) -> None:
     assert key is None or encode_key(key) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["+4", "+zz", "+3d", "a b", "+41", "a_" + "0" * 32, "+FF", "é", "a\n", "a" * 256],
-    ids=["cut", "no hex", "lower case", "blank", "needless escape", "shortened", "no UTF-8", "not ASCII", "newline",
-         "long"],
-)  # fmt: skip
-def test_text_that_is_not_an_encoded_key_decodes_to_none(text: str) -> None:
-    assert decode_key(text) is None
+def test_text_that_is_not_an_encoded_key_decodes_to_none() -> None:
+    escapes = ["+4", "+zz", "+3d", "+41", "+FF"]  # cut, no hex, lower case, needless, no UTF-8
+    others = ["a b", "a_" + "0" * 32, "é", "a\n", "a" * 256]
+    assert [text for text in escapes + others if decode_key(text) is not None] == []
 
 
 @given(st.lists(KEYS, min_size=2, max_size=2, unique=True), st.integers(33, 255))
