@@ -210,24 +210,21 @@ def test_failure_is_one_line_and_an_exit_code(
             execute(["--debug", "status"], debug=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "result"),
-    [
-        (["level = '3'", "-H", "level=3"], "true\n"),
-        (["$body.a < 1", "-d", '{"a": 1}'], "false\n"),
-        (["{$key} = 'a'", "-S", "key=b=c"], "false\n"),
-        (["level"], "undefined\n"),
-    ],
-)
-def test_routes_eval_prints_the_result(run: Run, arguments: list[str], result: str) -> None:
-    assert run("routes", "eval", *arguments).out == result
+def test_routes_eval_prints_the_result(run: Run) -> None:
+    conditions = {
+        "level = '3'": (["-H", "level=3"], "true\n"),
+        "$body.a < 1": (["-d", '{"a": 1}'], "false\n"),
+        "{$key} = 'a'": (["-S", "key=b=c"], "false\n"),
+        "level": ([], "undefined\n"),
+    }
+    for condition, (arguments, result) in conditions.items():
+        assert run("routes", "eval", condition, *arguments).out == result
 
 
-@pytest.mark.parametrize("source", ["cases.jsonl", "standard input"])
-def test_routes_eval_of_a_batch_answers_each_line(run: Run, source: str) -> None:
+@pytest.mark.parametrize("arguments", [["cases.jsonl"], []], ids=["file", "standard input"])
+def test_routes_eval_of_a_batch_answers_each_line(run: Run, arguments: list[str]) -> None:
     cases = '{"condition": "true"}\n\n{"condition": "1 @"}\nnonsense\n{"condition": ""}\n'
     Path("cases.jsonl").write_text(cases)
-    arguments = [] if source == "standard input" else [source]
     printed = run("routes", "eval", "--batch", *arguments, stdin=cases).out
     first, second, third, fourth = [json.loads(line) for line in printed.splitlines()]
     assert (first, second["column"], fourth) == ({"result": True}, 3, {"result": "undefined"})
@@ -361,17 +358,6 @@ def test_explain_uses_the_properties_that_the_message_has(run: Run, declared: li
     assert bool(unread) is (not matches and declared[0] != "--system")
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_explain_of_a_routes_file_names_the_profile(run: Run, daemon: Daemon, *, stored: bool) -> None:
-    """The stored profiles if the daemon has some, otherwise those of the configuration."""
-    Path("m.json").write_text(MANIFEST)
-    Path("c.yaml").write_text("pool: {id: p}\nworker: {profiles: [{match: 'k', memory: 2GiB}]}\n")
-    if stored:
-        daemon.activate("/v1/profiles", {"profiles": [{"match": "k", "concurrency": 3}]})
-    shown = run("explain", "k", "/p", "--routes", "m.json", "--config", "c.yaml").out
-    assert f"The profile 'k' sets {'concurrency' if stored else 'memory'}." in shown
-
-
 @pytest.mark.parametrize(
     ("source", "route"),
     [("--splitter s.json", "default class"), ("--routes m.json", "high: it matches and decides")],
@@ -393,11 +379,19 @@ def test_explain_without_a_daemon_says_what_is_not_known(run: Run) -> None:
     assert "splitter, policies, profiles: " in result.err
 
 
-def test_policies_effective_shows_each_value_with_its_origin(run: Run, daemon: Daemon) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_explain_of_a_routes_file_names_the_profile(run: Run, daemon: Daemon, *, stored: bool) -> None:
+    """The stored profiles if the daemon has some, otherwise those of the configuration."""
+    Path("m.json").write_text(MANIFEST)
+    Path("c.yaml").write_text("pool: {id: p}\nworker: {profiles: [{match: 'k', memory: 2GiB}]}\n")
+    if stored:
+        daemon.activate("/v1/profiles", {"profiles": [{"match": "k", "concurrency": 3}]})
+    shown = run("explain", "k", "/p", "--routes", "m.json", "--config", "c.yaml").out
+    assert f"The profile 'k' sets {'concurrency' if stored else 'memory'}." in shown
     element = {"value": 0, "origin": "clamped", "acts": True}
     daemon.answers["/v1/policies/effective"] = {"match": "tpch/{x}", "elements": {"MaxQueueLength": element}}
-    shown = run("policies", "effective", "tpch/1").out
-    assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped") if word not in shown] == []
+    effective = run("policies", "effective", "tpch/1").out
+    assert [word for word in ("'tpch/{x}'", "MaxQueueLength", "clamped") if word not in effective] == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -62,17 +63,12 @@ def test_handles_are_closed_when_not_all_processes_can_be_opened(monkeypatch, op
     assert open_files() == before
 
 
-def test_process_that_runs_as_another_user_by_now_gets_no_signal(monkeypatch):
+def test_end_by_a_signal_names_it_if_it_has_a_name_and_a_process_of_another_user_gets_none(monkeypatch):
+    for number, name in ((9, "SIGKILL"), (37, "37")):
+        ended = SimpleNamespace(si_code=os.CLD_KILLED, si_status=number)
+        monkeypatch.setattr(os, "waitid", lambda *_, ended=ended: ended)
+        assert ProcessHandle(1, 1, 0).reap() == Exit(signal=name)
     monkeypatch.setattr(signal, "pidfd_send_signal", fails_with(errno.EPERM))
     handle = ProcessHandle.open(os.getpid())
     handle.send(signal.SIGTERM)  # raises nothing
     handle.close()
-
-
-@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (37, "37")], ids=["named", "real-time"])
-def test_end_by_a_signal_names_it_if_it_has_a_name(monkeypatch, number, name):
-    class Result:
-        si_code, si_status = os.CLD_KILLED, number
-
-    monkeypatch.setattr(os, "waitid", lambda *_: Result)
-    assert ProcessHandle(1, 1, 0).reap() == Exit(signal=name)

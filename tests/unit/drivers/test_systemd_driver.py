@@ -21,19 +21,6 @@ from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.driver_harness import make_spec
 
 
-class HangingUnits:
-    """Accepts a start and never executes it: it waits for another unit."""
-
-    async def states(self, _pattern):
-        return {}
-
-    async def start(self, _unit):
-        await asyncio.Event().wait()
-
-    async def forget_failure(self, _unit):
-        pass
-
-
 class WorkingUnits:
     """Starts units. `before_states`, `after_states`: called once, before and after a listing of all units is made."""
 
@@ -52,6 +39,9 @@ class WorkingUnits:
     async def start(self, unit):
         self.up[unit] = ActiveState.UP
         return True
+
+    async def forget_failure(self, _unit):
+        pass
 
     async def _once(self, name):
         hook = getattr(self, name)
@@ -78,7 +68,8 @@ def use(monkeypatch, driver, units):
 
 
 async def test_start_that_systemd_never_gets_to_is_given_up_and_frees_its_slot(driver, monkeypatch):
-    use(monkeypatch, driver, HangingUnits())
+    units = use(monkeypatch, driver, WorkingUnits())
+    units.start = lambda _unit: asyncio.Event().wait()  # it waits for another unit
     monkeypatch.setattr("osrdyne.drivers.systemd.driver._START_PATIENCE", 0.01)
     with pytest.raises(DriverUnavailableError, match="systemctl list-jobs"):
         await driver.start(make_spec())

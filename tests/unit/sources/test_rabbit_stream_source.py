@@ -67,13 +67,13 @@ def test_an_invalid_option_is_named(options: dict[str, str | None], named: str) 
     assert "secret@" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"a b", b"amqp://u:secret@h\namqp://u:secret@h", b"\xff"], ids=str)
-def test_a_file_without_a_uri_is_refused_without_its_content(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_uri_is_refused_without_its_content(tmp_path: Path) -> None:
     file = tmp_path / "uri"
-    file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match="uriFile") as refused:
-        read_uri(str(file))
-    assert "secret" not in str(refused.value)
+    for content in (b"", b"a b", b"amqp://u:secret@h\namqp://u:secret@h", b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="uriFile") as refused:
+            read_uri(str(file))
+        assert "secret" not in str(refused.value)
     with pytest.raises(ConfigurationError, match="missing"):
         read_uri(str(tmp_path / "missing"))
 
