@@ -18,21 +18,16 @@ from osrdyne.telemetry.schedule import TableRules
 from osrdyne.telemetry.scheduler import IngestScheduler
 from osrdyne.telemetry.status import LogStatus, PartitionStatus, ReaderLag
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.fakes.management import Parameters
 
 LOG = "plant"
 
 
-class Parameters:
-    """Global parameters of RabbitMQ."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-
-    async def get_global_parameter(self, name: str) -> object | None:
-        return self.values.get(name)
+class LogParameters(Parameters):
+    """Global parameters of RabbitMQ, which holds them as JSON."""
 
     async def put_global_parameter(self, name: str, value: object) -> None:
-        self.values[name] = json.loads(json.dumps(value))
+        await super().put_global_parameter(name, json.loads(json.dumps(value)))
 
     async def list_global_parameters(self, prefix: str) -> list[str]:
         return [name for name in self.values if name.startswith(prefix)]
@@ -59,7 +54,7 @@ class World:
     next_after: float = 0.0
     rate: EventRate | None = None
     is_measurable: bool = True
-    parameters: Parameters = field(default_factory=Parameters)
+    parameters: LogParameters = field(default_factory=LogParameters)
     metrics: Metrics = field(default_factory=Metrics)
     workers: set[asyncio.Task[Reply]] = field(default_factory=set)
 
@@ -68,10 +63,8 @@ class World:
 
     def is_stored_once(self, table: str) -> bool:
         """Every message is in the table once."""
-        return all(
-            self.stored.get(f"{table}/{partition}", Counter()) == Counter(range(len(times)))
-            for partition, times in self.written.items()
-        )
+        expected = {f"{table}/{partition}": Counter(range(len(times))) for partition, times in self.written.items()}
+        return expected == {key: self.stored.get(key, Counter()) for key in expected}
 
     def at(self, key: str) -> list[float]:
         return [at for at, asked in self.requests if asked == key]

@@ -16,35 +16,6 @@ from osrdyne_worker.runtime.settings import RuntimeSettings
 SETTINGS = RuntimeSettings(queue_missing_timeout=60.0, no_broker_timeout=600.0)
 
 
-class Outage:
-    """Connects for `served` seconds each time; with 0 it never connects."""
-
-    def __init__(self, clock: VirtualClock, error: BrokerError, *, served: float) -> None:
-        self.clock, self.error, self.served = clock, error, served
-        self.exits: list[ExitReason] = []
-
-    async def serve(self, note_connected: Callable[[], None]) -> None:
-        if self.served:
-            note_connected()
-            await self.clock.sleep(self.served)
-        raise self.error
-
-    async def last(self, seconds: float) -> list[type[ExitReason]]:
-        staying = asyncio.create_task(
-            stay_connected(
-                self.serve,
-                clock=self.clock,
-                settings=SETTINGS,
-                request_exit=self.exits.append,
-                is_exiting=lambda: False,
-            )
-        )
-        await self.clock.advance(seconds)
-        staying.cancel()
-        await asyncio.wait({staying})
-        return list(dict.fromkeys(type(one) for one in self.exits))
-
-
 @pytest.mark.parametrize(
     ("error", "served", "seconds", "exits"),
     [
@@ -60,4 +31,18 @@ class Outage:
 async def test_worker_ends_after_a_long_time_without_a_connection(
     clock: VirtualClock, error: BrokerError, served: float, seconds: float, exits: list[type[ExitReason]]
 ) -> None:
-    assert await Outage(clock, error, served=served).last(seconds) == exits
+    """`served`: how long each connection lasts; with 0 there is none."""
+    requested: list[ExitReason] = []
+
+    async def serve(note_connected: Callable[[], None]) -> None:
+        if served:
+            note_connected()
+            await clock.sleep(served)
+        raise error
+
+    options = {"clock": clock, "settings": SETTINGS, "request_exit": requested.append, "is_exiting": lambda: False}
+    staying = asyncio.create_task(stay_connected(serve, **options))  # type: ignore[arg-type]
+    await clock.advance(seconds)
+    staying.cancel()
+    await asyncio.wait({staying})
+    assert list(dict.fromkeys(map(type, requested))) == exits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from unittest.mock import Mock
 
 import pytest
 from test_worker_dispatch import LostSession
@@ -18,7 +19,6 @@ from osrdyne.protocol.activity import (
     fingerprint,
     named_requests,
 )
-from osrdyne_worker import Call
 from osrdyne_worker.requests.scheduling.suspects import ALONE_TIMEOUT, SuspectGate
 
 
@@ -42,18 +42,6 @@ def test_every_part_of_a_request_counts(changes: dict[str, object]) -> None:
 def test_nonsense_names_no_request(value: object) -> None:
     assert named_requests(value) == ()
     assert len(named_requests(["a"] * 1000)) == MAX_NAMED_REQUESTS
-
-
-class Watched(list[Call]):
-    """The calls of a bench; notifies when one begins."""
-
-    def __init__(self, began: Callable[[], None]) -> None:
-        super().__init__()
-        self._began = began
-
-    def append(self, call: Call) -> None:
-        super().append(call)
-        self._began()
 
 
 def sent(path: str) -> str:
@@ -89,11 +77,11 @@ async def test_report_names_what_runs_and_not_what_waits_or_is_done(bench: Bench
 
 
 async def test_redelivered_request_is_named_before_its_handler_begins(bench: Bench, reports: Reports) -> None:
-    at_start: list[list[tuple[Event, tuple[str, ...]]]] = []
-    bench.calls = Watched(lambda: at_start.append(named(reports())))
+    at_start: list[object] = []
+    bench.calls = Mock(append=lambda call: at_start.extend(named(reports())))
     await bench.take_again()
     await bench.running.wait()
-    assert (Event.BUSY, (sent("/wait"),)) in at_start[0]
+    assert (Event.BUSY, (sent("/wait"),)) in at_start
 
 
 def alone(reports: list[ActivityReport]) -> object:
