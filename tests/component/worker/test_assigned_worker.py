@@ -120,6 +120,18 @@ async def test_worker_that_cannot_be_built_ends_alone_and_gives_the_reason(
     assert len(logs) == 1
 
 
+async def test_parts_of_the_start_of_a_key_are_complete(assigned: Assigned) -> None:
+    app = App()
+    app.on_start(lambda context: "loaded")
+    worker = assigned(app)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: worker._parts and "load" in worker._parts.start_times.milliseconds())
+    assert worker._parts is not None
+    assert list(worker._parts.start_times.milliseconds()) == ["python", "session", "load"]
+    await worker.cut_off("the test is over")
+    await running
+
+
 async def test_rate_of_a_key_limits_this_key_of_the_process_only(assigned: Assigned, clock: VirtualClock) -> None:
     rate = EventRate(60, 1024)
     async with asyncio.TaskGroup() as group:
