@@ -1,7 +1,5 @@
 """Suites for the broker in memory and for RabbitMQ take the fixture `lead`."""
 
-from __future__ import annotations
-
 import pytest
 from leader_terms import leading
 

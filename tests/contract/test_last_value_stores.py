@@ -47,6 +47,8 @@ def found(store: LastValueStore, key: str = "k") -> list[float | None]:
 
 
 def test_values_and_positions_are_there_for_the_next_connection(open_store):
+    with pytest.raises(LastValueStoreError, match="start `osrdyne last-value`"):
+        open_store(create=False).totals()
     store = open_store()
     assert (store.positions(), store.totals()) == ({}, Counts())
     first = LastValue("kü", "a", -(2**40), 2**53, "alarm", 0.1, "x\n'\"", "192", '{"ä":null}', 9, 3, 2**60, 7, "m")
@@ -129,8 +131,3 @@ def test_error_changes_nothing_and_the_next_call_works(open_store):
         store.write([changes(value(3, ts=9), next_offset=6), changes(too_large, partition=1)])
     assert (store.positions(), found(store)) == ({0: 5}, [1])
     assert store.write([changes(value(3, ts=9))]).written == 1
-
-
-def test_store_without_a_reader_names_the_remedy(open_store):
-    with pytest.raises(LastValueStoreError, match="start `osrdyne last-value`"):
-        open_store(create=False).totals()

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from filled_streams import SMALL_SEGMENTS, fill, numbered, padded
 from pyspark.errors import PySparkException
@@ -20,6 +19,7 @@ from osrdyne.amqp.streams import StreamRange
 from osrdyne_sources.rabbit_stream import RabbitStream
 from osrdyne_sources.rabbit_stream.broker import BlockingBroker
 from osrdyne_sources.rabbit_stream.options import parse_options
+from tests.integration.broker_api import close_connections
 
 pytestmark = pytest.mark.usefixtures("java")
 
@@ -150,26 +150,9 @@ def test_credentials_are_in_no_plan_log_or_error(source, capfd, caplog):
 def test_a_read_goes_on_after_its_connection_was_lost(source, broker):
     stream = source.fill("log", numbered(3_000))
     options = parse_options({key: str(value) for key, value in source.options(stream=stream, prefetch=100).items()})
-    with (
-        BlockingBroker(options) as blocking,
-        httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=120) as management,
-    ):
+    with BlockingBroker(options) as blocking:
         messages = blocking.read(stream, StreamRange(0, 3_000))
         offsets = [one.offset for one in next(messages)]
-        close_connections(management)
+        asyncio.run(close_connections(broker.management_uri, name="osrdyne rabbitmq-stream"))
         offsets += [one.offset for several in messages for one in several]
     assert offsets == list(range(3_000))
-
-
-def close_connections(management: httpx.Client) -> None:
-    """Close the connections of the source: the listing has them some seconds after they were opened."""
-    name = "osrdyne rabbitmq-stream"
-    for _ in range(600):
-        listed = management.get("/api/connections").raise_for_status().json()
-        found = [one["name"] for one in listed if one.get("client_properties", {}).get("connection_name") == name]
-        if found:
-            for connection in found:
-                management.delete(f"/api/connections/{connection}")
-            return
-        asyncio.run(asyncio.sleep(0.1))
-    raise AssertionError("RabbitMQ lists no connection of the source")

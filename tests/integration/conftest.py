@@ -1,7 +1,5 @@
 """Fixtures that several modules of this folder use."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.pooled_stage import pooled_stage

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 import pytest
 from broker_api import PATIENCE, close_connections, ready_in, until
-from pamqp import commands as spec
+from raw_amqp import raw_publisher
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.testing.hostile import HostileMessage
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
@@ -198,30 +199,6 @@ class TestConsumer:
         assert [(await first(again)).body for _ in bodies] == bodies
 
 
-class RawProperties(spec.Basic.Properties):
-    """Properties exactly as given, byte for byte: what a client in another language may send."""
-
-    def __init__(self, *, flags: int, payload: bytes) -> None:
-        super().__init__()
-        self._raw = struct.pack(">H", flags) + payload
-
-    def marshal(self) -> bytes:
-        return self._raw
-
-
-class RawMessage(Message):
-    def __new__(cls, **_: object) -> RawMessage:
-        return object.__new__(cls)
-
-    def __init__(self, *, flags: int, payload: bytes) -> None:
-        super().__init__()
-        object.__setattr__(self, "_raw", RawProperties(flags=flags, payload=payload))
-
-    def properties(self) -> spec.Basic.Properties:
-        raw: spec.Basic.Properties = object.__getattribute__(self, "_raw")
-        return raw
-
-
 HEADERS, TIMESTAMP, CORRELATION_ID = 1 << 13, 1 << 6, 1 << 10
 
 
@@ -268,9 +245,11 @@ class TestHostileBytes:
         ],
         ids=["late timestamp", "last timestamp", "bytes", "late header", "name", "decimal", "float", "deep table"],
     )
-    async def test_odd_properties_are_received_and_can_be_sent_on(self, channel, pool_id, flags, payload):
+    async def test_odd_properties_are_received_and_can_be_sent_on(self, broker, channel, pool_id, flags, payload):
         queue = await declared(channel, pool_id)
-        await channel.publish(RawMessage(flags=flags, payload=payload), exchange="", routing_key=queue)
+        message = HostileMessage(0, queue.encode(), struct.pack(">H", flags) + payload, b"")
+        async with raw_publisher(broker.amqp_uri) as raw:
+            assert await raw.publish(message, exchange="")
         consumer = await channel.consume(queue)
         received = await first(consumer)
         request = received.to_request(now_ms=0)

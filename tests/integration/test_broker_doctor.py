@@ -16,6 +16,7 @@ from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings,
 from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.uri import with_user
 
 
 @pytest.fixture
@@ -33,11 +34,8 @@ async def limited_user(broker_settings):
         await client.put(f"/api/users/{user}", json={"password": password, "tags": "management"})
         little = {"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
         await client.put(f"/api/permissions/{vhost_of(amqp_uri)}/{user}", json=little)
-        uris = [
-            urlsplit(uri)._replace(netloc=f"{user}:{password}@{uri.rpartition('@')[2].partition('/')[0]}").geturl()
-            for uri in (amqp_uri, http_uri)
-        ]
-        yield BrokerSettings(uri=SecretStr(uris[0]), management_uri=SecretStr(uris[1]))
+        amqp_uri, http_uri = (SecretStr(with_user(uri, user, password)) for uri in (amqp_uri, http_uri))
+        yield BrokerSettings(uri=amqp_uri, management_uri=http_uri)
         await client.delete(f"/api/users/{user}")
 
 
@@ -76,10 +74,8 @@ async def test_missing_rights_of_a_user_are_listed(limited_user, pool_id):
 
 async def test_no_rabbitmq_at_all_is_two_findings_with_remedies():
     amqp_port, management_port = free_ports(2)
-    broker = BrokerSettings(
-        uri=SecretStr(f"amqp://user:s3cret@127.0.0.1:{amqp_port}/"),
-        management_uri=SecretStr(f"http://user:s3cret@127.0.0.1:{management_port}"),
-    )
+    uris = f"amqp://user:s3cret@127.0.0.1:{amqp_port}/", f"http://user:s3cret@127.0.0.1:{management_port}"
+    broker = BrokerSettings(uri=SecretStr(uris[0]), management_uri=SecretStr(uris[1]))
     findings = await run_broker_checks(Settings(broker=broker))
     assert [(finding.subject, finding.ok) for finding in findings] == [("AMQP", False), ("HTTP API", False)]
     assert "rabbitmq_management" in findings[1].message

@@ -11,22 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from broker_api import until
 from pooled_stage import PooledStage
-from spark_fixtures import SHORT_LIVED
-from worker_process import PATIENCE
+from spark_fixtures import SMALL_SPARK
 
 from osrdyne.protocol.messages import Response
 
 pytestmark = [pytest.mark.one_rabbitmq, pytest.mark.usefixtures("java")]
-
-SPARK = {
-    "master": "local[2]",
-    "conf": {
-        "spark.driver.memory": "600m",
-        "spark.driver.extraJavaOptions": SHORT_LIVED,
-        "spark.sql.shuffle.partitions": 1,
-    },
-}
 
 
 class Data:
@@ -88,9 +79,9 @@ async def assign(pooled: PooledStage, tmp_path: Path, **datasets: dict[str, Any]
         ],
         "retry_missing_interval": 0,
     }
-    process = await pooled.start("osrdyne_worker.pipelines.sql:app", config=config, spark=SPARK)
+    process = await pooled.start("osrdyne_worker.pipelines.sql:app", config=config, spark=SMALL_SPARK)
     for name in datasets:
-        await pooled.assign(process, name, config=config, spark=SPARK, runtime={"concurrency": 2})
+        await pooled.assign(process, name, config=config, spark=SMALL_SPARK, runtime={"concurrency": 2})
     return keys
 
 
@@ -100,12 +91,12 @@ def version(number: int) -> dict[str, object]:
 
 async def until_cached(key: Key, rows: int) -> None:
     """Until queries read the view from memory, in which it has so many rows."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            response = await key.pooled.call(key.key, "/explain", {"query": "select n from t"})
-            if "InMemory" in json.loads(response.body)["plan"] and len(await key.rows()) == rows:
-                return
-            await asyncio.sleep(0.05)
+
+    async def is_cached() -> bool:
+        response = await key.pooled.call(key.key, "/explain", {"query": "select n from t"})
+        return "InMemory" in json.loads(response.body)["plan"] and len(await key.rows()) == rows
+
+    await until(is_cached)
 
 
 @pytest.mark.timeout(1200)
@@ -165,9 +156,7 @@ async def files_that_are_watched(watched: Key) -> None:
     # Files that are added are seen once a check is due.
     assert await watched.rows() == [1]
     watched.data.add(2)
-    async with asyncio.timeout(PATIENCE):
-        while await watched.rows() != [1, 2]:
-            await asyncio.sleep(0.2)
+    await until(watched.rows, equals=[1, 2])
     first = int((await watched.ask()).headers["x-data-version"])
     assert first >= int((watched.data.path / "part-2.parquet").stat().st_mtime * 1000)
     # A request that needs a version is checked at once; one that does not exist is refused.
@@ -180,9 +169,7 @@ async def files_that_are_watched(watched: Key) -> None:
 async def cached_data_that_is_watched(hot: Key) -> None:
     await until_cached(hot, 1)
     hot.data.add(2)
-    async with asyncio.timeout(PATIENCE):
-        while await hot.rows() != [1, 2]:
-            await asyncio.sleep(0.2)
+    await until(hot.rows, equals=[1, 2])
     await until_cached(hot, 2)
     # What is half written is not served: the former data stays.
     (hot.data.path / "_temporary").mkdir()
@@ -191,9 +178,7 @@ async def cached_data_that_is_watched(hot: Key) -> None:
         assert await hot.rows() == [1, 2]
         await asyncio.sleep(0.4)
     (hot.data.path / "_temporary").rmdir()
-    async with asyncio.timeout(PATIENCE):
-        while await hot.rows() != [1, 2, 3]:
-            await asyncio.sleep(0.2)
+    await until(hot.rows, equals=[1, 2, 3])
 
 
 async def cached_data_with_versions_of_a_publisher(named: Key) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -19,18 +18,13 @@ from osrdyne.client import (
     InvalidRequestError,
     PoolNotFoundError,
     Reply,
-    RequestCancelledError,
-    RequestExpiredError,
-    RequestFailedError,
     RequestQueueFullError,
     RequestRefusedError,
     RequestTimeoutError,
-    StartFailedError,
 )
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, STATUS_HEADER, Request, Response
 from osrdyne.protocol.progress import JobProgress
-from osrdyne.protocol.statuses import Status
 from osrdyne.testing.fakes.amqp import delete_exchange
 from osrdyne.testing.keys import ODD_KEYS
 
@@ -64,20 +58,6 @@ async def test_odd_keys_are_routing_keys_as_they_are(broker, pool_id):
     assert [reply.text for reply in replies] == list(ODD_KEYS.values())
 
 
-async def test_request_carries_what_the_caller_says_and_one_deadline(broker, pool_id):
-    async with serving(broker, pool_id, name="me") as (responder, client):
-        before = time.time()
-        options = {"headers": {"traceparent": "00-1"}, "accept": "text/plain", "no_activate": True}
-        await client.call("k", "/p", timeout=30, **options)
-        delivery = await responder.requests.get()
-    request, properties = delivery.to_request(now_ms=0), delivery.properties
-    assert (request.path, request.accept, request.no_activate) == ("/p", "text/plain", True)
-    assert (request.headers["traceparent"], properties.app_id) == ("00-1", "me")
-    deadline_ms = properties.headers["x-deadline"]
-    assert before + 30 <= deadline_ms / 1000 <= time.time() + 30.001
-    assert properties.timestamp.timestamp() * 1000 + int(properties.expiration) == deadline_ms
-
-
 @pytest.mark.proves("requests/daemon-ever-run-pool")
 async def test_client_goes_on_after_an_unknown_pool_and_a_bad_header(broker, pool_id):
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
@@ -88,27 +68,6 @@ async def test_client_goes_on_after_an_unknown_pool_and_a_bad_header(broker, poo
             with pytest.raises(TypeError):  # AMQP cannot express it
                 await client.call("k", headers={"bad": object()}, timeout=PATIENCE)
             assert (await client.call("k", timeout=PATIENCE)).ok
-
-
-KINDS = {
-    Status.ERROR: RequestFailedError,
-    Status.EXPIRED: RequestExpiredError,
-    Status.CANCELLED: RequestCancelledError,
-    Status.START_FAILED: StartFailedError,
-    Status.INVALID: InvalidRequestError,
-}
-
-
-async def test_status_of_the_answer_is_raised(broker, pool_id):
-    def answer(request: Request) -> list[Response]:
-        return [Response(Status(request.path), detail="because")]
-
-    async with serving(broker, pool_id, answer) as (_, client):
-        for status, kind in KINDS.items():
-            with pytest.raises(kind, match="because"):
-                await client.call("k", status)
-            reply = await client.call("k", status, raise_on_error=False)
-            assert (reply.status, reply.detail) == (status, "because")
 
 
 JOBS = JobProgress(jobs=1, stages_done=1, stages_total=2, tasks_done=3, tasks_total=8, rows=1000)

@@ -104,26 +104,20 @@ def test_no_answer_in_time_and_unreachable_broker_have_exit_codes(cli, unused_tc
     assert (code, out, len(errors.splitlines()), "s3cret" in errors) == (4, "", 1, False)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("k",), ("x" * 256, "/sql"), ("k", "/sql", "--pool", "No"), ("k", "/sql")],
-    ids=["no path", "bad key", "bad pool", "unknown pool"],
-)
-def test_wrong_use_is_exit_code_2_without_a_traceback(cli, arguments):
-    code, out, errors = cli.run(*arguments)
-    assert (code, out, "Traceback" in errors, bool(errors)) == (2, "", False, True)
+def test_wrong_use_is_exit_code_2_without_a_traceback(cli):
+    """No path, a bad key, a bad pool, and an unknown pool."""
+    for arguments in (["k"], ["x" * 256, "/sql"], ["k", "/sql", "--pool", "No"], ["k", "/sql"]):
+        code, out, errors = cli.run(*arguments)
+        assert (code, out, "Traceback" in errors, bool(errors)) == (2, "", False, True), arguments
 
 
 @pytest.mark.usefixtures("processes")
 def test_ctrl_c_cancels_the_request_and_reports_it(cli):
     arrived = threading.Event()
     command = [sys.executable, "-m", "osrdyne.cli.main", "call", "k", "/sql"]
-    environment = {**os.environ, "OSRDYNE__BROKER__URI": cli.uri, "OSRDYNE__POOL__ID": cli.pool}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with (
-        cli.answered(waiting(arrived)) as cancels,
-        subprocess.Popen(command, env=environment, text=True, **pipes) as process,
-    ):
+    options = {"env": {**os.environ, "OSRDYNE__BROKER__URI": cli.uri, "OSRDYNE__POOL__ID": cli.pool}, "text": True}
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with cli.answered(waiting(arrived)) as cancels, subprocess.Popen(command, **options) as process:
         assert arrived.wait(PATIENCE)
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
@@ -147,10 +141,8 @@ def test_replay_requests_each_partition_until_its_end(cli):
     with cli.answered(answer, keys=["again/0", "again/1"]):
         code, out, errors = cli.run(*command, "--set", "telemetry.partitions=2")
     assert code == 0, errors
-    assert [(one["partition"], one["rows"], one["invalid"], one["offset"]) for one in json.loads(out)] == [
-        (0, 120, 3, 70),
-        (1, 120, 3, 70),
-    ]
+    found = [(one["partition"], one["rows"], one["invalid"], one["offset"]) for one in json.loads(out)]
+    assert found == [(0, 120, 3, 70), (1, 120, 3, 70)]
     body = {"from": 10, "to": "2026-11-22T10:00:00Z"}
     assert requests == [(f"again/{partition}", "/replay", body) for partition in (0, 0, 0, 1, 1, 1)]
     assert "partition 1: 50 of 70" in errors
@@ -165,12 +157,9 @@ def test_resend_sends_a_range_of_the_log_to_another_pool(cli):
         return []
 
     def messages(partition: int) -> list[Message]:
+        headers = {"x-osrdyne-key": f"k{partition}", PATH_HEADER: "/alarm"}
         return [
-            Message(
-                b"%d" % number,
-                headers={"x-osrdyne-key": f"k{partition}", "x-osrdyne-enqueued": 1_000 * number, PATH_HEADER: "/alarm"},
-                message_id=f"m{partition}-{number}",
-            )
+            Message(b"%d" % number, headers={**headers, "x-osrdyne-enqueued": 1_000 * number}, message_id=f"m{number}")
             for number in range(10)
         ]
 
@@ -188,10 +177,8 @@ def test_resend_sends_a_range_of_the_log_to_another_pool(cli):
         code, out, errors = cli.run(*command)
         assert (code, out) == (0, f"0 messages sent to {other}.\n"), errors
         found = sorted(received.get(timeout=PATIENCE) for _ in range(8))
-    expected = [
-        (f"k{one}", "/alarm", b"%d" % number, f"{streams[one]}/{number}") for one in (0, 1) for number in range(3, 7)
-    ]
-    assert found == sorted(expected)
+    places = [(one, number) for one in (0, 1) for number in range(3, 7)]
+    assert found == [(f"k{one}", "/alarm", b"%d" % number, f"{streams[one]}/{number}") for one, number in places]
     assert received.empty()
     code, _, errors = cli.run("telemetry", "resend", "--to-pool", cli.pool)
     assert (code, bool(errors)) == (2, True)

@@ -54,10 +54,6 @@ async def count_ready(broker: EmbeddedBroker, *bodies: bytes) -> int:
     return ready
 
 
-async def until_free(ports: list[int]) -> None:
-    await until(lambda: all(map(is_free, ports)))
-
-
 async def test_data_and_address_survive_stop_kill_crash_and_a_new_object(tmp_path):
     directory = tmp_path / "node"
     broker = EmbeddedBroker(directory, consumer_timeout=7200)
@@ -107,7 +103,7 @@ async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing():
             await EmbeddedBroker(broker.directory).start()
     assert not broker.is_running
     assert not directory.exists()
-    await until_free(list(node.ports(tls=False)))
+    await until(lambda: all(map(is_free, node.ports(tls=False))))
 
 
 async def test_a_node_ends_with_the_process_that_started_it(tmp_path):
@@ -124,24 +120,20 @@ async def test_a_node_ends_with_the_process_that_started_it(tmp_path):
         assert ports and not any(map(is_free, ports))
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait, PATIENCE)
-        await until_free(ports)
+        await until(lambda: all(map(is_free, ports)))
     finally:
         process.kill()
         process.communicate()
 
 
-async def test_a_node_that_cannot_start_reports_why(tmp_path):
+async def test_a_node_that_cannot_start_reports_why(tmp_path, monkeypatch):
     directory = tmp_path / "node"
     broker = EmbeddedBroker(directory)
-    directory.mkdir()
-    (directory / "data").mkdir()
+    (directory / "data").mkdir(parents=True)
     (directory / "data" / "osrdyne@localhost").write_text("not a directory")
     with pytest.raises(BrokerError, match="RabbitMQ"):
         await broker.start()
     assert not broker.is_running
-
-
-async def test_a_missing_rabbitmq_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(embedded, "_SERVERS", ())
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigurationError, match="apt-get install rabbitmq-server"):

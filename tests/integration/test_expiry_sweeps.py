@@ -43,22 +43,20 @@ async def queue(connection, channel, pool_id):
     return name
 
 
-async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_nothing(connection, channel, queue):
+async def test_sweep_takes_all_that_is_ready_before_workers_and_gives_the_rest_back_in_its_order(
+    connection, channel, queue
+):
     worker = await channel.consume(queue, prefetch=1)
-    held = (await take(worker, 1))[0]
+    [held] = await take(worker, 1)
     first = await connection.channel()
     consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
     await held.ack()  # there is room for one more now
     await until(lambda: ready_in(first, queue), equals=0)
     await first.declare_queue(queue, passive=True)
     assert (consumer.waiting(), worker.waiting()) == (REQUESTS - 1, 0)
-    assert numbers(await take(consumer, REQUESTS - 1)) == list(range(1, REQUESTS))
-
-
-async def test_what_was_taken_goes_back_to_the_head_in_its_order(connection, channel, queue):
-    first = await connection.channel()
-    consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
-    taken = await take(consumer, REQUESTS)
+    taken = await take(consumer, REQUESTS - 1)
+    assert numbers(taken) == list(range(1, REQUESTS))
+    await channel.cancel(worker)
     await first.cancel(consumer)
     for delivery in reversed(taken[REQUESTS // 2 :]):
         await delivery.ack()
@@ -67,7 +65,7 @@ async def test_what_was_taken_goes_back_to_the_head_in_its_order(connection, cha
     await first.ping()
     await first.close()
     again = await take(await channel.consume(queue), REQUESTS // 2 + 1)
-    assert numbers(again) == [*range(REQUESTS // 2), 9999]
+    assert numbers(again) == [*range(1, REQUESTS // 2 + 1), 9999]
 
 
 @pytest.fixture

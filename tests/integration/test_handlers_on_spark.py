@@ -1,7 +1,5 @@
 """The example worker on Spark: a real process, a real RabbitMQ and the client, with answers in every form."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
+from broker_api import ready_in, until
 from raw_amqp import raw_publisher
-from test_term import SOON, daemon_of, publish, settings_of, take
+from test_term import daemon_of, publish, settings_of, take
 from worker_process import stage
 
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Message
 from osrdyne.amqp.version import BrokerVersion
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.hostile import HostileMessage, hostile_message
@@ -34,13 +33,6 @@ def places(names: PoolNames) -> list[tuple[str, bytes | None]]:
     return [*own, ("", names.leader_queue.encode()), ("", names.poison_queue.encode())]
 
 
-async def until_empty(channel: Channel, *queues: str) -> None:
-    async with asyncio.timeout(SOON):
-        for queue in queues:
-            while (await channel.declare_queue(queue, passive=True)).ready:
-                await asyncio.sleep(0.05)
-
-
 @pytest.mark.proves("hostile/hostile-messages-any-queue", "hostile/forged-direct-reply-address")
 async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_leader(
     broker, broker_settings, pool_id, channel
@@ -52,17 +44,15 @@ async def test_frames_that_no_library_sends_and_forged_addresses_do_not_harm_a_l
         taken = 0
         for number in range(COUNT):
             exchange, routing_key = ways[number % len(ways)]
-            taken += await raw.publish(
-                hostile_message(number, keys=KEYS, user=raw.user), exchange=exchange, routing_key=routing_key
-            )
+            message = hostile_message(number, keys=KEYS, user=raw.user)
+            taken += await raw.publish(message, exchange=exchange, routing_key=routing_key)
         assert taken > COUNT / 2
         for address in FORGED:
             await publish(channel, names, "\udcff", reply_to=address)
         await publish(channel, names, "good", b"good")
         assert await take(channel, names.request_queue(Key("good")), 1) == [b"good"]
-        await until_empty(
-            channel, names.orphan_queue, names.dead_letter_queue, names.activity_queue, names.cancel_queue
-        )
+        for queue in (names.orphan_queue, names.dead_letter_queue, names.activity_queue, names.cancel_queue):
+            await until(lambda: ready_in(channel, queue), equals=0)  # noqa: B023
         assert await running.leads() == 1
 
 

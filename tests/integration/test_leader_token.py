@@ -18,7 +18,6 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.amqp import connect as amqp_connect
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.broker.leadership.token import Token
-from osrdyne.broker.queues.safe_delete import DeleteOutcome, delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, LeadershipLostError
@@ -423,32 +422,3 @@ class TestKeep:
                 keeping.cancel()
                 done, _ = await asyncio.wait({keeping}, timeout=SOON)
                 assert keeping in done
-
-
-class TestProbe:
-    """lifecycle: probe, delete-under-probe: a request that arrives between the passive declare and the probe."""
-
-    async def test_message_that_reaches_the_probe_is_given_back_and_then_acknowledged(
-        self, settings, channel, connection, pool_id
-    ):
-        queue = f"{pool_id}-req-a"
-        await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
-        async with session_of(settings) as session:
-            probing = await session.channel()
-            consume, given_back = probing.consume, []
-
-            async def consume_late(name):
-                await channel.publish(Message(body=b"late"), exchange="", routing_key=queue)
-                return await consume(name)
-
-            async def give_back(delivery):
-                given_back.append(delivery.body)
-
-            async def delete():
-                raise AssertionError("the queue must not be deleted")
-
-            probing.consume = consume_late
-            outcome = await delete_if_proven_empty(probing, queue, delete=delete, give_back=give_back)
-            await probing.close()
-        assert (outcome, given_back) == (DeleteOutcome.NOT_EMPTY, [b"late"])
-        assert (await channel.declare_queue(queue, passive=True)).ready == 0

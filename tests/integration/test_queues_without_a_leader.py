@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames
+from tests.conftest import run_apart
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -91,12 +91,11 @@ async def forget_new_queues(broker: EmbeddedBroker) -> None:
 def node(tmp_path_factory):
     """A node whose queues of `BOUND` and `UNBOUND` have no leader."""
     broker = EmbeddedBroker(Path(tmp_path_factory.mktemp("node")) / "node")
-    with ThreadPoolExecutor(1) as executor:  # in a loop of its own, whatever loop the tests use
-        try:
-            executor.submit(asyncio.run, forget_new_queues(broker)).result()
-            yield broker
-        finally:
-            executor.submit(asyncio.run, broker.kill()).result()
+    try:
+        run_apart(lambda: forget_new_queues(broker))
+        yield broker
+    finally:
+        run_apart(broker.kill)
 
 
 async def has_leader(broker: EmbeddedBroker, key: Key, *, within: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -32,28 +32,26 @@ ME, NOT_ME = WorkerId("w.me"), WorkerId("wxme")
 
 @dataclass
 class Grants:
-    """Users for workers of one pool, and who is alive."""
+    """Users for workers of one pool."""
 
     names: PoolNames
     credentials: ScopedCredentials
-    alive: set[WorkerId] = field(default_factory=set)
 
 
 @pytest.fixture
 async def grants(broker_settings, pool_id, management):
-    alive: set[WorkerId] = set()
     names = PoolNames(pool_id)
     credentials = ScopedCredentials(
         names=names,
         layout=QueueLayout(names),
         management=management,
         uri=broker_settings.effective_worker_uri(),
-        alive=lambda: alive,
+        alive=set,
         start_timeout=300.0,
         interval=60.0,
         clock=SystemClock(),
     )
-    yield Grants(names, credentials, alive)
+    yield Grants(names, credentials)
     for user in await users_of(management, pool_id):
         await management.delete_user(user)
 
@@ -278,20 +276,3 @@ async def test_user_of_an_ended_worker_goes_with_its_connections_and_what_it_mad
     exchanges = await management.list_exchanges()
     assert (name in exchanges, grants.names.control_exchange in exchanges) == (False, True)
     assert await management.list_queues(name) == []
-
-
-@pytest.mark.usefixtures("uri")
-async def test_users_of_living_workers_and_other_pools_stay(grants, management):
-    """Nor is a user touched whose worker is about to start, as `ME` is."""
-    pool = grants.names.pool
-    names = [f"{user_prefix(pool, management.vhost)}{name}" for name in ("alive", "gone")]
-    names += [f"{user_prefix(f'{pool}_b', management.vhost)}x", f"{user_prefix(pool, 'elsewhere')}x"]
-    for name in names:
-        await management.put_user(name, password="x")
-    grants.alive.add(WorkerId("alive"))
-    await grants.credentials.tidy()
-    left = await management.list_users(f"osrdyne-{pool}")
-    for name in names:
-        await management.delete_user(name)
-    starting = f"{user_prefix(pool, management.vhost)}{ME}"
-    assert sorted(left) == sorted([names[0], names[2], names[3], starting])

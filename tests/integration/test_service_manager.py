@@ -1,7 +1,5 @@
 """What a service manager receives, on a socket like systemd's."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 
@@ -12,20 +10,13 @@ from osrdyne.daemon.daemon import Service, notify_service_manager
 pytestmark = pytest.mark.one_rabbitmq
 
 
-@pytest.fixture(params=["path", "abstract"])
-def manager(request, tmp_path):
-    """A socket that listens, and the name that the environment has for it."""
-    name = str(tmp_path / "notify") if request.param == "path" else f"@osrdyne-test-{secrets.token_hex(4)}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(name.replace("@", "\0", 1))
-        listening.settimeout(60)
-        yield listening, name
-
-
-def test_service_manager_is_notified(manager):
-    listening, name = manager
-    notify_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
-    assert listening.recv(100) == b"READY=1"
+def test_service_manager_is_notified(tmp_path):
+    for name in (str(tmp_path / "notify"), f"@osrdyne-test-{secrets.token_hex(4)}"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+            listening.bind(name.replace("@", "\0", 1))
+            listening.settimeout(60)
+            notify_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
+            assert listening.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "vsock:2:1"}], ids=str)

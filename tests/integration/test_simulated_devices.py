@@ -1,7 +1,5 @@
 """`osrdyne telemetry simulate`: its options, what it prints, and Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What the subprocess driver promises beyond the conformance suite: real processes, killed controllers, odd states."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -84,15 +82,8 @@ def make_driver(directory, *, command=WORKER, clock=None, stack="localhost:5672/
 
 
 @pytest.fixture
-async def driver(tmp_path):
-    driver = make_driver(tmp_path)
-    yield driver
-    await clean_up(driver)
-
-
-@pytest.fixture
 async def make(tmp_path):
-    """Makes further drivers of the same directory; their workers end with the test."""
+    """Makes drivers of one directory; their workers end with the test."""
     made = []
 
     def make(**options):
@@ -102,6 +93,11 @@ async def make(tmp_path):
     yield make
     for driver in made:
         await clean_up(driver)
+
+
+@pytest.fixture
+def driver(make):
+    return make()
 
 
 @pytest.fixture
@@ -173,7 +169,12 @@ async def test_child_that_leads_a_session_is_no_worker_and_ends_with_one(family,
     assert list(map(os.getsid, outer)) == outer
     assert await driver.list_instances() == [instance]
     state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
-    assert [item.instance_id for item in await make().list_instances()] == [instance.instance_id]
+    restarted = make()  # the start was not recorded
+    with pytest.raises(SlotTakenError):
+        await restarted.start(make_spec())
+    [found] = await restarted.list_instances()
+    assert (found.instance_id, found.key, found.worker_id) == (instance.instance_id, instance.key, instance.worker_id)
+    assert found.spec_hash == instance.spec_hash
     await driver.stop(instance.instance_id, grace=PATIENCE)
     assert not any(map(is_running, outer))
 
@@ -279,19 +280,6 @@ async def test_worker_survives_its_killed_controller_and_its_end_is_seen_through
     os.kill(pid_of(instance), signal.SIGKILL)
     await anext(events)
     assert (await exited(driver, instance)).exit.code is None
-
-
-async def test_worker_whose_start_was_not_recorded_is_found_by_its_environment(driver, state, tmp_path):
-    earlier = make_driver(tmp_path)
-    instance = await earlier.start(make_spec())
-    await is_ready(earlier, instance)
-    await earlier.close()
-    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
-    with pytest.raises(SlotTakenError):
-        await driver.start(make_spec())
-    [found] = await driver.list_instances()
-    assert found.instance_id == instance.instance_id
-    assert (found.key, found.worker_id, found.spec_hash) == (instance.key, instance.worker_id, instance.spec_hash)
 
 
 async def test_start_cut_short_before_its_process_leaves_the_slot_free(driver, state):
@@ -437,27 +425,6 @@ async def test_password_is_in_a_private_file_only(driver, tmp_path):
     await driver.stop(instance.instance_id, grace=0)
     await exited(driver, instance)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text()]
-
-
-async def test_worker_inherits_what_is_named_and_no_secrets_of_the_daemon(tmp_path, monkeypatch, make):
-    monkeypatch.setenv("OSRDYNE__BROKER__URI", "amqp://a:secret@b/")
-    monkeypatch.setenv("WORKER_KEY_ESCAPED", "of+2Fsomebody+2Felse")
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-    monkeypatch.setenv("AWS_PROFILE", "lake")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-daemon")
-    options = {"environment": {"SPARK_LOCAL_IP": "127.0.0.1"}, "inherit": ["AWS_PROFILE"]}
-    driver = make(**options, cwd=str(tmp_path))
-    variables = (await is_ready(driver, await driver.start(make_spec())))["variables"]
-    secret = {"OSRDYNE__BROKER__URI", "WORKER_KEY_ESCAPED", "NOTIFY_SOCKET", "AWS_SECRET_ACCESS_KEY"}
-    assert not secret & variables.keys()
-    assert (variables["AWS_PROFILE"], variables["SPARK_LOCAL_IP"]) == ("lake", "127.0.0.1")
-
-
-async def test_options_that_shape_a_worker_change_the_hash(tmp_path):
-    plain = make_driver(tmp_path).spec_hash()
-    for change in ({"command": ("other",)}, {"cwd": "/tmp"}, {"environment": {"A": "1"}}):
-        assert make_driver(tmp_path, **change).spec_hash() != plain
-    assert make_driver(tmp_path / "b", log_files=7).spec_hash() == plain
 
 
 # --- logs

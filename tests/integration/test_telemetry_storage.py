@@ -1,7 +1,5 @@
 """A worker that is killed leaves a table with each event once, and the next ingest completes it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

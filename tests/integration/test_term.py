@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
-from broker_api import close_connections, ready_in, until
+from broker_api import close_connections, ready_in, until, waiting_in
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -107,18 +107,12 @@ async def publish(channel: Channel, names: PoolNames, key: str, body: bytes = b"
 
 async def take(channel: Channel, queue: str, count: int) -> list[bytes]:
     """The next bodies of a queue that will exist soon."""
+    # RabbitMQ 3.10 ends the connection (541) that consumes a queue in the moment of its declaration.
+    await until(lambda: waiting_in(channel._connection, queue))
+    reading = await channel._connection.channel()
+    consumer = await reading.consume(queue)
+    bodies = []
     async with asyncio.timeout(SOON):
-        while True:
-            reading = await channel._connection.channel()
-            try:
-                if (await reading.declare_queue(queue, passive=True)).ready:
-                    break
-            except BrokerNotFoundError:
-                pass
-            # RabbitMQ 3.10 ends the connection (541) that consumes a queue in the moment of its declaration.
-            await asyncio.sleep(0.05)
-        consumer = await reading.consume(queue)
-        bodies = []
         for _ in range(count):
             delivery = await consumer.get()
             bodies.append(delivery.body)
@@ -170,14 +164,11 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
     await running.leads()
     await until(lambda: all(running.queue_of(key).is_bound for key in keys))
     reading = await channel._connection.channel()
-    async with asyncio.timeout(SOON):
-        while len(found) < count:
-            for key in keys:
-                queue = names.request_queue(key)
-                while (delivery := await reading.get(queue)) is not None:
-                    found.add(delivery.body)
-                    await delivery.ack()
-            await asyncio.sleep(0.05)
+    while len(found) < count:
+        for key in keys:
+            while (delivery := await reading.get(names.request_queue(key))) is not None:
+                found.add(delivery.body)
+                await delivery.ack()
     return found
 
 

@@ -1,7 +1,5 @@
 """The life of a worker process: starting, losing the broker, pausing, dying, stopping. On real RabbitMQ."""
 
-from __future__ import annotations
-
 import json
 import signal
 
