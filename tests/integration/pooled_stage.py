@@ -95,11 +95,9 @@ class PooledStage:
         )
         await self.ask(process, Assign(f"assign {number}", environment, 0, "hash", time.time()))
         if running:
-            await self.until_ready(environment.worker_id)
+            ready = (environment.worker_id, Event.READY)
+            await until(lambda: any((one.worker_id, one.event) == ready for one in self.stage.reports))
         return environment.worker_id
-
-    async def until_ready(self, worker_id: WorkerId) -> None:
-        await until(lambda: any(one.worker_id == worker_id and one.event is Event.READY for one in self.stage.reports))
 
     async def release(self, process: WorkerProcess, worker_id: WorkerId, *, grace: float = 30.0) -> Assignment:
         await self.ask(process, Release(f"release {next(self.numbers)}", worker_id, grace))

@@ -1,4 +1,4 @@
-"""`osrdyne call`, `telemetry replay` and `telemetry resend` against real RabbitMQ."""
+"""`osrdyne call`, `telemetry replay`, `telemetry resend` and `telemetry simulate` against real RabbitMQ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import structlog
 from broker_api import PATIENCE
-from client_responder import Answer, echo, responder_in_a_thread, silence, waiting
+from client_responder import Answer, Responder, echo, responder_in_a_thread, silence, waiting
 from filled_streams import fill
 
 from osrdyne.amqp import Message
 from osrdyne.cli.main import execute
 from osrdyne.protocol.messages import ARROW_TYPE, PATH_HEADER, Request, Response
 from osrdyne.protocol.names import PoolNames
+from osrdyne.telemetry.simulator import Simulation, simulate
 
 pytestmark = pytest.mark.one_rabbitmq
 
@@ -182,3 +184,60 @@ def test_resend_sends_a_range_of_the_log_to_another_pool(cli):
     assert received.empty()
     code, _, errors = cli.run("telemetry", "resend", "--to-pool", cli.pool)
     assert (code, bool(errors)) == (2, True)
+
+
+SIMULATION = Simulation(
+    devices=7,
+    sites=2,
+    messages_a_minute=Fraction(277),
+    events=Fraction(5, 2),
+    event_bytes=500,
+    seed=3,
+    start_ms=1_795_420_800_000,
+    alarms_a_minute=Fraction(10),
+    duplicates=0.1,
+    invalid=0.1,
+    oversized=0.01,
+)
+OPTIONS = [
+    *("--devices", "7", "--sites", "2", "--rate", "277", "--events", "2.5", "--size", "500", "--seed", "3"),
+    *("--start", "2026-11-23T08:00:00Z", "--alarms", "10/min", "--duplicates", "0.1", "--invalid", "0.1"),
+    *("--oversized", "0.01"),
+]
+
+
+@pytest.mark.usefixtures("processes")
+async def test_second_ctrl_c_does_not_wait_for_answers(broker_settings, pool_id, tmp_path):
+    uri = broker_settings.uri.get_secret_value()
+    endless = ("--key", "plant", "--rate", "1/h", "--duration", "9h", "--timeout", "9h")
+    async with Responder(uri, pool_id, ["plant"], silence) as responder, asyncio.timeout(PATIENCE):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "osrdyne.cli.main", "telemetry", "simulate", "--json", *endless),
+            env={**os.environ, "OSRDYNE__BROKER__URI": uri, "OSRDYNE__POOL__ID": pool_id},
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        await responder.requests.get()
+        process.send_signal(signal.SIGINT)
+        assert b"Ctrl-C" in await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
+    summary = json.loads(out)
+    assert (process.returncode, summary["interrupted"], summary["sent"], summary["confirmed"]) == (130, True, 1, 0)
+
+
+def test_wrong_options_are_named(capsys):
+    wrong = {"--rate": "7/week", "--size": "100", "--late": "2", "--out-of-order": "-1", "--start": "soon"}
+    wrong |= {"--speed": "-1", "--events": "inf", "--key": "x" * 300, "--timeout": "0s"}
+    for option, value in wrong.items():
+        assert execute(["telemetry", "simulate", option, value], debug=False) == 2
+        assert option in capsys.readouterr().err
+
+
+def test_messages_are_printed_as_they_would_be_sent(capsys):
+    assert execute(["telemetry", "simulate", *OPTIONS, "--print"], debug=False) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [(one.key, one.message_id, one.body.decode()) for one in simulate(SIMULATION)]
+    assert [(one["key"], one["message_id"], one["body"]) for one in printed] == expected

@@ -56,22 +56,17 @@ async def test_workers_answer_report_and_hear_as_users_of_their_own_that_go_with
             return (await group_of(daemon, KEY))["workers"][0]["state"] in {"ready", "idle"}
 
         await until(reported)
-        with pytest.raises(RequestCancelledError):  # by way of a control message
-            await cancelled_call(client)
+        call = asyncio.create_task(client.call(KEY, "/sleep", {"seconds": PATIENCE}, correlation_id="wanted"))
+        while not call.done():
+            await client.cancel("wanted")
+            await asyncio.wait({call}, timeout=0.2)
+        assert isinstance(call.exception(), RequestCancelledError)  # by way of a control message
 
         os.kill(first["pid"], signal.SIGKILL)
         second = (await client.call(KEY, "/info", idempotent=True)).json()
         assert second["worker_id"] != first["worker_id"]
         await until(lambda: worker_ids(management, settings.pool.id), equals=[second["worker_id"]])
     assert await worker_ids(management, settings.pool.id) == []  # the daemon has stopped its workers
-
-
-async def cancelled_call(client: AsyncClient) -> None:
-    call = asyncio.create_task(client.call(KEY, "/sleep", {"seconds": PATIENCE}, correlation_id="wanted"))
-    while not call.done():
-        await client.cancel("wanted")
-        await asyncio.wait({call}, timeout=0.2)
-    await call
 
 
 @pytest.mark.nightly

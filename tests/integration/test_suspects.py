@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from broker_api import until
-from worker_process import Stage, WorkerProcess
+from worker_process import Stage
 
-from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
+from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, Event, text_fingerprint
 from osrdyne.protocol.control import Command
 
 pytestmark = [pytest.mark.rabbitmq4, pytest.mark.usefixtures("processes")]
@@ -38,10 +38,6 @@ async def suspect(pool: Stage, gate: Path, *, concurrency: int = 1) -> str:
     return request
 
 
-async def until_alone(pool: Stage, worker: WorkerProcess) -> ActivityReport:
-    return await pool.until(worker, lambda report: ALONE_FIELD in report.details)
-
-
 @pytest.mark.parametrize("concurrency", [1, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.proves("workers/request-kills-worker")
 async def test_suspect_runs_last_and_alone(pool, gate, concurrency):
@@ -52,7 +48,7 @@ async def test_suspect_runs_last_and_alone(pool, gate, concurrency):
     worker = await pool.start(app=GATED, runtime={"concurrency": concurrency})
     await pool.until(worker, lambda report: report.details.get("in_flight") == 1 + concurrency)
     others_gate.touch()
-    report = await until_alone(pool, worker)
+    report = await pool.until(worker, lambda report: ALONE_FIELD in report.details)
     # Their answers were confirmed before this report, and may be read after it.
     assert {(await pool.caller.answer(other)).status for other in others} == {"ok"}
     assert report.details[ALONE_FIELD] == text_fingerprint("/hold", bytes(gate))

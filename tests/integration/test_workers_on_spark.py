@@ -1,4 +1,4 @@
-"""`/ingest` in a real worker on Spark, with a stream of a real RabbitMQ: every event is stored once."""
+"""Real workers on Spark and RabbitMQ: `/ingest` stores every event of a stream once; and answers in every form."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.client import AsyncClient, RequestError
 from osrdyne.config.models import BrokerSettings
+from osrdyne.protocol.messages import ARROW_TYPE
 from osrdyne.protocol.names import PoolNames
 from osrdyne.telemetry.positions import PositionStore
 from osrdyne_worker.pipelines.telemetry.table import Table
@@ -109,3 +110,27 @@ async def test_every_event_is_stored_once(broker, pool_id, tmp_path):
         assert sum(one["rows"] for one in replies) in (0, 18)
         assert {one["commit"] for one in replies} == {3}
         assert stored(table) == expected(60)
+
+
+@pytest.mark.timeout(1200)
+async def test_rows_and_look_ups_reach_the_client(broker, pool_id):
+    async with stage(broker.amqp_uri, pool_id, "2") as pool, AsyncClient(broker.amqp_uri, pool_id) as client:
+        await pool.start(app="workers.examples.scoring:app", spark=SMALL_SPARK, ready=False)
+        segment = (await client.call("2", "/segment", {"minimum_age": 79}, timeout=600)).json()
+        assert [row[:2] for row in segment["rows"]] == [[79, 33]]
+        assert segment["truncated"] is False
+
+        reply = await client.call("2", "/scores", accept=ARROW_TYPE, timeout=600)
+        table = reply.arrow()
+        assert (table.num_rows, table.column_names) == (1000, ["id", "score"])
+        assert reply.headers["x-truncated"] in ("true", b"true")
+        scores = dict(zip(*table.to_pydict().values(), strict=True))
+
+        looked_up = await asyncio.gather(
+            *(client.call("2", "/customer", {"id": number}, timeout=600) for number in range(100))
+        )
+        assert {one.json()["id"]: one.json()["score"] for one in looked_up} == pytest.approx(
+            {number: scores[number] for number in range(100)}
+        )
+        with pytest.raises(RequestError, match="no customer 2000"):
+            await client.call("2", "/customer", {"id": 2000}, timeout=600)
