@@ -149,13 +149,6 @@ def test_paused_start_is_in_the_pods_of_the_group_and_does_not_count_as_other_se
     assert annotations == [annotations[0]] * 2
 
 
-def test_field_that_kubernetes_does_not_know_is_refused():
-    document = manifests().deployment(make_spec())
-    pod_of(document)["terminationGrace"] = 30
-    with pytest.raises(jsonschema.ValidationError, match="terminationGrace"):
-        kubernetes_validate.validate(document, CURRENT[-1], strict=True)
-
-
 def test_beta_autoscaler_differs_from_the_present_one_in_its_version_alone():
     beta, present = (
         manifests(autoscaling={"mode": "hpa"}).autoscaler(make_spec(), owner="uid", version=version)["spec"]

@@ -12,8 +12,9 @@ from typing import Self
 
 from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message, connect
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, Request, Response
 from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.progress import JobProgress
 from osrdyne.testing.fakes.amqp import delete_exchange
 from tests.integration.broker_api import PATIENCE, until
 
@@ -26,6 +27,17 @@ def echo(request: Request) -> list[Response]:
 
 def silence(request: Request) -> list[Response]:
     return []
+
+
+JOBS = JobProgress(jobs=1, stages_done=1, stages_total=2, tasks_done=3, tasks_total=8, rows=1000)
+
+
+def with_progress(request: Request) -> list[Response]:
+    """Progress of jobs and three parts, for a caller that asks for them, and a last answer."""
+    headers = {JOB_PROGRESS_HEADER: True}
+    jobs = [Response(body=JOBS.to_json(), progress=True, headers=headers)] if request.wants_job_progress else []
+    steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
+    return [*jobs, *steps, Response(body=b"last")]
 
 
 def waiting(arrived: threading.Event) -> Answer:

@@ -57,11 +57,8 @@ class PooledStage:
         routing_key = self.stage.names.control_worker_routing_key(process.environment.worker_id)
         async with asyncio.timeout(PATIENCE):
             while True:
-                await self.stage.channel.publish(
-                    amqp.Message(message.wire_body()),
-                    exchange=self.stage.names.control_exchange,
-                    routing_key=routing_key,
-                )
+                place = {"exchange": self.stage.names.control_exchange, "routing_key": routing_key}
+                await self.stage.channel.publish(amqp.Message(message.wire_body()), **place)
                 for _ in range(50):
                     for state in self.states(process):
                         if question.question in state.answers:

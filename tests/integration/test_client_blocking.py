@@ -15,10 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from broker_api import PATIENCE
-from client_responder import responder_in_a_thread, waiting
+from client_responder import JOBS, responder_in_a_thread, waiting, with_progress
 
 from osrdyne.client import Client, ClientClosedError, ConnectionLostError, Reply
-from osrdyne.protocol.messages import ARROW_TYPE, JOB_PROGRESS_HEADER, JSON_TYPE, Request, Response
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
 from osrdyne.protocol.progress import JobProgress
 
 
@@ -65,32 +65,23 @@ def test_forked_process_connects_anew_and_the_parent_goes_on(broker, pool_id):
     assert in_child(is_refused) == 0
 
 
-JOBS = JobProgress(jobs=1, tasks_done=3, tasks_total=8)
-
-
-def _progress(request: Request) -> list[Response]:
-    half = [Response(body=b"half", progress=True)] if request.wants_progress else []
-    jobs = Response(body=JOBS.to_json(), progress=True, headers={JOB_PROGRESS_HEADER: True})
-    return [*half, *([jobs] if request.wants_job_progress else []), Response(body=b"done")]
-
-
 async def test_progress_and_stream_run_in_the_callers_thread_also_where_a_loop_runs(broker, pool_id):
     seen: list[Reply] = []
-    with responder_in_a_thread(broker.amqp_uri, pool_id, _progress), Client(broker.amqp_uri, pool_id) as client:
+    with responder_in_a_thread(broker.amqp_uri, pool_id, with_progress), Client(broker.amqp_uri, pool_id) as client:
 
         def ask_again(reply: Reply) -> None:
             seen.append(client.call("k", timeout=PATIENCE))  # would wait for itself in the client's own thread
 
-        assert client.call("k", on_progress=ask_again, timeout=PATIENCE).text == "done"
+        assert client.call("k", on_progress=ask_again, timeout=PATIENCE).text == "last"
         jobs: list[tuple[JobProgress, int]] = []
 
         def note(progress: JobProgress) -> None:
             jobs.append((progress, threading.get_ident()))
 
-        assert client.call("k", on_jobs=note, timeout=PATIENCE).text == "done"
+        assert client.call("k", on_jobs=note, timeout=PATIENCE).text == "last"
         assert jobs == [(JOBS, threading.get_ident())]
-        assert [reply.text for reply in client.stream("k", timeout=PATIENCE)] == ["half", "done"]
-    assert [reply.text for reply in seen] == ["done"]
+        assert [reply.text for reply in client.stream("k", timeout=PATIENCE)] == ["0", "1", "2", "last"]
+    assert [reply.text for reply in seen] == ["last"] * 3
 
 
 def test_closing_ends_the_calls_of_other_threads(broker, pool_id):

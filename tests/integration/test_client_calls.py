@@ -10,7 +10,7 @@ from typing import Any
 import aio_pika
 import pytest
 from broker_api import PATIENCE, close_connections, until
-from client_responder import Answer, Responder, echo, silence
+from client_responder import JOBS, Answer, Responder, echo, silence, with_progress
 from rabbitmqctl import rabbitmqctl
 
 from osrdyne.aio.clock import Backoff
@@ -27,7 +27,7 @@ from osrdyne.client import (
 )
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.messages import JOB_PROGRESS_HEADER, STATUS_HEADER, Request, Response
+from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.progress import JobProgress
 from osrdyne.testing.fakes.amqp import delete_exchange
 from osrdyne.testing.keys import ODD_KEYS
@@ -75,16 +75,6 @@ async def test_client_goes_on_after_an_unknown_pool_and_a_bad_header(broker, poo
             assert (await client.call("k", timeout=PATIENCE)).ok
 
 
-JOBS = JobProgress(jobs=1, stages_done=1, stages_total=2, tasks_done=3, tasks_total=8, rows=1000)
-
-
-def _progress(request: Request) -> list[Response]:
-    headers = {JOB_PROGRESS_HEADER: True}
-    jobs = [Response(body=JOBS.to_json(), progress=True, headers=headers)] if request.wants_job_progress else []
-    steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
-    return [*jobs, *steps, Response(body=b"last")]
-
-
 async def test_progress_reaches_callback_and_stream_before_the_answer(broker, pool_id):
     """That of jobs has a callback of its own. A callback that fails fails its call only."""
     seen: list[Reply] = []
@@ -93,7 +83,7 @@ async def test_progress_reaches_callback_and_stream_before_the_answer(broker, po
     def fail(reply: Reply) -> None:
         raise LookupError("of the caller")
 
-    async with serving(broker, pool_id, _progress) as (responder, client):
+    async with serving(broker, pool_id, with_progress) as (responder, client):
         last = await client.call("k", on_progress=seen.append)
         assert ([reply.text for reply in seen], last.text) == (["0", "1", "2"], "last")
         replies = [(reply.text, reply.progress) async for reply in client.stream("k")]

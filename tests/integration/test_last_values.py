@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from osrdyne.amqp import Message
 from osrdyne.cli.main import full_command_line
-from osrdyne.config.models import BrokerSettings, LastValueSettings, Settings
+from osrdyne.config.models import LastValueSettings, Settings
 from osrdyne.errors import LastValueStoreError
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.protocol.names import PoolNames
@@ -42,10 +42,6 @@ pytestmark = pytest.mark.usefixtures("processes")
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
 START = 1_795_341_600_000
 SERIES = 5
-
-
-def settings_with(broker: BrokerSettings, pool: str, last_values: LastValueSettings, **telemetry: object) -> Settings:
-    return telemetry_settings(broker, pool, last_values=last_values, **telemetry)
 
 
 def in_file(directory: Path) -> LastValueSettings:
@@ -116,7 +112,7 @@ class Log:
 @pytest.fixture
 def log(broker_settings, pool_id, tmp_path):
     broker = broker_settings.model_copy(update={"retry_interval": 0.5})
-    settings = settings_with(broker, pool_id, in_file(tmp_path), partitions=1)
+    settings = telemetry_settings(broker, pool_id, last_values=in_file(tmp_path), partitions=1)
     return Log(settings, PoolNames(pool_id).log_stream(0))
 
 
@@ -132,7 +128,10 @@ async def printed(*command: str) -> str:
 async def test_last_values_of_requests_are_in_api_metrics_and_lag(
     broker_settings, pool_id, channel, management, tmp_path
 ):
-    names, settings = PoolNames(pool_id), settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=2)
+    names, settings = (
+        PoolNames(pool_id),
+        telemetry_settings(broker_settings, pool_id, last_values=in_file(tmp_path), partitions=2),
+    )
     body = b'[{"series": "t", "value": 1}, {"series": "t", "value": 2}, {"series": "u", "value": "on"}, 7]'
     async with daemon_of(settings) as running:
         await running.term.routing.routes.change(load_manifest(json.dumps({"routes": ROUTES})), author="me")
@@ -175,7 +174,7 @@ async def test_reader_that_is_killed_again_and_again_loses_no_value(broker_setti
     chosen = in_file(tmp_path)
     if store == "postgresql":
         chosen = LastValueSettings(store="postgresql", uri=SecretStr(request.getfixturevalue("database")))
-    settings = settings_with(broker_settings, pool_id, chosen, partitions=1)
+    settings = telemetry_settings(broker_settings, pool_id, last_values=chosen, partitions=1)
     values, stream = LastValues(settings), PoolNames(pool_id).log_stream(0)
     location = {"FILE": chosen.file} if chosen.uri is None else {"URI": chosen.uri.get_secret_value()}
     environment = {
@@ -231,7 +230,7 @@ async def test_truncated_stream_is_read_from_its_first_message(log):
 
 @pytest.mark.proves("last-values/stream-deleted-declared-again", "last-values/rabbitmq-closes-connection-last")
 async def test_stream_declared_again_and_a_lost_connection_cost_no_value(broker_settings, pool_id, channel, tmp_path):
-    settings = settings_with(broker_settings, pool_id, in_file(tmp_path), partitions=2)
+    settings = telemetry_settings(broker_settings, pool_id, last_values=in_file(tmp_path), partitions=2)
     first, second = (Log(settings, PoolNames(pool_id).log_stream(partition)) for partition in (0, 1))
     for log in (first, second):
         await log.fill(0)

@@ -229,10 +229,8 @@ async def test_entry_that_was_read_often_is_renewed(pool):
 
     await until(total, equals=3)  # RabbitMQ gives back what the last channel had a little later
     assert await pool.views(bodies=True) == before
-    channel = await pool.connection.channel()
-    delivery = await channel.get(pool.names.poison_queue)
+    delivery = await (await pool.connection.channel()).get(pool.names.poison_queue)
     assert int(str(delivery.headers.get("x-delivery-count", 0))) < 3
-    await channel.close()
 
 
 HOSTILE = [

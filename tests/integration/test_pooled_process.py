@@ -94,19 +94,6 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
-async def test_killed_process_loses_no_request(pooled):
-    process = await pooled.start()
-    keys = [f"k{number}" for number in range(10)]
-    await asyncio.gather(*(pooled.assign(process, key) for key in keys))
-    for key in keys:
-        for _ in range(5):
-            await pooled.send(key, "/block")
-    await pooled.until_waiting(4, *keys)  # one of each key runs
-    process.signal(signal.SIGKILL)
-    await process.wait()
-    await pooled.until_waiting(5, *keys)
-
-
 async def test_process_connects_again_with_its_workers_and_ends_them_when_it_is_stopped(pooled):
     process = await pooled.start(runtime={"stop_grace": 20.0})
     workers = [await pooled.assign(process, key) for key in ("a", "b")]

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import pytest
 import pytest_asyncio
 from broker_api import close_connections, ready_in, until, waiting_in
-from pydantic import SecretStr
-from structlog.testing import capture_logs
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
@@ -50,10 +48,8 @@ def settings_of(broker: BrokerSettings, pool: str, lifecycle: LifecycleSettings 
 class Running(LeaderVerbs):
     """A daemon at work, and a client beside it."""
 
-    def __init__(self, daemon: Daemon, task: asyncio.Task[None], stop: StopRequest) -> None:
-        self.daemon = daemon
-        self.task = task
-        self.stop = stop
+    def __init__(self, daemon: Daemon, task: asyncio.Task[None]) -> None:
+        self.daemon, self.task = daemon, task
 
     @property
     def term(self) -> Term:  # read-only
@@ -73,17 +69,12 @@ class Running(LeaderVerbs):
 
 
 @asynccontextmanager
-async def daemon_of(settings: Settings, *, leads: bool = True) -> AsyncIterator[Running]:
-    """A daemon that leads, or stands by."""
+async def daemon_of(settings: Settings) -> AsyncIterator[Running]:
     stop = StopRequest(asyncio.Event())
     daemon = Daemon(settings, clock=SystemClock())
-    running = Running(daemon, asyncio.create_task(daemon.serve(stop)), stop)
-    components = daemon._state.components
+    running = Running(daemon, asyncio.create_task(daemon.serve(stop)))
     try:
-        if leads:
-            await running.leads()
-        else:
-            await until(lambda: "leadership" in components and "standby" in components["leadership"].detail)
+        await running.leads()
         yield running
     finally:
         stop.requested.set()
@@ -213,17 +204,6 @@ async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_g
                 await (await channel._connection.channel()).declare_queue(names.request_queue(key), passive=True)
         await publish(channel, names, keys[0], b"again")
         assert await take(channel, names.request_queue(keys[0]), 1) == [b"again"]
-
-
-async def test_graceful_stop_hands_over_and_leaves_everything_in_place(settings, names, channel):
-    async with daemon_of(settings) as first:
-        await publish(channel, names, "a")
-        await until(lambda: first.queue_of(Key("a")).is_bound)
-        async with daemon_of(settings, leads=False) as standby:
-            first.stop.requested.set()
-            await asyncio.wait_for(first.task, SOON)
-            assert await standby.leads(after=1) == 2
-            assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
 
 
 async def test_state_of_the_groups_survives_a_restart(settings, names, channel, management):
@@ -378,14 +358,3 @@ async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
         deliveries = [await consumer.get() for _ in range(count)]
     await reading.close()
     return [decode_text(delivery.headers.get("x-status")) for delivery in deliveries]
-
-
-async def test_daemon_that_does_not_lead_reports_that_it_stops_no_workers(pool_id):
-    unreachable = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
-    stop = StopRequest(asyncio.Event(), stop_workers=True)
-    with capture_logs() as logs:
-        serving = asyncio.ensure_future(Daemon(settings_of(unreachable, pool_id), clock=SystemClock()).serve(stop))
-        await asyncio.sleep(0)
-        stop.requested.set()
-        await serving
-    assert "workers not stopped: this daemon did not lead" in [entry["event"] for entry in logs]

@@ -170,9 +170,8 @@ async def test_waiting_requests_keep_their_place_through_changes_of_the_levels(p
     replies = QueueName(f"{pool.names.pool}-callers")
     await pool.channel.declare_queue(replies, exclusive=True)
     for number in range(concurrency):
-        request = amqp.Message(
-            b'{"seconds": 600}', headers={"x-rpc-path": "/sleep"}, correlation_id=f"c{number}", reply_to=replies
-        )
+        fields = {"correlation_id": f"c{number}", "reply_to": replies}
+        request = amqp.Message(b'{"seconds": 600}', headers={"x-rpc-path": "/sleep"}, **fields)
         await pool.channel.publish(request, exchange="", routing_key=base)
     waiting = [await pool.caller.send(queue=base) for _ in range(4)]
     for number in range(20):

@@ -21,6 +21,7 @@ from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from tests.integration.broker_api import until
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
@@ -60,9 +61,7 @@ class WorkerProcess:
 
     async def until_line(self, text: str) -> None:
         """Wait until it has written a line that holds `text`."""
-        async with asyncio.timeout(PATIENCE):
-            while not any(text in line for line in self.lines):
-                await asyncio.sleep(0.02)
+        await until(lambda: any(text in line for line in self.lines))
 
     async def kill(self) -> None:
         if self.process.returncode is None:
@@ -76,11 +75,8 @@ class Stage:
     def __init__(
         self, uri: str, connection: amqp.Connection, channel: amqp.Channel, names: PoolNames, key: Key
     ) -> None:
-        self.uri = uri
-        self.connection = connection
-        self.channel = channel
-        self.names = names
-        self.key = key
+        self.uri, self.connection, self.channel = uri, connection, channel
+        self.names, self.key = names, key
         self.reports: list[ActivityReport] = []
         self.workers: list[WorkerProcess] = []
         self.generation = 0
@@ -122,11 +118,8 @@ class Stage:
 
         A pause first, because a report of a worker that is not paused may have another cause than this command."""
         for command, paused in ((Command.PAUSE, True), (Command.RESUME, False)):
-            before = sum(
-                report.details.get("paused") is paused
-                for report in self.reports
-                if report.worker_id == worker.environment.worker_id
-            )
+            mine = [report for report in self.reports if report.worker_id == worker.environment.worker_id]
+            before = sum(report.details.get("paused") is paused for report in mine)
             await self.send_control(command)
             await self.until(
                 worker, lambda report, paused=paused: report.details.get("paused") is paused, times=before + 1
@@ -197,12 +190,8 @@ class Stage:
         async with asyncio.timeout(PATIENCE):
             while True:
                 try:
-                    return await self.channel.publish(
-                        amqp.Message(message.wire_body()),
-                        exchange=self.names.control_exchange,
-                        routing_key=routing_key,
-                        mandatory=True,
-                    )
+                    place = {"exchange": self.names.control_exchange, "routing_key": routing_key}
+                    return await self.channel.publish(amqp.Message(message.wire_body()), **place, mandatory=True)
                 except PublishRefusedError:  # the worker has not bound its control queue yet
                     await asyncio.sleep(0.05)
 
