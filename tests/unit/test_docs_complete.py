@@ -62,14 +62,18 @@ def test_settings_page_is_what_the_models_say() -> None:
     assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
 
-def test_every_command_endpoint_and_metric_is_documented(endpoints: list[str]) -> None:
+def test_every_command_and_metric_is_documented() -> None:
     found = list(commands(typer.main.get_command(full_command_line()), "osrdyne"))
-    assert (len(found) > 12, len(endpoints) > 15) == (True, True)
+    assert len(found) > 12
     assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
-    assert [endpoint for endpoint in endpoints if endpoint not in page("http-api/index.md")] == []
     metrics = Metrics().registry.collect()
     names = [f"{metric.name}{'_total' if metric.type == 'counter' else ''}" for metric in metrics]
     assert [name for name in names if f"`{name}`" not in page("metrics.md")] == []
+
+
+def test_every_endpoint_is_documented(endpoints: list[str]) -> None:
+    assert len(endpoints) > 15
+    assert [endpoint for endpoint in endpoints if endpoint not in page("http-api/index.md")] == []
 
 
 def test_every_endpoint_needs_the_grant_of_its_own_row(endpoints: list[str]) -> None:
