@@ -4,10 +4,12 @@ deadlines that the controller has set by a clock that differs."""
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from osrdyne.aio.clock import now_ms
@@ -33,6 +35,7 @@ from osrdyne_worker.runtime.control import (
 )
 from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
+from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
 NOW = 1_800_000_000.0
 Q, HIGH, LOW = QueueName("q"), QueueName("q_Pri0"), QueueName("q_Pri7")
@@ -179,6 +182,16 @@ def test_different_outcomes_are_different_reports(
         completed(window, replace(OK, **changes), request="r")
     found = [(draft.headers.get(header), draft.details["count"]) for draft in window.take(1.0)[1:3]]
     assert found == reports
+
+
+def test_parts_of_a_start_are_measured_in_their_order() -> None:
+    now = 0.0
+    times = StartTimes(lambda: now)
+    times.note("process", 0.4)
+    with times.part("python"):
+        now = 0.75
+    assert list(times.milliseconds().items()) == [("process", 400), ("python", 750)]
+    assert abs(time.time() - (process_age() or 0.0) - psutil.Process().create_time()) < 5
 
 
 def test_requests_of_an_outcome_are_named_with_its_code_until_the_report_is_full() -> None:
