@@ -330,6 +330,7 @@ async def test_post_that_a_web_page_could_send_is_refused(api: httpx.AsyncClient
         answer = await api.post("/v1/groups/k/start", headers={"content-type": kind} if kind else {})
         assert (answer.status_code, answer.json()["code"]) == (415, "json-required")
     assert pool.group_views == {}
+    assert (await api.post("/v1/groups/k/start", headers=JSON)).status_code == 202
 
 
 # --- routes
@@ -367,7 +368,10 @@ async def test_text_of_the_document_is_read_and_errors_have_their_place(api: htt
 async def test_explanation_uses_the_properties_of_the_sample_and_names_what_is_undefined(
     api: httpx.AsyncClient,
 ) -> None:
-    routes = {"r": "FROM /* WHERE $body.t > 3 AND $userId = 'u' INTO $upstream"}
+    routes = {
+        "r": "FROM /* WHERE $body.t > 3 AND $userId = 'u' INTO $upstream",
+        "typed": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream",
+    }
     await api.put("/v1/routes", json={"routes": routes}, params=ME)
     sample = {"key": "k", "body": {"t": 4}, "system": {"userId": "u"}}
     refused = [
@@ -376,8 +380,8 @@ async def test_explanation_uses_the_properties_of_the_sample_and_names_what_is_u
     ]
     assert refused == [None, "no-route", "no-route", "no-route"]
     assert (await api.post("/v1/explain", json=sample | {"system": {"key": "x"}})).status_code == 422
-    explanation = (await api.post("/v1/explain", json=sample | {"system": {}})).json()
-    assert "userId" in explanation["routes"][0]["undefined"]
+    explanation = (await api.post("/v1/explain", json=sample | {"headers": {"level": "1"}})).json()
+    assert "temperature" in explanation["routes"][1]["undefined"]
 
 
 async def test_request_of_any_key_and_with_half_of_a_surrogate_pair_is_explained(api: httpx.AsyncClient) -> None:

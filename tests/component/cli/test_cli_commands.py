@@ -312,6 +312,8 @@ def test_active_manifest_is_shown_compared_and_changed_if_it_has_the_expected_ve
     assert (different.code, '-    "r": "FROM /* INTO $upstream"' in different.out) == (1, True)
     run("routes", "rollback", "1", "--author", "you")
     assert daemon.sent == [("/v1/routes/rollback", None, {"version": 1, "author": "you", "if_match": None})]
+    run("routes", "clear")
+    assert "@" in str(daemon.sent.pop()[2]["author"])
 
     def fail() -> str:
         raise KeyError("getpwuid(): uid not found")

@@ -76,6 +76,7 @@ def test_permissions_are_matched_as_rabbitmq_does_and_the_first_missing_one_is_n
     finding = checks.check_permissions(Permissions(configure, write, read), pool="p", user="u ser", vhost="v")
     remedy = "set_permissions -p v 'u ser' '^p-' '^(p-.*|amq\\.default)$' '^p-'"
     assert finding.ok is (missing is None)
+    assert not checks.check_permissions(None, pool="p", user="u", vhost="v").ok
     assert missing is None or (missing in finding.message and remedy in (finding.remedy or ""))
 
 

@@ -8,7 +8,9 @@ from contextlib import closing
 import pytest
 from case_tables import failures
 
-from osrdyne.drivers.base import InstanceState
+from osrdyne.drivers.base import DriverContext, DriverOptions, InstanceState
+from osrdyne.drivers.noop import NoopDriver
+from osrdyne.errors import StartFailedError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_conformance import KEY, make_spec
 from osrdyne.testing.drivers import FakeDriver
@@ -84,6 +86,12 @@ async def test_stubborn_worker_is_killed_after_the_grace(clock):
         assert worker.instance.state is InstanceState.STOPPING
         await clock.advance(0.1)
     assert worker.instance.exit.signal == "SIGKILL"
+
+
+async def test_noop_refuses_to_start_and_names_the_remedy(clock):
+    noop = NoopDriver(DriverOptions(), DriverContext(pool="p", stack="s", clock=clock, worker_command=()))
+    with pytest.raises(StartFailedError, match="osrdyne groups env KEY"):
+        await noop.start(make_spec())
 
 
 def test_every_case_that_fails_is_reported() -> None:
