@@ -421,12 +421,13 @@ class DaemonInspector:
 
     async def create_queue(self, key: Key, proposal: str, *, author: str) -> RegisteredQueue:
         term = await self._leading_managed()
-        await term.routing.lifetimes.create(key, load_proposal(proposal), author=author)
+        proposed = await off_loop(len(proposal), load_proposal, proposal)
+        await term.routing.lifetimes.create(key, proposed, author=author)
         return self._queue(term, key)
 
     async def renew_queue(self, key: Key, proposal: str | None, *, author: str) -> RegisteredQueue:
         term = await self._leading_managed()
-        proposed = None if proposal is None else load_proposal(proposal)
+        proposed = None if proposal is None else await off_loop(len(proposal), load_proposal, proposal)
         await term.routing.lifetimes.renew(key, proposed, author=author)
         return self._queue(term, key)
 

@@ -5,8 +5,8 @@
 - The raw path for routing, so that an encoded slash stays part of its key. Access is decided by the same path.
 - Tokens and roles (`access`), before the body is read.
 - CSRF, for every method but GET, HEAD and OPTIONS: `Sec-Fetch-Site` and `Origin` must not name another site, and
-  `Content-Type: application/json` is required, except for DELETE, which has no body. A browser sends either across
-  sites only after a preflight request, which is never granted here.
+  `Content-Type: application/json` is required (for a queue also `application/atom+xml`), except for DELETE, which has
+  no body. A browser sends any of them across sites only after a preflight request, which is never granted here.
 - The body, within limits of size and time (`bodies`).
 - The record of a change (`audit`), before the change and with its outcome.
 - Unexpected errors: logged, and answered without details.
@@ -30,10 +30,12 @@ from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
 from osrdyne.auth.decision import is_loopback
 from osrdyne.auth.endpoints import CIRCUITS_PATH, find_endpoint
+from osrdyne.ingress.policies.atom import ATOM_TYPE
 from osrdyne.logs import get_logger
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]*", re.ASCII)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ATOM_PATHS = frozenset({"/v1/queue", "/v1/queues"})
 
 log = get_logger("api")
 
@@ -91,7 +93,7 @@ class Guard:
         return (
             self._refuse_unknown_host(scope, headers)
             or await self._access.admit(scope)
-            or (None if scope["method"] in _SAFE_METHODS else _refuse_cross_site(scope["method"], headers))
+            or (None if scope["method"] in _SAFE_METHODS else _refuse_cross_site(scope, headers))
         )
 
     def _refuse_unknown_host(self, scope: Scope, headers: Headers) -> JSONResponse | None:
@@ -142,7 +144,7 @@ class Guard:
                 await answer(scope, receive, remember_start)
 
 
-def _refuse_cross_site(method: str, headers: Headers) -> JSONResponse | None:
+def _refuse_cross_site(scope: Scope, headers: Headers) -> JSONResponse | None:
     """The refusal of a request that a page of another site could have sent; None if it could not."""
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
@@ -156,8 +158,9 @@ def _refuse_cross_site(method: str, headers: Headers) -> JSONResponse | None:
             detail="A web page of another site sent this request.",
             remedy="Use the command line, or a program that is not a browser.",
         )
-    is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-    if method != "DELETE" and not is_json:
+    sent = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_known = sent == "application/json" or (sent == ATOM_TYPE and scope["path"] in _ATOM_PATHS)
+    if scope["method"] != "DELETE" and not is_known:
         return problem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             code="json-required",

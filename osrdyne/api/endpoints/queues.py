@@ -1,12 +1,11 @@
 """The queues of keys over HTTP: `/v1/queues`, and `/v1/queue?key=` for one, which takes every key.
 
 The registry is JSON, or an Atom feed (RFC 4287, paged as in RFC 5005) where the client accepts that. It lists the
-queues that the sender may discover.
+queues that the sender may discover. One queue is JSON or an Atom entry, in requests and in answers.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Self
@@ -16,6 +15,7 @@ from xml.etree import ElementTree as xml
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from osrdyne.aio.tasks import off_loop
 from osrdyne.api.access.checks import Author, principal_of, protected
 from osrdyne.api.bodies import document_text
 from osrdyne.api.keys import key_schema, query_key
@@ -23,8 +23,8 @@ from osrdyne.api.problems import invalid_document
 from osrdyne.auth.grants import Grant, Principal
 from osrdyne.errors import LeadershipLostError, NoSuchQueueError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.policies.atom import ADDRESSING, ATOM, ATOM_TYPE, CONNECT, entry_json, policy_element, xml_text
 from osrdyne.ingress.policies.authorization import Claim, may_discover
-from osrdyne.ingress.policies.elements import ELEMENTS
 from osrdyne.ingress.policies.lifetimes import instant_text
 from osrdyne.ingress.policies.policy import Discoverability, Origin
 from osrdyne.ingress.policies.table import FoundPolicy, shown
@@ -32,18 +32,20 @@ from osrdyne.pool.views import PoolInspector, RegisteredQueue
 from osrdyne.protocol.names import Key
 
 MAX_PAGE = 500
-ATOM_TYPE = "application/atom+xml"
-_ATOM = "http://www.w3.org/2005/Atom"
-_CONNECT = "https://schemas.microsoft.com/ws/2007/08/connect"
+for _prefix, _namespace in (("", ATOM), ("connect", CONNECT), ("wsa", ADDRESSING)):
+    xml.register_namespace(_prefix, _namespace)
 _GRANTS = {Claim.MANAGE: Grant.OPERATE, Claim.LISTEN: Grant.LISTEN, Claim.SEND: Grant.SEND}
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _Requested = Annotated[Key, Depends(query_key)]
 _KEY = key_schema("query")
 _BODY: dict[str, Any] = {
     **_KEY,
-    "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
+    "requestBody": {
+        "required": False,
+        "content": {"application/json": {"schema": {"type": "object"}}, ATOM_TYPE: {"schema": {"type": "string"}}},
+    },
 }
+_ANSWERS: dict[int | str, dict[str, Any]] = {200: {"content": {ATOM_TYPE: {}}}}
 
 
 class QueueElement(BaseModel):
@@ -114,7 +116,7 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
         "/queues",
         summary="The registry: the queues that the sender may discover",
         response_model=Queues,
-        responses={200: {"content": {ATOM_TYPE: {}}}},
+        responses=_ANSWERS,
     )
     async def registry(
         request: Request,
@@ -144,36 +146,44 @@ def queue_routes(inspector: PoolInspector) -> APIRouter:
     )
     async def create(request: Request, response: Response, key: _Requested, author: Author) -> Queue | Response:
         try:
-            proposal = document_text(await request.body()).strip() or "{}"
+            proposal = await _proposal(request) or "{}"
             found = await inspector.create_queue(key, proposal, author=author)
         except InvalidDocumentError as error:
             return invalid_document(error, check="osrdyne policies check")
-        response.headers["location"] = _self(found.key)
-        return Queue.of(found)
+        shown = _shown(request, inspector.pool, found, HTTPStatus.CREATED)
+        (shown if isinstance(shown, Response) else response).headers["location"] = _self(found.key)
+        return shown
 
-    @router.get("/queue", summary="The queue of one key", openapi_extra=_KEY, dependencies=of_one_key)
-    async def one(request: Request, key: _Requested) -> Queue:
+    @router.get(
+        "/queue",
+        summary="The queue of one key",
+        response_model=Queue,
+        responses=_ANSWERS,
+        openapi_extra=_KEY,
+        dependencies=of_one_key,
+    )
+    async def one(request: Request, key: _Requested) -> Queue | Response:
         _require_leading(request, inspector)
         found = await inspector.queue(key)
         if not _may_discover(principal_of(request), found.key, found.policy):
             # The answer for a queue that does not exist: any other would reveal that this one does.
             raise NoSuchQueueError("This key has no queue, and none was created for it.")
-        return Queue.of(found)
+        return _shown(request, inspector.pool, found)
 
     @router.put(
         "/queue",
         summary="Renew the queue of a key, with a new proposal or, without a body, with the current one",
         response_model=Queue,
+        responses=_ANSWERS,
         openapi_extra=_BODY,
         dependencies=of_one_key,
     )
     async def renew(request: Request, key: _Requested, author: Author) -> Queue | Response:
         try:
-            proposal = document_text(await request.body()).strip() or None
-            found = await inspector.renew_queue(key, proposal, author=author)
+            found = await inspector.renew_queue(key, await _proposal(request), author=author)
         except InvalidDocumentError as error:
             return invalid_document(error, check="osrdyne policies check")
-        return Queue.of(found)
+        return _shown(request, inspector.pool, found)
 
     @router.delete(
         "/queue",
@@ -201,10 +211,30 @@ def _may_discover(principal: Principal, key: Key, policy: FoundPolicy | None) ->
     return may_discover(discoverability, claims)
 
 
+async def _proposal(request: Request) -> str | None:
+    """The proposal in the body, as JSON; None without one. Raises `InvalidDocumentError`."""
+    body = await request.body()
+    text = document_text(body).strip()
+    return (await off_loop(len(body), entry_json, text) if _sends_atom(request) else text) if text else None
+
+
+def _sends_atom(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == ATOM_TYPE
+
+
 def _accepts_atom(request: Request) -> bool:
+    """Whether the client prefers Atom. One that sends Atom and names neither format gets Atom, as in seed 003."""
     accepted = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
     json = accepted.index("application/json") if "application/json" in accepted else len(accepted)
-    return ATOM_TYPE in accepted and accepted.index(ATOM_TYPE) < json
+    return accepted.index(ATOM_TYPE) < json if ATOM_TYPE in accepted else json == len(accepted) and _sends_atom(request)
+
+
+def _shown(request: Request, pool: str, queue: RegisteredQueue, status: HTTPStatus = HTTPStatus.OK) -> Queue | Response:
+    """The queue in the format that the client prefers."""
+    if not _accepts_atom(request):
+        return Queue.of(queue)
+    content = _document(_entry(pool, queue))
+    return Response(content, status, media_type=f"{ATOM_TYPE};type=entry;charset=utf-8")
 
 
 def _self(key: Key) -> str:
@@ -224,40 +254,38 @@ def _page(limit: int, after: str | None) -> str:
 
 
 def _feed(pool: str, queues: Sequence[RegisteredQueue], *, own: str, following: str | None) -> bytes:
-    """The Atom feed. A key may hold characters that XML cannot: links and ids are percent-encoded, in titles they are
-    replaced."""
-    xml.register_namespace("", _ATOM)
-    xml.register_namespace("connect", _CONNECT)
-    feed = xml.Element(f"{{{_ATOM}}}feed")
+    feed = xml.Element(f"{{{ATOM}}}feed")
     updated = max((one.record.renewed_at for one in queues if one.record is not None), default=0.0)
     _add(feed, "id", f"urn:osrdyne:{pool}:queues")
     _add(feed, "title", f"Queues of the pool {pool}")
     _add(feed, "updated", instant_text(updated))
-    _add(xml.SubElement(feed, f"{{{_ATOM}}}author"), "name", "osrdyne")
+    _add(xml.SubElement(feed, f"{{{ATOM}}}author"), "name", "osrdyne")
     _links(feed, [("self", own), *([("next", following)] if following is not None else [])])
-    for one in queues:
-        entry = xml.SubElement(feed, f"{{{_ATOM}}}entry")
-        _add(entry, "id", f"urn:osrdyne:{pool}:queue:{quote(one.key, safe='')}")
-        _add(entry, "title", one.key)
-        _add(entry, "updated", instant_text(0.0 if one.record is None else one.record.renewed_at))
-        _links(entry, _links_of(one).items())
-        if one.policy is not None:
-            policy = xml.SubElement(entry, f"{{{_CONNECT}}}QueuePolicy")
-            for element in ELEMENTS:
-                if (value := getattr(one.policy.policy, element.field)) is not None:
-                    xml.SubElement(policy, f"{{{_CONNECT}}}{element.name}").text = _xml_text(element.show_xml(value))
-    content: bytes = xml.tostring(feed, encoding="utf-8", xml_declaration=True)
+    feed.extend(_entry(pool, one) for one in queues)
+    return _document(feed)
+
+
+def _entry(pool: str, queue: RegisteredQueue) -> xml.Element:
+    """A key may hold characters that XML cannot: links and ids are percent-encoded, in titles they are replaced."""
+    entry = xml.Element(f"{{{ATOM}}}entry")
+    _add(entry, "id", f"urn:osrdyne:{pool}:queue:{quote(queue.key, safe='')}")
+    _add(entry, "title", queue.key)
+    _add(entry, "updated", instant_text(0.0 if queue.record is None else queue.record.renewed_at))
+    _links(entry, _links_of(queue).items())
+    if queue.policy is not None:
+        entry.append(policy_element(queue.policy.policy))
+    return entry
+
+
+def _document(root: xml.Element) -> bytes:
+    content: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
     return content
 
 
 def _add(parent: xml.Element, name: str, text: str) -> None:
-    xml.SubElement(parent, f"{{{_ATOM}}}{name}").text = _xml_text(text)
+    xml.SubElement(parent, f"{{{ATOM}}}{name}").text = xml_text(text)
 
 
 def _links(parent: xml.Element, links: Iterable[tuple[str, str]]) -> None:
     for relation, address in links:
-        xml.SubElement(parent, f"{{{_ATOM}}}link", {"rel": relation, "href": address})
-
-
-def _xml_text(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+        xml.SubElement(parent, f"{{{ATOM}}}link", {"rel": relation, "href": address})

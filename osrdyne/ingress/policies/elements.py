@@ -24,7 +24,8 @@ END = "<!-- end of elements -->"
 @dataclass(frozen=True, slots=True)
 class Element:
     """One element. `parse` raises `ValueError` with the expected format. `show` returns a JSON value that `parse`
-    accepts, and `show_xml` the text of the element in XML. `is_computed`: a proposal may only repeat it."""
+    accepts, and `show_xml` the text of the element in XML. `is_computed`: a proposal may only repeat it. `is_endpoint`:
+    in XML it is an endpoint reference."""
 
     name: str
     field: str
@@ -35,6 +36,7 @@ class Element:
     show: Callable[[Any], Any] = lambda value: value
     show_xml: Callable[[Any], str] = str
     is_computed: bool = False
+    is_endpoint: bool = False
 
 
 def _choice(kind: type[StrEnum]) -> Callable[[Any], Any]:
@@ -153,7 +155,7 @@ ELEMENTS = (
         "PoisonMessageDrop", "poison_message_drop", "the poison inventory alone",
         "`amqp:/queues/NAME`, `amqp:/exchanges/NAME`, `amqp:/exchanges/NAME/ROUTING-KEY`, or a URL",
         "Where a copy of a poison request is sent, once, beside the inventory.",
-        _address,
+        _address, is_endpoint=True,
     ),
 )  # fmt: skip
 BY_NAME = {element.name: element for element in ELEMENTS}

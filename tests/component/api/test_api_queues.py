@@ -134,6 +134,58 @@ async def test_registry_is_an_atom_feed_for_clients_that_accept_it(api: httpx.As
     assert {name: entry.findtext(f"{POLICY}QueuePolicy/{POLICY}{name}") for name in SHOWN} == SHOWN
 
 
+ENTRY = f'<entry xmlns="{ATOM[1:-1]}">{{}}</entry>'
+QUEUE_POLICY = f'<QueuePolicy xmlns="{POLICY[1:-1]}">{{}}</QueuePolicy>'
+SENT_ATOM = {"content-type": "application/atom+xml;type=entry;charset=utf-8"}
+
+
+async def test_effective_policy_in_xml_is_a_proposal_of_a_renewal(api: httpx.AsyncClient) -> None:
+    url, text = (
+        "/v1/queues?key=a&author=me",
+        "<EnqueueTimeout>PT20S</EnqueueTimeout><MaxMessageSize>9000</MaxMessageSize>",
+    )
+    drop = "<PoisonMessageDrop><Address xmlns='http://www.w3.org/2005/08/addressing'>amqp:/queues/q</Address></PoisonMessageDrop>"
+    proposal = ENTRY.format(QUEUE_POLICY.format(text + drop)).replace("https", "http")
+    created = await api.post(url, content=proposal, headers=SENT_ATOM)
+    assert (created.status_code, created.headers["location"]) == (201, "/v1/queue?key=a")
+    assert created.headers["content-type"] == SENT_ATOM["content-type"]
+    read = await api.get("/v1/queue?key=a", headers={"accept": "application/atom+xml"})
+    before = (await api.get("/v1/queue?key=a")).json()["elements"]
+    renewed = await api.put("/v1/queue?key=a&author=me", content=read.content, headers=SENT_ATOM)
+    assert (renewed.status_code, renewed.content, read.content) == (200, created.content, created.content)
+    as_json = await api.put("/v1/queue?key=a&author=me", headers={**SENT_ATOM, "accept": "application/json"})
+    after = as_json.json()["elements"]
+    assert {name: one["value"] for name, one in after.items()} == {name: one["value"] for name, one in before.items()}
+    shown = ("EnqueueTimeout", "MaxMessageSize", "PoisonMessageDrop")
+    assert [after[name]["value"] for name in shown] == [20.0, 9000, "amqp:/queues/q"]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (ENTRY.format(QUEUE_POLICY.format("<Nope>1</Nope>")), "Nope"),
+        (ENTRY.format(QUEUE_POLICY.format("<MaxMessageAge>soon</MaxMessageAge>")), "MaxMessageAge"),
+        (ENTRY.format(QUEUE_POLICY.format("<Overflow/><Overflow/>")), "Overflow"),
+        (ENTRY.format(QUEUE_POLICY.format("<Overflow><b/></Overflow>")), "Overflow"),
+        (ENTRY.format(QUEUE_POLICY.format("<MaxQueueCapacity>5</MaxQueueCapacity>")), "MaxQueueCapacity"),
+        (ENTRY.format(""), "entry"),
+        (QUEUE_POLICY, "entry"),
+        ("<!DOCTYPE a [<!ENTITY b 'c'>]>" + ENTRY.format("&b;"), "DOCTYPE"),
+        ("<a>" * 20_000, "a"),
+        ("<a" + " " * 70_000 + "/>", None),
+        ("<a>\n<b></a>", None),
+        (b"<a>\n\xff</a>", None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_wrong_entry_is_refused_with_its_place(
+    api: httpx.AsyncClient, content: str | bytes, place: str | None
+) -> None:
+    answer = await api.post("/v1/queues?key=a&author=me", content=content, headers=SENT_ATOM)
+    (problem,) = answer.json()["problems"]
+    assert (answer.status_code, problem["path"] or None) == (422, place)
+
+
 def test_who_may_discover_a_queue() -> None:
     """Public needs no claim at all."""
     callers = (Claim.MANAGE, Claim.LISTEN, Claim.SEND, None)
