@@ -38,6 +38,16 @@ class QueuePlan(BaseModel):
     drained: float | None = Field(description="Seconds after the load begins; null: never.")
 
 
+class StoragePlan(BaseModel):
+    """What the store keeps; when it is full, it removes the oldest events."""
+
+    events: int = Field(description="Events that it keeps.")
+    days: float | None = Field(
+        description="For how long it keeps events; null: the load does not repeat, or nothing is stored."
+    )
+    needed: float | None = Field(description="Events of the retention that was asked for; null: none was.")
+
+
 class ChoicePlan(BaseModel):
     """The cheapest tiers and units that hold the load."""
 
@@ -56,6 +66,7 @@ class CapacityPlan(BaseModel):
     accepted: float = Field(description="Messages that the hub accepts; of a load that repeats, in a day.")
     meters: list[MeterPlan]
     queue: QueuePlan | None
+    storage: StoragePlan | None
     price: float = Field(description="Of the tiers in the question, per month.")
     cheapest: ChoicePlan | None
     notes: list[str]

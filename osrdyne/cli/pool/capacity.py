@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _FLAGS = {"hub": "--hub", "hub_units": "--units", "store": "--store", "store_units": "--store-units"}
 _FLAGS |= {"max_lag": "--max-lag", "rate": "--rate", "duration": "--for", "events": "--events"}
+_FLAGS |= {"retention_days": "--retention-days"}
 _FLAGS |= {"message_size": "--message-size", "event_size": "--event-size"}
 
 
@@ -51,6 +52,9 @@ def capacity(
     store: Annotated[str | None, typer.Option(metavar="TIER", help="store-s1 or store-s2. Default: no store.")] = None,
     store_units: Annotated[int, typer.Option(metavar="NUMBER", help="Units of the store.")] = 1,
     max_lag: Annotated[str, typer.Option(metavar="DURATION", help="How long an event may wait for the store.")] = "1m",
+    retention_days: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="For how many days the store must keep each event.")
+    ] = None,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
@@ -66,6 +70,7 @@ def capacity(
         phase = {"rate": rate, "events": events, "message_size": message_size, "event_size": event_size}
         document = {"load": [phase | ({} if duration is None else {"duration": duration})]}
     given = {"hub": hub, "hub_units": units, "store": store, "store_units": store_units, "max_lag": max_lag}
+    given |= {"retention_days": retention_days}
     try:
         question = CapacityQuestion.model_validate(given | document)
     except ValidationError as error:
@@ -141,6 +146,8 @@ def _print(found: dict[str, Any]) -> None:
     typer.echo(f"Accepted: {_number(found['accepted'])} messages{' a day' if found['repeats'] else ''}.")
     if (queue := found["queue"]) is not None:
         _print_queue(queue)
+    if (storage := found["storage"]) is not None:
+        _print_storage(storage)
     typer.echo(f"Price: {_number(found['price'])} a month.")
     best = found["cheapest"]
     if best is None:
@@ -165,6 +172,12 @@ def _print_queue(queue: dict[str, Any]) -> None:
         f"{_number(queue['worst_events'])} events; queued {hours_and_minutes(queue['queued'])}, worst lag "
         f"{hours_and_minutes(queue['worst_lag'])}, drained {drained}."
     )
+
+
+def _print_storage(storage: dict[str, Any]) -> None:
+    days = "" if storage["days"] is None else f", {_number(storage['days'])} days of this load"
+    needed = "" if storage["needed"] is None else f"; the retention needs {_number(storage['needed'])}"
+    typer.echo(f"Storage: {_number(storage['events'])} events{days}{needed}.")
 
 
 def _number(value: float) -> str:

@@ -3,15 +3,16 @@ hold the load.
 
 Pure and exact: all figures are fractions, and messages of a phase arrive evenly. A hub refuses messages beyond its send
 rate or its daily quota, which is reset at 00:00 UTC. A store takes events at its rate in the order of their arrival;
-further events wait.
+further events wait. It keeps its events until it is full, then it removes the oldest.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import TypeVar
 
 from osrdyne.ingress.quotas.tiers import (
@@ -98,6 +99,11 @@ class Store:
         """Events a minute."""
         return self.tier.events_a_minute * self.units
 
+    @property
+    def kept(self) -> int:
+        """Events that it keeps."""
+        return self.tier.kept_events * self.units
+
 
 @dataclass(frozen=True, slots=True)
 class Meter:
@@ -131,6 +137,20 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """The events that the store keeps. `days`: for how long it keeps events of a load that repeats; None for one that
+    does not, and if nothing is stored. `needed`: the events of the retention that was asked for, by their arrival."""
+
+    limit: int
+    days: Fraction | None
+    needed: Fraction | None
+
+    @property
+    def holds(self) -> bool:
+        return self.needed is None or self.needed <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """Tiers and units that hold a load, and their price per month; `store` None: the plan is for a hub alone."""
 
@@ -141,19 +161,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result for a load. `cheapest`: None if no tiers hold it. `fits`: nothing is refused, and no event waits for
-    longer than `max_lag` minutes."""
+    """The result for a load. `cheapest`: None if no tiers hold it. `fits`: nothing is refused, no event waits for
+    longer than `max_lag` minutes, and none is removed before the end of the retention."""
 
     meters: tuple[Meter, ...]
     accepted: Fraction
     queue: Queue | None
     max_lag: Fraction
+    storage: Storage | None = None
     cheapest: Choice | None = None
 
     @property
     def fits(self) -> bool:
         refused = any(meter.excess for meter in self.meters if meter.name != EVENTS)
-        return not refused and (self.queue is None or _holds(self.queue, self.max_lag))
+        is_kept = self.storage is None or self.storage.holds
+        return not refused and is_kept and (self.queue is None or _holds(self.queue, self.max_lag))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +259,45 @@ def _pass_store(passed: Sequence[_Flow], store: Store, load: Load) -> Queue:
     return Queue(queued, worst / rate, worst, growth, drained)
 
 
+def _storage(passed: Sequence[_Flow], store: Store, load: Load, retention_days: int | None) -> Storage:
+    """What the store keeps of the events of a day that repeats, or of all events of another load."""
+    totals = [*accumulate((flow.minutes * flow.events_a_minute for flow in passed), initial=Fraction(0))]
+    starts = [flow.at for flow in passed]
+
+    def arrived_before(at: Fraction) -> Fraction:
+        place = bisect_right(starts, at) - 1
+        if place < 0:
+            return Fraction(0)
+        return totals[place] + min(at - starts[place], passed[place].minutes) * passed[place].events_a_minute
+
+    if load.repeats:
+        a_day = min(totals[-1], Fraction(store.rate * MINUTES_A_DAY))
+        needed = None if retention_days is None else a_day * retention_days
+        return Storage(store.kept, Fraction(store.kept) / a_day if a_day else None, needed)
+    if retention_days is None:
+        return Storage(store.kept, None, None)
+    # The most that arrives in any time of that length begins or ends where the load changes.
+    kept = Fraction(retention_days * MINUTES_A_DAY)
+    edges = [*starts, *(flow.at + flow.minutes for flow in passed[-1:])]
+    begins = [*edges, *(edge - kept for edge in edges)]
+    needed = max((arrived_before(at + kept) - arrived_before(at) for at in begins), default=Fraction(0))
+    return Storage(store.kept, None, min(needed, store.rate * kept))
+
+
 def _holds(queue: Queue, max_lag: Fraction) -> bool:
     return queue.drained is not None and queue.worst_lag <= max_lag
 
 
-def plan(load: Load, hub: Hub, store: Store | None = None, *, max_lag: Fraction = Fraction(1)) -> Plan:
-    """The plan for a load on a hub and, if given, a store."""
+def plan(
+    load: Load,
+    hub: Hub,
+    store: Store | None = None,
+    *,
+    max_lag: Fraction = Fraction(1),
+    retention_days: int | None = None,
+) -> Plan:
+    """The plan for a load on a hub and, if given, a store. `retention_days`: how long it must keep each event; None:
+    any time."""
     meter, passed = _pass_hub(load, hub, days=1)
     peak = max((phase.messages_a_minute for phase in load.phases), default=Fraction(0))
     used_up = {name: at - load.start for name, at in meter.used_up_at.items()}
@@ -250,16 +305,19 @@ def plan(load: Load, hub: Hub, store: Store | None = None, *, max_lag: Fraction 
         Meter(QUOTA, meter.worst_day, Fraction(hub.quota), used_up.get(QUOTA), meter.refused[QUOTA]),
         Meter(RATE, peak / 60, Fraction(hub.rate), used_up.get(RATE), meter.refused[RATE]),
     ]
-    queue = None
+    queue = storage = None
     if store is not None:
+        storage = _storage(passed, store, load, retention_days)
         queue = _pass_store(_pass_hub(load, hub, days=2)[1] if load.repeats else passed, store, load)
         offered = max((phase.events_a_minute for phase in load.phases), default=Fraction(0))
         begins = next((flow.at - load.start for flow in passed if flow.events_a_minute > store.rate), None)
         meters.append(Meter(EVENTS, offered, Fraction(store.rate), begins, queue.worst_events))
-    return Plan(tuple(meters), meter.accepted, queue, max_lag)
+    return Plan(tuple(meters), meter.accepted, queue, max_lag, storage)
 
 
-def cheapest(load: Load, prices: Mapping[str, float], *, with_store: bool, max_lag: Fraction) -> Choice | None:
+def cheapest(
+    load: Load, prices: Mapping[str, float], *, with_store: bool, max_lag: Fraction, retention_days: int | None = None
+) -> Choice | None:
     """The cheapest tiers and units that hold a load; None if none do. `prices`: of a unit and month, by tier."""
     hubs = []
     for tier in HUB_TIERS.values():
@@ -274,7 +332,10 @@ def cheapest(load: Load, prices: Mapping[str, float], *, with_store: bool, max_l
     stores = []
     for kind in STORE_TIERS.values():
         of_store = (Store(kind, units) for units in range(1, kind.max_units + 1))
-        store = _fewest(list(of_store), lambda store: plan(load, hub, store, max_lag=max_lag).fits)
+        store = _fewest(
+            list(of_store),
+            lambda store: plan(load, hub, store, max_lag=max_lag, retention_days=retention_days).fits,
+        )
         if store is not None:
             stores.append((prices[kind.name] * store.units, store))
     if not stores:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from osrdyne.config.types import Duration, Model, Size
 from osrdyne.ingress.quotas.capacity import MAX_DAYS, MAX_PHASES, Choice, Hub, Load, Phase, Plan, Store, cheapest, plan
-from osrdyne.ingress.quotas.tiers import HUB_TIERS, MINUTES_A_DAY, STORE_TIERS
+from osrdyne.ingress.quotas.tiers import HUB_TIERS, MAX_RETENTION_DAYS, MINUTES_A_DAY, STORE_TIERS
 
 _UNITS = {"s": Fraction(60), "min": Fraction(1), "h": Fraction(1, 60), "day": Fraction(1, MINUTES_A_DAY)}
 _RATE = re.compile(r"(\d{1,12}(?:\.\d{1,4})?)\s*(?:/\s*(s|min|h|day))?\Z", re.ASCII)
@@ -72,6 +72,9 @@ class CapacityQuestion(Model):
     store: Literal["store-s1", "store-s2"] | None = None
     store_units: int = Field(1, ge=1, le=10)
     max_lag: Duration = Field(60.0, description="How long an event may wait for the store.")
+    retention_days: int | None = Field(
+        None, ge=1, le=MAX_RETENTION_DAYS, description="For how many days the store must keep each event; None: any."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -103,14 +106,16 @@ def answer(question: CapacityQuestion, prices: Mapping[str, float]) -> dict[str,
     load, max_lag = question.to_load(), exact(question.max_lag) / 60
     hub = Hub(HUB_TIERS[question.hub], question.hub_units)
     store = None if question.store is None else Store(STORE_TIERS[question.store], question.store_units)
-    found = plan(load, hub, store, max_lag=max_lag)
-    best = cheapest(load, prices, with_store=store is not None, max_lag=max_lag)
+    days = question.retention_days
+    found = plan(load, hub, store, max_lag=max_lag, retention_days=days)
+    best = cheapest(load, prices, with_store=store is not None, max_lag=max_lag, retention_days=days)
     return {
         "fits": found.fits,
         "repeats": load.repeats,
         "accepted": float(found.accepted),
         "meters": _meters(found),
         "queue": _queue(found),
+        "storage": _storage(found),
         "price": prices[hub.tier.name] * hub.units + (prices[store.tier.name] * store.units if store else 0.0),
         "cheapest": None if best is None else _choice(best),
         "notes": _notes(store, best),
@@ -141,6 +146,17 @@ def _queue(found: Plan) -> dict[str, Any] | None:
         "worst_events": float(queue.worst_events),
         "growth_a_minute": float(queue.growth),
         "drained": None if queue.drained is None else float(queue.drained * 60),
+    }
+
+
+def _storage(found: Plan) -> dict[str, Any] | None:
+    storage = found.storage
+    if storage is None:
+        return None
+    return {
+        "events": storage.limit,
+        "days": None if storage.days is None else float(storage.days),
+        "needed": None if storage.needed is None else float(storage.needed),
     }
 
 

@@ -32,11 +32,13 @@ class HubTier:
 
 @dataclass(frozen=True, slots=True)
 class StoreTier:
-    """A tier of the store: events per minute and unit, counted in blocks of `EVENT_BLOCK_BYTES`."""
+    """A tier of the store: events per minute and unit, and the events that a unit keeps, both counted in blocks of
+    `EVENT_BLOCK_BYTES`."""
 
     name: str
     events_a_minute: int
     max_units: int
+    kept_events: int
 
 
 HUB_TIERS = {
@@ -48,4 +50,8 @@ HUB_TIERS = {
         HubTier("iot-hub-s3", 300_000_000, 4096, 6_000, 6_000, 10),
     )
 }
-STORE_TIERS = {tier.name: tier for tier in (StoreTier("store-s1", 720, 10), StoreTier("store-s2", 7_200, 10))}
+STORE_TIERS = {
+    tier.name: tier
+    for tier in (StoreTier("store-s1", 720, 10, 30_000_000), StoreTier("store-s2", 7_200, 10, 300_000_000))
+}
+MAX_RETENTION_DAYS = 400

@@ -82,7 +82,7 @@ def test_plans_agree_with_every_message(
     quota: int, rate: int, events: int, start: int, spans: list[tuple[int, int]]
 ) -> None:
     hub = Hub(HubTier("small", quota, 4096, 1, 1, 1), 1)
-    store = Store(StoreTier("small", rate, 1), 1)
+    store = Store(StoreTier("small", rate, 1, 10**6), 1)
     load = Load(
         tuple(Phase(Fraction(minutes), Fraction(messages), Fraction(events)) for minutes, messages in spans),
         Fraction(start),
@@ -141,3 +141,27 @@ def test_wrong_questions_are_refused() -> None:
     for question in questions:
         with pytest.raises(ValidationError):
             CapacityQuestion.model_validate(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "days", "needed", "units"),
+    [
+        ({"load": [{"rate": "1000000/day"}], "retention_days": 31}, 30, 31_000_000, 2),
+        ({"load": [{"rate": "1000000/day"}], "retention_days": 30}, 30, 30_000_000, 1),
+        ({"load": [{"rate": "7200/min"}], "retention_days": 30}, pytest.approx(28.94, 1e-3), 720 * 1440 * 30, None),
+        ({"load": [{"rate": "0/min"}], "retention_days": 400}, None, 0, 1),
+        ({"load": [{"rate": "1000000/day"}]}, 30, None, 1),
+        (
+            {"load": [{"rate": f"{rate}/min", "duration": "12h"} for rate in (1, 3, 2, 1)], "retention_days": 1},
+            None, 5 * 720, 1,
+        ),
+    ],
+    ids=["too long", "fits", "no more than it takes", "nothing", "not asked", "busiest day"],
+)  # fmt: skip
+def test_a_store_keeps_what_it_has_room_for(
+    question: dict[str, Any], days: float | None, needed: float | None, units: int | None
+) -> None:
+    found = ask(store="store-s1", hub="iot-hub-s3", **question)
+    assert found["storage"] == {"events": 30_000_000, "days": days, "needed": needed}
+    assert found["fits"] == (units == 1)
+    assert units is None or (found["cheapest"]["store"], found["cheapest"]["store_units"]) == ("store-s1", units)
