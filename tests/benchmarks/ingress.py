@@ -18,12 +18,11 @@ from aio_pika.abc import AbstractIncomingMessage
 from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
-from osrdyne.errors import BrokerNotFoundError
 from osrdyne.pool.routing.manifest_store import Document, ManifestKind
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.names import DIRECT_REPLY_TO, Key, PoolNames
 from osrdyne.testing.fakes.amqp import purge_queue
-from tests.acceptance.daemon_process import until
+from tests.benchmarks.bare import PERSISTENT
 from tests.benchmarks.blocks import seconds
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.harness import QUORUM, bare_forward, own_channel, publish_all, settings_of
@@ -142,10 +141,9 @@ class _Bench:
             own_channel(self._broker) as caller,
             own_channel(self._broker) as worker,
         ):
-            await _publish(caller, exchange, key)
-            await until(partial(self._exists, self._names.request_queue(key)), "the key has its queue")
             of_ours = await worker.consume(self._names.request_queue(key), no_ack=True)
             of_floor = await worker.consume(f"bench_floor_{key}", no_ack=True)
+            await _publish(caller, exchange, key)  # binds the queue, which is there since the throughput was measured
             await of_ours.get()
 
             async def deliver(exchange: str, consumer: amqp.Consumer) -> None:
@@ -178,20 +176,14 @@ class _Bench:
 
     async def _floor(self) -> float:
         def copy(request: AbstractIncomingMessage) -> tuple[aio_pika.Message, str]:
-            message = aio_pika.Message(
-                request.body,
-                headers=request.headers,
-                correlation_id=request.correlation_id,
-                delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-            )
-            return message, request.routing_key or ""
+            same = {"headers": request.headers, "correlation_id": request.correlation_id}
+            return aio_pika.Message(request.body, **same, delivery_mode=PERSISTENT), request.routing_key or ""
 
         await self._declare_floor()
         await self._empty(f"bench_floor_{key}" for key in KEYS)
         await self._fill("bench_floor_in", REQUESTS)
-        return await bare_forward(
-            self._broker, "bench_floor_in", copy, exchange="bench_floor", prefetch=PREFETCH, count=REQUESTS
-        )
+        sizes = {"prefetch": PREFETCH, "count": REQUESTS}
+        return await bare_forward(self._broker, "bench_floor_in", copy, exchange="bench_floor", **sizes)
 
     async def _declare_floor(self) -> None:
         async with own_channel(self._broker) as channel:
@@ -211,14 +203,6 @@ class _Bench:
         async with own_channel(self._broker) as channel:
             for queue in queues:
                 await purge_queue(channel, queue)
-
-    async def _exists(self, queue: str) -> bool:
-        try:
-            async with own_channel(self._broker) as channel:
-                await channel.declare_queue(queue, passive=True)
-        except BrokerNotFoundError:
-            return False
-        return True
 
 
 async def _publish(channel: amqp.Channel, exchange: str, key: Key, *, reply_to: str | None = None) -> None:

@@ -6,11 +6,9 @@ The image is that of the conformance suite.
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import docker
 
@@ -19,16 +17,16 @@ from osrdyne.drivers.docker.engine import THREADS
 from osrdyne.drivers.docker.options import DockerOptions, Pull
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.starts import COMMAND, GROUPS, NotMeasuredError, has_docker_engine, measure, starts_figure
+from tests.docker.conftest import build_image
 
 ROUNDS = 1
 IMAGE = "osrdyne-test/conformance"
-ROOT = Path(__file__).parents[2]
 
 
 async def run() -> Figure:
     if not await asyncio.to_thread(has_docker_engine):
         raise NotMeasuredError("no Docker engine: starts of containers are not measured")
-    await asyncio.to_thread(_build_image)
+    await asyncio.to_thread(build_image, "tests/docker/conformance.Dockerfile", IMAGE)
     options = DockerOptions(image=IMAGE, command=COMMAND, pull=Pull.NEVER)
     return starts_figure("docker", await measure(partial(DockerDriver, options), _bare, rounds=ROUNDS), at_least=0.5)
 
@@ -52,8 +50,3 @@ async def _bare() -> float:
         return took
 
     return await asyncio.to_thread(start_all)
-
-
-def _build_image() -> None:
-    command = ["docker", "build", "--quiet", "-f", "tests/docker/conformance.Dockerfile", "-t", IMAGE, "."]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)

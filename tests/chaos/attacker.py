@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import psutil
 
@@ -75,19 +76,15 @@ class Attacker:
 
     async def _on_broker(self, fault: Fault) -> None:
         broker = self._pool.broker
-        if fault.action in ALARMS:
-            begin, end = ALARMS[fault.action]
-            await broker.control(*begin)
-            await asyncio.sleep(fault.seconds)
-            await broker.control(*end)
-        elif fault.action is Action.STOP:
-            await broker.freeze()
-            await asyncio.sleep(fault.seconds)
-            await broker.thaw()
-        else:
-            await (broker.kill() if fault.action is Action.KILL else broker.stop())
-            await asyncio.sleep(fault.seconds)
-            await broker.start()
+        begin, end = {
+            Action.STOP: (broker.freeze, broker.thaw),
+            Action.KILL: (broker.kill, broker.start),
+            Action.RESTART: (broker.stop, broker.start),
+            **{one: (partial(broker.control, *on), partial(broker.control, *off)) for one, (on, off) in ALARMS.items()},
+        }[fault.action]
+        await begin()
+        await asyncio.sleep(fault.seconds)
+        await end()
 
     # --- controllers
 

@@ -114,7 +114,7 @@ def test_this_is_enough(machine: SystemdContainer, given: dict[str, str]) -> Non
 
 
 def test_what_only_systemd_does(machine: SystemdContainer) -> None:
-    assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 13
+    assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 15
 
 
 # --- a pool of Spark workers, as docs/how-to/run-under-systemd.md installs it

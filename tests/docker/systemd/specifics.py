@@ -7,7 +7,6 @@ import hashlib
 import re
 import subprocess
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -218,8 +217,8 @@ MISFITS = {
 
 
 async def test_unit_that_does_not_fit_is_found_by_doctor(make_driver, other_unit):
-    other_unit(lambda text: reduce(lambda left, change: left.replace(*change), MISFITS.values(), text))
-    driver = make_driver(template="osrdyne-worker-other")
-    found = " ".join(finding.message for finding in await driver.check() if not finding.ok)
-    assert [message for message in MISFITS if message not in found] == []
-    await driver.close()
+    for message, change in MISFITS.items():
+        other_unit(lambda text, change=change: text.replace(*change))
+        driver = make_driver(template="osrdyne-worker-other")
+        assert any(message in finding.message for finding in await driver.check() if not finding.ok), message
+        await driver.close()
