@@ -43,6 +43,8 @@ async def test_circuit_opens_at_the_exact_sample_and_pauses_its_groups(pool: Cir
     assert (len(pool.served), len(pool.workers)) == (4, 4)
     assert sorted(pool.stack.waiting("e") + pool.stack.waiting("a")) == [b"5", b"9"]
     assert pool.stack.metrics.registry.get_sample_value("osrdyne_circuit_state", {"route": "r"}) == 2
+    shown = explained(pool.stack, "a")
+    assert ("circuit" in str(shown.steps), shown.refused) == (True, None)
 
 
 async def test_open_circuit_rejects_new_requests_until_it_may_be_half_open(pool: CircuitPool) -> None:

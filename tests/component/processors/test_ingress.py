@@ -14,6 +14,7 @@ from managed_pool import ALERTS, CONTROL, COPY, DATA, REST, change, listen, mana
 from replies import REPLIES, answers
 
 from osrdyne.errors import BrokerSilentError, StartFailedError
+from osrdyne.ingress.checks import DeliveryCheck, Refusal
 from osrdyne.ingress.conditions import samples
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
@@ -25,6 +26,7 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import COALESCE_HEADER, DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.fakes.amqp import FakeChannel
@@ -196,6 +198,15 @@ async def test_refused_copy_or_request_holds_no_place(
         assert (waiting(stack, None), answers(broker), stack.orphans(), held) == (served, answered, [], [])
         await clock.advance(7200.0)
         assert stack.places() == []
+
+
+async def test_copy_that_a_check_refuses_is_dropped(stack: Stack) -> None:
+    await change(stack, rest=REST, copy=COPY)
+    refusal = Refusal(Status.CAPACITY, "open")
+    check = DeliveryCheck("circuit", lambda arrival, routed, now_ms: refusal if routed.key == "b" else None)
+    stack.term.processors.checks.deliveries += (check,)
+    await send(stack, "a", b"1", reply_to=REPLIES, correlation_id="c")
+    assert (waiting(stack, None), answers(stack.broker), stack.has_queue("b")) == ([b"1"], [], False)
 
 
 async def test_leader_killed_before_a_copy_is_confirmed_loses_no_copy(clock: VirtualClock, broker: FakeBroker) -> None:

@@ -12,6 +12,7 @@ from replies import REPLIES, answers
 from osrdyne.ingress.splitter.manifest import load_splitter
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
+from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.broker import FakeBroker
 from osrdyne.testing.fakes.stack import Stack
 
@@ -48,6 +49,23 @@ async def test_requests_of_one_key_go_to_several_groups_in_turn(stack: Stack) ->
     assert [waiting(stack, key) for key in ("camera", "camera-A", "camera-B")] == [[], [b"1", b"3"], [b"2", b"4"]]
     assert {stack.running(key) for key in ("camera-A", "camera-B")} == {1}
     assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera", "camera"], [None])
+
+
+async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(stack: Stack, clock: VirtualClock) -> None:
+    """lifecycle: bind-waits-for-stop: the worker of the one group is just being stopped, so that its bind has to
+    wait."""
+    slow = Key("camera-A")
+    await split_by(stack, TURNS)
+    stack.require(slow)
+    await clock.settle()
+    stack.driver.workers_of(slow)[0].stubborn = True
+    stack.retire(slow)
+    while not stack.workers_of(slow).stopping:
+        await clock.advance(0.5)
+    await publish(stack, "camera", b"1", b"2", b"3", b"4")
+    assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
+    await clock.advance(60.0)
+    assert waiting(stack, "camera-A") == [b"1", b"3"]
 
 
 async def test_request_that_comes_back_from_its_group_is_not_split_again(stack: Stack) -> None:

@@ -165,6 +165,14 @@ async def test_request_is_forwarded_within_the_allowed_skew_and_while_its_group_
     assert stack.waiting("a") == [b"1", b"2"]
 
 
+async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(stack: Stack, broker: FakeBroker) -> None:
+    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    for _ in range(3):
+        await stack.publish("a", reply_to=REPLIES)
+    await send(stack, "b", b"1")
+    assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
+
+
 @pytest.mark.proves("requests/reply-queue-full")
 async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(stack: Stack, clock: VirtualClock) -> None:
     refuse(stack.broker, QueueFullError("nack"), ("publish", "refuses", False))
