@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from itertools import dropwhile, pairwise
 
 from osrdyne.amqp.version import BrokerVersion
-from osrdyne.broker.management.models import NodeStatus, Permissions, QueueTotals, Whoami
+from osrdyne.broker.management.models import NodeStatus, Permissions, QueueHistory, QueueTotals, Whoami
 from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.broker.topology.comparison import Deviation, Problem
 from osrdyne.broker.topology.declarations import pool_topology
@@ -23,6 +24,8 @@ from osrdyne.protocol.rates import LONGEST_REQUEST
 GLOBAL_CONSUMER_TIMEOUT = 1800.0
 # Quorum queues, and their dead lettering at least once.
 NEEDED_FEATURE_FLAGS = frozenset({"quorum_queue", "stream_queue"})
+_MANY_SAMPLES = 3  # In which messages returned, or a queue grew: a change of the leader is one or two.
+_MUCH_GROWTH = 100  # Messages.
 _MANY_FILES = 0.8  # Share of the open files of a node above which it needs a higher limit.
 
 
@@ -224,6 +227,44 @@ def check_retry_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Find
         return []
     message = f"Retries are off where they need {', '.join(sorted(others))}: the queue exists with other arguments."
     return [Finding(subject, False, message, "Drain and delete it, or use another pool.id.", fatal=False)]
+
+
+def controller_queues(pool: str) -> list[str]:
+    """The queues that the leader consumes, without that of its token."""
+    names = PoolNames(pool)
+    return [
+        str(name)
+        for name in (
+            names.orphan_queue, names.dead_letter_queue, names.activity_queue, names.cancel_queue, names.progress_queue
+        )
+    ]  # fmt: skip
+
+
+def check_controller_queues(histories: Iterable[QueueHistory]) -> list[Finding]:
+    """Whether a queue of the leader delivers the same messages again and again, or grows although it is consumed."""
+    subject = "controller queues"
+    findings = []
+    for queue in histories:
+        is_held = bool(queue.lengths) and queue.lengths[-1] > 0
+        if is_held and _increases(queue.redelivered) >= _MANY_SAMPLES:
+            message = f"{queue.name} delivers messages again and again: leaders that take them may fail."
+        elif is_held and queue.consumers and _grows(queue.lengths):
+            message = f"{queue.name} has a leader and grows: {queue.lengths[-1]} messages wait."
+        else:
+            continue
+        remedy = "See docs/how-to/clear-a-controller-queue.md; a purge while a daemon runs removes little."
+        findings.append(Finding(subject, False, message, remedy, fatal=False))
+    return findings or [Finding(subject, True, "No queue of the leader returns its messages or grows.")]
+
+
+def _grows(lengths: Sequence[int]) -> bool:
+    known = [*dropwhile(lambda length: not length, lengths)]  # RabbitMQ shows 0 before its statistics begin
+    has_shrunk = any(later < earlier for earlier, later in pairwise(known))
+    return known[-1] - known[0] >= _MUCH_GROWTH and not has_shrunk and _increases(known) >= _MANY_SAMPLES
+
+
+def _increases(samples: Sequence[int]) -> int:
+    return sum(later > earlier for earlier, later in pairwise(samples))
 
 
 def check_log(plan: LogPlan, *, name: str) -> list[Finding]:

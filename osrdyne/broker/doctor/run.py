@@ -123,6 +123,7 @@ async def _check_management(
         findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
+        findings += await _guarded("controller queues", lambda: _check_controller_queues(management, settings))
         findings += await _guarded("wait queues", lambda: _check_retry_queues(management, settings))
         findings += await _guarded("telemetry", lambda: _check_log(management, settings))
         findings += await _guarded("topology", lambda: _check_topology(management, settings, overview.version, *used))
@@ -204,6 +205,12 @@ async def _check_retry_queues(management: ManagementClient, settings: Settings) 
     except BrokerNotFoundError:
         return []  # as above
     return checks.check_retry_queues(queues, pool=settings.pool.id)
+
+
+async def _check_controller_queues(management: ManagementClient, settings: Settings) -> list[Finding]:
+    names = checks.controller_queues(settings.pool.id)
+    found = await asyncio.gather(*(management.queue_history(name) for name in names))
+    return checks.check_controller_queues(one for one in found if one is not None)
 
 
 async def _planned_log(management: ManagementClient, settings: Settings) -> LogPlan:

@@ -32,12 +32,14 @@ from osrdyne.broker.management.models import (
     NodeStatus,
     Overview,
     Permissions,
+    QueueHistory,
     QueueTotals,
     Whoami,
     read_any_binding,
     read_binding,
     read_consuming_connections,
     read_exchange,
+    read_history,
     read_node,
     read_overview,
     read_permissions,
@@ -59,6 +61,8 @@ MAX_PAGE_SIZE = 500  # RabbitMQ refuses larger pages.
 _MAX_NESTING = 32  # Levels of an answer that are read where it is nested too deeply for the JSON parser.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
+
+_HISTORY = {"age": 300, "incr": 30}  # Seconds; RabbitMQ keeps these statistics for ten minutes.
 
 MAX_LISTING_TIMEOUT = 10
 """How many times as long as other calls a listing may take: each that is too late doubles the limit of the next one."""
@@ -207,6 +211,14 @@ class ManagementClient:
         """
         answer = await self._find("queues", self.vhost, queue)
         return 0 if answer is None else read_consuming_connections(_object(answer))
+
+    async def queue_history(self, name: str) -> QueueHistory | None:
+        """The last minutes of a queue; None if it does not exist."""
+        query = {f"{kind}_{what}": str(value) for kind in ("lengths", "msg_rates") for what, value in _HISTORY.items()}
+        try:
+            return read_history(name, _object(await self._request("GET", "queues", self.vhost, name, query=query)))
+        except BrokerNotFoundError:
+            return None
 
     async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
         """The exchanges whose name begins with `prefix`; at most `MAX_PAGE_SIZE`."""

@@ -47,6 +47,17 @@ class QueueTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueHistory:
+    """The last minutes of a queue. `lengths` and `redelivered`: its messages, and how many it has delivered again since
+    RabbitMQ counts, as samples of equal intervals, oldest first; empty if RabbitMQ keeps no statistics."""
+
+    name: str
+    consumers: int
+    lengths: tuple[int, ...]
+    redelivered: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A binding of a queue."""
 
@@ -136,6 +147,22 @@ def read_consuming_connections(item: Mapping[str, object]) -> int | None:
         return None
     names = {_mapping(_mapping(one).get("channel_details")).get("connection_name") for one in consumers}
     return None if None in names else len(names)
+
+
+def read_history(name: str, item: Mapping[str, object]) -> QueueHistory:
+    stats = _mapping(item.get("message_stats"))
+    return QueueHistory(
+        name,
+        consumers=_count(item.get("consumers")) or 0,
+        lengths=_samples(item.get("messages_details")),
+        redelivered=_samples(stats.get("redeliver_details")),
+    )
+
+
+def _samples(details: object) -> tuple[int, ...]:
+    listed = _mapping(details).get("samples")
+    found = [_count(_mapping(one).get("sample")) for one in listed] if isinstance(listed, list) else []
+    return tuple(one for one in reversed(found) if one is not None)  # RabbitMQ begins with the latest
 
 
 def read_totals(item: object, *, asked_at: float) -> QueueTotals | None:

@@ -8,7 +8,7 @@ import pytest
 
 from osrdyne.amqp.version import BrokerVersion
 from osrdyne.broker.doctor import checks
-from osrdyne.broker.management.models import NodeStatus, Permissions, Whoami, read_totals
+from osrdyne.broker.management.models import NodeStatus, Permissions, Whoami, read_history, read_totals
 from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.config.models import RequestSettings, Settings, WorkerSettings
 from osrdyne.protocol.names import PoolNames
@@ -111,6 +111,44 @@ def test_a_policy_that_displaces_ours_and_a_missing_feature_flag_are_found(polic
     assert checks.check_policy([queue], pool="p").ok is ok
     flags = ("user_limits", "stream_queue")  # the first is optional
     assert [checks.check_feature_flags([flag]).ok for flag in flags] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "redelivered", "consumers", "ok"),
+    [
+        ([32, 32, 32, 32], [0, 32, 64, 96], 0, False),
+        ([32, 32, 32, 32], [0, 32, 64, 64], 1, True),
+        ([0, 20, 32, 0], [0, 32, 64, 96], 1, True),
+        ([0, 20, 60, 60, 90, 130], [0, 0, 0, 0], 1, False),
+        ([0, 20, 60, 60, 90, 130], [0, 0, 0, 0], 0, True),
+        ([20, 60, 50, 90, 130, 150], [0, 0, 0, 0], 1, True),
+        ([0, 0, 900, 900], [0, 0, 900, 900], 1, True),
+        ([], [], 1, True),
+    ],
+    ids=[
+        "returns",
+        "two changes of leader",
+        "empty again",
+        "grows",
+        "no leader",
+        "up and down",
+        "begin of statistics",
+        "none",
+    ],
+)
+@pytest.mark.proves("hostile/messages-hold-controller-queue")
+def test_controller_queue_that_returns_messages_or_grows_is_named(
+    lengths: list[int], redelivered: list[int], consumers: int, ok: bool
+) -> None:
+    def samples(values: list[int]) -> object:
+        return {"samples": [{"sample": one, "timestamp": 0} for one in reversed(values)]} if values else []
+
+    stats = {"redeliver_details": samples(redelivered)}
+    item = {"consumers": consumers, "messages_details": samples(lengths), "message_stats": stats}
+    quiet = read_history("p-dl", {})
+    [finding] = checks.check_controller_queues([quiet, read_history("p-orphan", item)])
+    assert finding.ok is ok
+    assert ok or ("p-orphan" in finding.message, bool(finding.remedy), finding.fatal) == (True, True, False)
 
 
 @pytest.mark.proves("managed/queue-delay-exists-arguments")
