@@ -14,8 +14,9 @@ fixture fails. `--tier rabbitmq4` runs the tests about RabbitMQ of the first tie
 that have the mark `rabbitmq4`.
 
 The tier gives each test its time limit, and with `--tier` the order of the files, the longest first
-(`tests/durations.json`, written by `tools/test_times --record`). All files that use the session `spark` run in one
-process of pytest-xdist, because a start of Spark takes as much processor time as most of these files.
+(`tests/durations.json`, written by `tools/test_times --record`). With `--dist loadgroup`, the files that use the
+session `spark` run in two processes of pytest-xdist, because to start and warm up Spark takes as much processor time
+as most of these files, and every other file in one, so that its fixtures are set up once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ APART = ("delta", "hdfs", "s3")
 """Folders whose targets put another PySpark on the path."""
 OF_RABBITMQ, OWN_RABBITMQ = {"broker", "rabbitmq"}, "own_broker"
 """Fixtures and parameters of tests that are about the RabbitMQ they are given, and of tests that start their own."""
+SHARED_SPARKS = 2
+"""Processes of pytest-xdist that have a session `spark`."""
 KNOWN_TIERS = Path("build") / "tiers.json"
 """Which tiers the tests of a file belong to, so that the next target imports only files that it needs."""
 
@@ -129,9 +132,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if known is not None and tier not in known else None
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After pytest-randomly has shuffled."""
+    """After pytest-randomly, a wrapper, has shuffled, and before pytest-xdist reads the marks of groups."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(time_limit(item)))
@@ -146,9 +149,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = durations(config.rootpath)
     items.sort(key=lambda item: -seconds.get(file_of(item), 0.0))
     if config.getoption("dist", "no") == "loadgroup":
-        for item in items:
-            shared = "spark" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("spark" if shared else file_of(item)))
+        group(items, seconds)
+
+
+def group(items: list[pytest.Item], seconds: Mapping[str, float]) -> None:
+    """Mark the items with their groups, and sort them: the longest group first."""
+    shared = dict.fromkeys(file_of(item) for item in items if uses_shared_spark(item))
+    totals: dict[str, float] = {f"spark-{number}": 0.0 for number in range(SHARED_SPARKS)}
+    groups = {}
+    for file in shared:
+        groups[file] = min(totals, key=totals.__getitem__)
+        totals[groups[file]] += seconds.get(file, 0.0)
+    names = {item: groups[file_of(item)] if uses_shared_spark(item) else file_of(item) for item in items}
+    items.sort(key=lambda item: -totals.get(names[item], seconds.get(file_of(item), 0.0)))
+    for item, name in names.items():
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+def uses_shared_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
 
 
 def file_of(item: pytest.Item) -> str:
