@@ -9,10 +9,19 @@ from pathlib import Path
 import psutil
 from daemon_process import own_environment
 
+from osrdyne.user_directories import cache_directory
+
 
 def own_home(directory: Path) -> dict[str, str]:
-    """The environment of such a user; what they start is found by its `TMPDIR`."""
+    """The environment of such a user; what they start is found by its `TMPDIR`.
+
+    Its cache has the archive of classes of the user who runs the tests: to make one takes more time than most tests.
+    """
     (directory / "tmp").mkdir()
+    archives = cache_directory() / "class-data"
+    if archives.exists():
+        (directory / "cache" / "osrdyne").mkdir(parents=True)
+        (directory / "cache" / "osrdyne" / "class-data").symlink_to(archives)
     places = {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
     return own_environment(**{name: str(directory / place) for name, place in places.items()})
 
