@@ -148,16 +148,10 @@ async def test_harmless_query_with_a_limited_function_is_answered(key: Key, quer
     assert response.status == Status.OK, response.body
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "select count(*) from range(100000) a cross join range(100000) b where a.id * b.id % 7 = 9",
-        "select count(*) from range(0, 1000000000000, 1, 1) where id % 7 = 8",
-    ],
-    ids=["cross join", "range"],
-)
 @pytest.mark.proves("spark/query-takes-too-long")
-async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key: Key, query: str) -> None:
+async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key: Key) -> None:
+    """It has one task: more would only take processor time from the other tests of the run."""
+    query = "select count(*) from range(0, 100000, 1, 1) a cross join range(0, 100000, 1, 1) b where a.id * b.id = -9"
     asked = asyncio.create_task(key.ask(query, seconds=SOON))
     await asyncio.sleep(0.5)
     await key.answers_others()

@@ -18,9 +18,10 @@ from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
 from osrdyne_worker.spark.session import SparkSessions
 
-SPARK = {"master": "local[2]", "conf": {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}}
+CONF = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+SPARK = {"master": "local[2]", "conf": {**CONF, "spark.sql.shuffle.partitions": 2}}
 ENDLESS = "select count(*) from range(0, 1000000000000000, 1, 2) where id % 7 = 8"
-LONG = "select count(*) from range(0, 400000000000, 1, 400) where id % 7 = 8"
+LONG = "select count(*) from range(0, 40000000000, 1, 400) where id % 7 = 8"
 
 def context(name):
     return Context(key=Key(name), worker_id=name, worker_config={"spark": SPARK})
