@@ -94,15 +94,18 @@ def test_closed_stream_cancels_its_job_and_leaves_no_file(
     assert list(tmp_path.rglob("osrdyne-*")) == []
 
 
-def test_error_of_a_task_is_the_error_of_the_stream(spark: Any, sessions: SparkSessions) -> None:
+def test_error_of_a_task_is_the_error_of_the_stream(spark: Any, sessions: SparkSessions, tpch_call: Any) -> None:
     """Spark's Python processes see only the end of their input when a task fails."""
     stream = opened(sessions, spark.sql("select 1 / (id - 5000) x from range(0, 10000, 1, 2)"))
-    with pytest.raises(Exception, match="DIVIDE_BY_ZERO") as caught:
+    with pytest.raises(Exception, match="DIVIDE_BY_ZERO") as caught, closing(stream):
         rows_of(stream)
-    stream.close()
     refusal = sessions.refusal(caught.value)
     assert refusal is not None
     assert (refusal.error_code, refusal.code, refusal.details["sql_state"]) == ("DIVIDE_BY_ZERO", 400, "22012")
+    answer = sql(streaming(tpch_call), SqlRequest(query="select 1 / (n_nationkey - 24) from nation"))
+    with pytest.raises(RequestError) as refused, closing(opened(sessions, answer)) as stream:
+        rows_of(stream)
+    assert (refused.value.error_code, refused.value.code) == ("DIVIDE_BY_ZERO", 400)
 
 
 @pytest.mark.proves("spark/result-many-gb-streamed")
@@ -184,13 +187,6 @@ def test_stream_over_replaced_files_asks_for_a_reload(
     call.context = replace(call.context, state=reload_data(call.context))
     with closing(opened(sessions, sql(call, SqlRequest(query=query)))) as stream:
         assert rows_of(stream)["x"].to_pylist() == [3]
-
-
-def test_error_of_a_query_is_described_in_its_stream(tpch_call: Any, sessions: SparkSessions) -> None:
-    answer = sql(streaming(tpch_call), SqlRequest(query="select 1 / (n_nationkey - 24) from nation"))
-    with pytest.raises(RequestError) as refused, closing(opened(sessions, answer)) as stream:
-        rows_of(stream)
-    assert (refused.value.error_code, refused.value.code) == ("DIVIDE_BY_ZERO", 400)
 
 
 def test_parts_of_a_frame_are_decoded_as_they_come(spark: Any, sessions: SparkSessions) -> None:

@@ -51,6 +51,7 @@ def test_views_of_one_name_in_two_requests_at_once_are_two_views(
     both = threading.Barrier(2)
 
     def handler(call: Call, rows: int) -> Any:
+        assert call.session is call.session is not call.context.session
         call.session.range(rows).createOrReplaceTempView("mine")
         both.wait(120)  # both views exist now
         return call.session.table("mine")
@@ -77,16 +78,6 @@ def test_session_of_a_request_has_what_the_start_has_made_and_changes_only_itsel
     own.conf.set("spark.sql.shuffle.partitions", "5")
     own.range(1).createOrReplaceTempView("loaded")
     assert (shared.conf.get("spark.sql.shuffle.partitions"), shared.table("loaded").count()) == ("3", 4)
-
-
-def test_call_has_one_session_however_often_it_is_used(
-    dispatcher: Callable[[Handler], Dispatcher], shared: Any
-) -> None:
-    def handler(call: Call) -> list[bool]:
-        return [call.session is call.session, call.session is call.context.session]
-
-    response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="one"))
-    assert json.loads(response.body) == [True, False]
 
 
 async def cancel_at_work(work: Coroutine[Any, Any, object], is_at_work: Callable[[], bool]) -> None:

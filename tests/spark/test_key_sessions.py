@@ -89,13 +89,9 @@ def test_views_functions_and_settings_of_the_same_name_are_each_keys_own(keys: t
     for number, key in enumerate(keys):
         assert key.sql("select id, name, mine(name) from data") == [(number, key.name, f"{key.name} {key.name}")]
         assert key.sql(f"set {PARTITIONS}") == [(PARTITIONS, "3" if key.name == "a" else "5")]
-
-
-def test_settings_that_the_application_requires_hold_in_every_key(keys: tuple[OneKey, OneKey]) -> None:
-    for key in keys:
-        for name, value in REQUIRED_SETTINGS.items():
-            if name.startswith("spark.sql."):
-                assert key.run(lambda session, name=name: session.conf.get(name)) == value
+        required = {name: value for name, value in REQUIRED_SETTINGS.items() if name.startswith("spark.sql.")}
+        for name, value in required.items():
+            assert key.run(lambda session, name=name: session.conf.get(name)) == value
 
 
 def test_pyspark_knows_the_session_of_the_keys_thread(keys: tuple[OneKey, OneKey], spark: Any) -> None:
@@ -138,22 +134,15 @@ def test_stop_of_one_keys_session_is_refused_and_ends_no_key(
         assert key.sql("select 1") == [(1,)]
 
 
-def test_session_of_a_request_is_a_copy_of_its_keys_session(keys: tuple[OneKey, OneKey]) -> None:
-    a, b = keys
-    for key in keys:
-        key.run(lambda session, name=key.name: session.sql(f"select '{name}' as name").createOrReplaceTempView("data"))
-
-    def ask(session: Any) -> str:
-        return str(a.factory.request_session(session).table("data").first()[0])
-
-    assert a.run(ask) == "a"
-    assert b.sql("select name from data") == [("b",)]
-
-
-def test_jobs_run_in_the_pool_of_their_key(keys: tuple[OneKey, OneKey]) -> None:
+def test_request_of_a_key_has_a_copy_of_its_session_and_jobs_in_its_pool(keys: tuple[OneKey, OneKey]) -> None:
     def pool(session: Any) -> str:
         return str(session.sparkContext.getLocalProperty("spark.scheduler.pool"))
 
+    a, b = keys
+    for key in keys:
+        key.run(lambda session, name=key.name: session.sql(f"select '{name}' as name").createOrReplaceTempView("data"))
+    assert a.run(lambda session: a.factory.request_session(session).table("data").first()[0]) == "a"
+    assert b.sql("select name from data") == [("b",)]
     assert [key.run(pool) for key in keys] == ["key a", "key b"]
 
 
@@ -182,35 +171,16 @@ def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[One
             session.catalog.cacheTable("data")
             session.table("data").count()
             session.range(start, start + 20).cache().count()
+            session.range(1000, 1010).cache()  # the plans of both keys are equal: one entry
 
         key.run(fill)
-    assert cached(spark) == before + 4
+    assert cached(spark) == before + 5
     a.close()
-    assert cached(spark) == before + 2
+    assert cached(spark) == before + 3
     assert [table.name for table in a.session.catalog.listTables() if table.isTemporary] == []
     assert b.sql("select count(*) from data") == [(10,)]
     assert b.run(lambda session: session.catalog.isCached("data"))
     a.close()  # once more, after threads that were left behind
-    b.close()
-    assert cached(spark) == before
-
-
-def test_cached_data_of_equal_plans_stays_until_its_last_key_is_released(
-    keys: tuple[OneKey, OneKey], spark: Any
-) -> None:
-    a, b = keys
-    before = cached(spark)
-    for key in keys:
-
-        def fill(session: Any) -> None:
-            session.range(1000, 1010).createOrReplaceTempView("shared")
-            session.catalog.cacheTable("shared")
-
-        key.run(fill)
-    assert cached(spark) == before + 1
-    a.close()
-    assert cached(spark) == before + 1
-    assert b.run(lambda session: session.catalog.isCached("shared"))
     b.close()
     assert cached(spark) == before
 

@@ -49,10 +49,8 @@ def test_name_that_only_the_analyser_knows_is_refused(tpch_call: Call, query: st
         check_analyzed(analyzed_plan(session.sql(query), views=VIEWS) or "")
 
 
-def test_files_as_tables_are_off_in_spark_itself(tpch_call: Call) -> None:
+def test_files_as_tables_and_braces_are_off_in_spark_itself(tpch_call: Call) -> None:
+    session = tpch_call.context.session
     with pytest.raises(AnalysisException):
-        tpch_call.context.session.sql("select * from text.`/etc/hostname`")
-
-
-def test_braces_are_not_replaced_by_spark_itself(tpch_call: Call) -> None:
-    assert tpch_call.context.session.sql("select '${spark.app.name}'").first()[0] == "${spark.app.name}"
+        session.sql("select * from text.`/etc/hostname`")
+    assert session.sql("select '${spark.app.name}'").first()[0] == "${spark.app.name}"

@@ -40,16 +40,6 @@ def active_tasks(spark: Any) -> int:
     return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
-def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
-    running = thread.submit(sessions.run_in_group, spark, "slow", lambda: spark.sql(SLOW).toArrow())
-    wait_for(lambda: sessions.progress(spark, "slow")["jobs"] == 1)
-    sessions.cancel(spark, "slow")
-    failure = describe(running.exception(timeout=240) or ValueError())
-    assert failure is not None
-    assert "cancelled" in failure.message.lower()
-    wait_for(lambda: not active_jobs(spark))
-
-
 @pytest.mark.nightly
 @pytest.mark.proves("spark/spark-s-tasks-continue")
 def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
@@ -72,14 +62,19 @@ def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     wait_for(lambda: sessions.stray_tasks(spark) == {})
 
 
-def test_cancelling_one_group_leaves_the_other(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
-    slow = thread.submit(sessions.run_in_group, spark, "one", lambda: spark.sql(SLOW).collect())
+def test_cancelled_group_stops_its_job_and_leaves_the_other(
+    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
+) -> None:
+    slow = thread.submit(sessions.run_in_group, spark, "one", lambda: spark.sql(SLOW).toArrow())
     wait_for(lambda: sessions.progress(spark, "one")["jobs"] == 1)
     sessions.cancel(spark, "two")
     assert sessions.run_in_group(spark, "three", lambda: spark.range(5).count()) == 5
     assert sessions.progress(spark, "one")["jobs"] == 1
     sessions.cancel(spark, "one")
-    assert slow.exception(timeout=240) is not None
+    failure = describe(slow.exception(timeout=240) or ValueError())
+    assert failure is not None
+    assert "cancelled" in failure.message.lower()
+    wait_for(lambda: not active_jobs(spark))
 
 
 def test_job_of_a_group_cancelled_before_it_started_does_not_run(sessions: SparkSessions, spark: Any) -> None:
@@ -111,10 +106,14 @@ def test_progress_of_jobs_has_stages_tasks_and_rows(sessions: SparkSessions, spa
     wait_for(is_complete)
 
 
-def test_thread_belongs_to_its_group_while_it_works_only(sessions: SparkSessions, spark: Any) -> None:
+def test_thread_belongs_to_its_group_while_it_works_and_none_is_left(sessions: SparkSessions, spark: Any) -> None:
     name = 'a,b "c" é漢🚄\n'
     assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+    before = threading.active_count()
+    for place in range(5):
+        sessions.run_in_group(spark, f"group {place}", lambda: spark.range(1).collect())
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize(
@@ -143,10 +142,15 @@ def test_invalid_share_of_the_heap_is_refused(sessions: SparkSessions) -> None:
             SparkSessions().build(context)
 
 
-def test_session_is_alive_and_reachable_by_this_host_only(sessions: SparkSessions, spark: Any) -> None:
+def test_session_is_alive_reachable_by_this_host_only_and_knows_its_heap(sessions: SparkSessions, spark: Any) -> None:
     assert sessions.is_alive(spark)
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    heap = JvmHeap(spark._jvm)
+    before = heap.use()
+    heap.collect()
+    assert 0 < heap.use().used <= before.maximum
+    assert 0 < before.share < 1
 
 
 CHILD = """
@@ -224,22 +228,6 @@ def test_dead_jvm_is_noticed(child: ChildWithSpark) -> None:
     for jvm in child.jvms:
         jvm.kill()
     assert not child.is_alive_after_close()
-
-
-def test_thread_count_does_not_grow_with_requests(sessions: SparkSessions, spark: Any) -> None:
-    sessions.run_in_group(spark, "warm", lambda: spark.range(1).collect())
-    before = threading.active_count()
-    for place in range(5):
-        sessions.run_in_group(spark, f"group {place}", lambda: spark.range(1).collect())
-    assert threading.active_count() <= before
-
-
-def test_heap_of_the_jvm_is_read_and_collected(spark: Any) -> None:
-    heap = JvmHeap(spark._jvm)
-    before = heap.use()
-    heap.collect()
-    assert 0 < heap.use().used <= before.maximum
-    assert 0 < before.share < 1
 
 
 def test_cancelled_request_does_not_end_caching_and_the_release_of_its_key_does(

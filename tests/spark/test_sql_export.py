@@ -125,21 +125,14 @@ def test_repeated_request_finds_its_first_export(call: Call, target: Path, monke
     assert len(list(target.rglob(MANIFEST))) == 1
 
 
-def test_request_with_an_id_is_exported_once(call: Call, target: Path) -> None:
+def test_request_with_an_id_is_exported_once_and_different_requests_each(call: Call, target: Path) -> None:
     first = export(sent(call, "c1"), id="nightly 2024-02-29")
     assert export(sent(call, "c2", "other"), id="nightly 2024-02-29") == {**first, "repeated": True}
     assert not export(sent(call, "c1"), id="nightly 2024-03-01")["repeated"]
-    assert len(list(target.rglob(MANIFEST))) == 2
-
-
-@pytest.mark.parametrize(
-    ("one", "two"), [(("c1", "r1"), ("c2", "r1")), (("c1", "r1"), ("c1", "r2")), ((None, None), (None, None))]
-)
-def test_different_requests_are_different_exports(call: Call, target: Path, one: Any, two: Any) -> None:
-    assert not export(sent(call, *one))["repeated"]
-    assert not export(sent(call, *two))["repeated"]
-    assert len(list(target.rglob(MANIFEST))) == 2
-    assert not export(sent(call, *one), QUERY + " desc")["repeated"]
+    for correlation_id, reply_to in (("c1", "r1"), ("c2", "r1"), ("c1", "r2"), (None, None), (None, None)):
+        assert not export(sent(call, correlation_id, reply_to))["repeated"]
+    assert not export(sent(call, "c1", "r1"), QUERY + " desc")["repeated"]
+    assert len(list(target.rglob(MANIFEST))) == 8
 
 
 @pytest.mark.parametrize("step", ["create", "upload", "listed"])
@@ -188,21 +181,13 @@ def test_attempt_that_is_overtaken_answers_the_other_export(
 
 
 @pytest.mark.proves("spark/export-larger-export-max")
-def test_export_above_the_limit_leaves_nothing(make: Any, target: Path) -> None:
+def test_export_above_the_limit_leaves_nothing(make: Any, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("parquet", "csv", "arrow"):
         error = refusal(make(max_bytes=100), format=kind)
         assert (error.code, error.error_code) == (413, "export_too_large")
+    monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)  # refused by an estimate
+    assert refusal(make(max_bytes=1000), "select * from lineitem").error_code == "export_too_large"
     assert files(target) == []
-
-
-@pytest.mark.proves("spark/export-larger-export-max")
-def test_export_that_is_too_large_by_estimate_is_refused_before_it_is_computed(
-    make: Any, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("osrdyne_worker.pipelines.queries.export.Exports._write", None)
-    error = refusal(make(max_bytes=1000), "select * from lineitem")
-    assert error.error_code == "export_too_large"
-    assert not target.exists()
 
 
 @pytest.mark.timeout(600)
@@ -257,7 +242,9 @@ def test_answer_names_the_version_of_the_data_that_was_exported(call: Call) -> N
     assert answered(8) == (7, 7), "found again: its rows are those of version 7"
 
 
-def test_failed_export_leaves_nothing(call: Call, target: Path) -> None:
+def test_failed_or_refused_export_leaves_nothing(call: Call, target: Path) -> None:
+    assert refusal(call, "select * from csv.`/etc/passwd`").error_code == "table_not_allowed"
+    assert refusal(call, "insert overwrite directory '/tmp/x' select 1").code == 403
     assert refusal(call, "select 1 / (n_nationkey - 24) as x from nation").error_code == "DIVIDE_BY_ZERO"
     assert refusal(call, "select array(n_name) as names from nation", format="csv").code == 400
     assert refusal(call, "select 1 as a, 2 as a").code == 400
@@ -267,12 +254,6 @@ def test_failed_export_leaves_nothing(call: Call, target: Path) -> None:
         with pytest.raises(CallCancelledError):
             export(cancelled, format=kind)
     assert files(target) == []
-
-
-def test_only_a_query_over_the_views_is_exported(call: Call, target: Path) -> None:
-    assert refusal(call, "select * from csv.`/etc/passwd`").error_code == "table_not_allowed"
-    assert refusal(call, "insert overwrite directory '/tmp/x' select 1").code == 403
-    assert not target.exists()
 
 
 def test_pool_without_an_absolute_directory_exports_nothing(make: Any) -> None:

@@ -206,7 +206,7 @@ def test_answer_has_at_most_the_rows_of_the_limit(call: Call, monkeypatch: pytes
         call.context.state.config = call.context.state.config.model_copy(update={"lookup_row_limit": 40})
 
 
-def test_each_answer_has_the_format_that_its_caller_accepts(call: Call) -> None:
+def test_each_answer_has_the_format_that_its_caller_accepts_and_the_schema_its_key_columns(call: Call) -> None:
     arrow = Call(call.context, Request(key=Key(KEY), body=b"", headers={"accept": ARROW_TYPE}))
     request = LookupRequest(table="by_price", key={"price": "1.05"}, columns=["price", "n"])
     as_json, as_arrow = pipeline.lookup([call, arrow], [request, request])
@@ -214,6 +214,8 @@ def test_each_answer_has_the_format_that_its_caller_accepts(call: Call) -> None:
     table = pa.ipc.open_stream(as_arrow.body).read_all()
     assert table.schema.names == ["price", "n"]
     assert sorted(table["n"].to_pylist()) == sorted(row[1] for row in json.loads(as_json.body)["rows"])
+    views = {view["name"]: view["key_columns"] for view in pipeline.schema(call)["views"]}
+    assert (views["by_times"], views["by_id"]) == (["at", "local.time"], ["id"])
 
 
 def test_key_without_data_answers_each_request(make_call: Callable[..., Call], tmp_path: Path) -> None:
@@ -222,13 +224,7 @@ def test_key_without_data_answers_each_request(make_call: Callable[..., Call], t
     assert [answer.error_code for answer in answers] == ["dataset_not_found"] * 3
 
 
-@pytest.mark.parametrize("column", ["nope", "span"])
-def test_key_column_that_cannot_be_one_fails_the_start(make_call: Callable[..., Call], path: str, column: str) -> None:
-    with pytest.raises(ConfigurationError, match=column):
-        make_call(one_table("k", path=path, key_columns=[column]), "k")
-
-
-def test_schema_shows_the_key_columns(call: Call) -> None:
-    views = {view["name"]: view["key_columns"] for view in pipeline.schema(call)["views"]}
-    assert views["by_times"] == ["at", "local.time"]
-    assert views["by_id"] == ["id"]
+def test_key_column_that_cannot_be_one_fails_the_start(make_call: Callable[..., Call], path: str) -> None:
+    for column in ("nope", "span"):
+        with pytest.raises(ConfigurationError, match=column):
+            make_call(one_table("k", path=path, key_columns=[column]), "k")

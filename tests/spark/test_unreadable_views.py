@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from asking import one_table, refusal, rows
 
-from osrdyne_worker import Call, RequestError
+from osrdyne_worker import Call
 from osrdyne_worker.app.errors import DataChangedError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import SqlRequest
@@ -27,17 +27,6 @@ TABLES = {
     "as float": pa.table({"v": pa.array([1.5], pa.float32()).cast(pa.float16())}),
     "38 digits": pa.table({"v": pa.array([Decimal("1.5")], pa.decimal256(60, 2))}),
 }
-
-
-def rows(call: Call, query: str) -> list[list[Any]]:
-    found: list[list[Any]] = json.loads(pipeline.sql(call, SqlRequest(query=query)).body)["rows"]
-    return found
-
-
-def refusal(call: Call, query: str) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        pipeline.sql(call, SqlRequest(query=query))
-    return caught.value
 
 
 @pytest.fixture
@@ -112,14 +101,12 @@ def test_files_that_cannot_be_merged_are_named_with_their_types(dataset: Any, tm
     assert ("DOUBLE" in error.message, "STRING" in error.message) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"basePath": "merge"}, "basePath"), ({"mode": "FAILFAST"}, "multiLine"), ({}, "multiLine")]
-)
-def test_wrong_option_of_a_reader_is_named(dataset: Any, tmp_path: Path, options: dict[str, str], named: str) -> None:
+def test_wrong_option_of_a_reader_is_named(dataset: Any, tmp_path: Path) -> None:
     path = tmp_path / "pretty.json"
     path.write_text('{\n "id": 1\n}\n', encoding="utf-8")
-    error = refusal(dataset(path=str(path), format="json", options=options), "select * from bad")
-    assert (error.error_code, named in error.message) == ("dataset_unreadable", True)
+    for options, named in (({"basePath": "merge"}, "basePath"), ({"mode": "FAILFAST"}, "multiLine"), ({}, "multiLine")):
+        error = refusal(dataset(path=str(path), format="json", options=options), "select * from bad")
+        assert (error.error_code, named in error.message) == ("dataset_unreadable", True)
 
 
 def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset: Any, tmp_path: Path) -> None:
@@ -139,6 +126,5 @@ def test_view_is_opened_with_its_filter_once_its_data_can_be_read(dataset: Any, 
 
 def test_key_whose_only_view_cannot_be_read_is_answered_so(make_call: Any, tmp_path: Path) -> None:
     pq.write_table(NANOSECONDS, tmp_path / "t.parquet")
-    table = {"view": "t", "path": str(tmp_path / "t.parquet")}
-    call = make_call({"datasets": [{"key": "k", "tables": [table]}]}, "k")
+    call = make_call(one_table("k", path=str(tmp_path / "t.parquet")), "k")
     assert refusal(call, "select 1").error_code == "dataset_unreadable"
