@@ -64,6 +64,16 @@ def settings_of(file: Path, algorithm: str = "RS256", **changes: Any) -> JwtSett
     return JwtSettings.model_validate({"algorithm": algorithm, **sound, **changes})
 
 
+def of_url(url: str, clock: VirtualClock) -> JwtVerifier:
+    return JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=url), clock=clock)
+
+
+def of_jwks(keys: list[Any], directory: Path, clock: VirtualClock) -> JwtVerifier:
+    file = directory / "keys"
+    file.write_text(json.dumps({"keys": keys}))
+    return JwtVerifier(settings_of(file, "ES256", key_file=None, jwks_file=str(file)), clock=clock)
+
+
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
@@ -179,7 +189,8 @@ async def test_token_with_a_wrong_claim_is_refused(
 async def test_only_what_was_verified_before_is_known_without_a_thread(
     verifier: JwtVerifier, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token, forged = signed(claims(clock, exp=int(clock.time()) + 10)), signed(claims(clock), OTHER)
+    sound = claims(clock, exp=int(clock.time()) + 10, aud=["other", AUDIENCE])
+    token, forged = signed(sound), signed(claims(clock), OTHER)
     assert (verifier.verify_cached(token), verifier.verify_cached(forged)) == (None, None)
     assert verifier.verify_cached("x" * (MAX_TOKEN + 1)) is AccessRefusal.MALFORMED
     authenticators = Authenticators(jwt=verifier, clock=clock)
@@ -189,7 +200,9 @@ async def test_only_what_was_verified_before_is_known_without_a_thread(
     assert isinstance(authenticators.identify_cached(token), Principal)
     assert authenticators.identify_cached(forged) is None
     assert authenticators.identify_cached("osr_" + "A" * 43) is AccessRefusal.MALFORMED
-    await clock.advance(71)
+    await clock.advance(69)
+    assert isinstance(authenticators.identify_cached(token), Principal)
+    await clock.advance(2)
     assert authenticators.identify_cached(token) is AccessRefusal.EXPIRED
     await clock.advance(MAX_KEY_AGE)  # a key in a file does not grow old
     assert authenticators.identify_cached(token) is AccessRefusal.EXPIRED
@@ -210,17 +223,6 @@ async def test_api_token_is_known_once_its_file_was_read(tmp_path: Path, clock: 
     assert authenticators.identify_cached(text) is AccessRefusal.EXPIRED
     file.unlink()
     assert (authenticators.identify_cached(text), await authenticators.identify(text)) == (None, AccessRefusal.UNKNOWN)
-
-
-async def test_token_that_was_verified_before_expires_after_the_skew(
-    verifier: JwtVerifier, clock: VirtualClock
-) -> None:
-    token = signed(claims(clock, exp=int(clock.time()) + 10, aud=["other", AUDIENCE]))
-    assert isinstance(await verifier.verify(token), Principal)
-    await clock.advance(69)
-    assert isinstance(await verifier.verify(token), Principal)
-    await clock.advance(3)
-    assert await verifier.verify(token) is AccessRefusal.EXPIRED
 
 
 @given(
@@ -281,9 +283,7 @@ async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with issuing() as issuer:
-        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
-        verifier = JwtVerifier(settings, clock=clock)
-        token = signed(claims(clock), kid="one")
+        verifier, token = of_url(issuer.url, clock), signed(claims(clock), kid="one")
 
         async def never_fetch() -> list[Key]:
             return await asyncio.Future()
@@ -300,8 +300,7 @@ async def test_keys_are_read_for_the_next_token_after_a_cancelled_read(
 @pytest.mark.proves("api/url-jwks-cannot-read")
 async def test_keys_of_a_url_are_read_again_for_an_unknown_key_once_a_minute(clock: VirtualClock) -> None:
     with issuing() as issuer:
-        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
-        verifier = JwtVerifier(settings, clock=clock)
+        verifier = of_url(issuer.url, clock)
         new = RSAKey.generate_key(2048, {"kid": "two"})
         old_token, new_token = signed(claims(clock), kid="one"), signed(claims(clock), new, kid="two")
         assert isinstance(await verifier.verify(old_token), Principal)
@@ -340,7 +339,7 @@ async def test_issuer_that_sends_its_keys_slowly_is_given_up(
 
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/keys"
-    verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=url), clock=clock)
+    verifier = of_url(url, clock)
     try:
         async with asyncio.timeout(60):
             assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.KEYS_UNAVAILABLE
@@ -350,22 +349,20 @@ async def test_issuer_that_sends_its_keys_slowly_is_given_up(
 
 async def test_compressed_or_redirected_keys_are_not_read(clock: VirtualClock) -> None:
     with issuing() as issuer, issuing() as other:
-        settings = settings_of(Path("unused"), key_file=None, jwks_url=issuer.url)
         for issuer.status, issuer.headers, issuer.pack in (
             (200, {"content-encoding": "gzip"}, gzip.compress),
             (302, {"location": other.url}, bytes),
         ):
-            verifier = JwtVerifier(settings, clock=clock)
-            assert await verifier.verify(signed(claims(clock), kid="one")) is AccessRefusal.KEYS_UNAVAILABLE
+            found = await of_url(issuer.url, clock).verify(signed(claims(clock), kid="one"))
+            assert found is AccessRefusal.KEYS_UNAVAILABLE
         assert (issuer.asked, other.asked) == (2, 0)
 
 
 async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualClock, tmp_path: Path) -> None:
     own = EC.as_dict(private=False, kid="own")
     broken = [{"crv": "brainpoolP256r1"}, {"x": "!"}, {"x": own["y"]}, {"y": None}, {"use": "enc"}, {"kid": ["own"]}]
-    file = tmp_path / "keys"
-    file.write_text(json.dumps({"keys": [*(own | {"kid": f"k{n}"} | one for n, one in enumerate(broken)), own]}))
-    verifier = JwtVerifier(settings_of(file, "ES256", key_file=None, jwks_file=str(file)), clock=clock)
+    keys = [*(own | {"kid": f"k{n}"} | one for n, one in enumerate(broken)), own]
+    verifier = of_jwks(keys, tmp_path, clock)
     assert isinstance(await verifier.verify(signed(claims(clock), EC, "ES256", kid="own")), Principal)
     for number in range(len(broken)):
         found = await verifier.verify(signed(claims(clock), EC, "ES256", kid=f"k{number}"))
@@ -375,9 +372,8 @@ async def test_entries_of_a_jwks_that_cannot_be_used_are_ignored(clock: VirtualC
 async def test_key_without_an_id_stands_in_for_ids_that_no_key_has(clock: VirtualClock, tmp_path: Path) -> None:
     named, other, bare = (ECKey.generate_key("P-256") for _ in range(3))
     keys = [named.as_dict(private=False, kid="a"), other.as_dict(private=False, kid="b"), bare.as_dict(private=False)]
-    file = tmp_path / "keys"
-    file.write_text(json.dumps({"keys": [{n: v for n, v in key.items() if n != "kid" or v in "ab"} for key in keys]}))
-    verifier = JwtVerifier(settings_of(file, "ES256", key_file=None, jwks_file=str(file)), clock=clock)
+    keys = [{name: value for name, value in key.items() if name != "kid" or value in "ab"} for key in keys]
+    verifier = of_jwks(keys, tmp_path, clock)
 
     async def found(key: Key, **header: str) -> object:
         return await verifier.verify(signed(claims(clock), key, "ES256", **header))
@@ -392,11 +388,10 @@ async def test_token_of_a_key_that_was_withdrawn_while_it_was_verified_is_not_re
     clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with issuing() as issuer:
-        verifier = JwtVerifier(settings_of(Path("unused"), key_file=None, jwks_url=issuer.url), clock=clock)
+        verifier = of_url(issuer.url, clock)
         token = signed(claims(clock, exp=int(clock.time()) + 9_000), kid="one")
-        assert (
-            await verifier.verify(signed(claims(clock), OTHER, kid="one")) is AccessRefusal.SIGNATURE
-        )  # reads the keys
+        forged = signed(claims(clock), OTHER, kid="one")
+        assert await verifier.verify(forged) is AccessRefusal.SIGNATURE  # reads the keys
         verified, go_on, decode = threading.Event(), threading.Event(), JwtVerifier._decode
 
         def decode_slowly(self: JwtVerifier, text: str) -> object:
@@ -440,13 +435,8 @@ UNSAFE_URLS = (
 def test_settings_of_jwts_that_are_not_safe_are_refused(changes: dict[str, Any], setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
         settings_of(Path("key"), **changes)
-
-
-@pytest.mark.parametrize(
-    "url", ["https://a.example", "https://a.example:8/k?x=1", "http://localhost:8/k", "http://[::1]/"]
-)
-def test_url_of_keys_may_be_https_or_on_loopback(url: str) -> None:
-    assert settings_of(Path("unused"), key_file=None, jwks_url=url).jwks_url == url
+    for url in ("https://a.example", "https://a.example:8/k?x=1", "http://localhost:8/k", "http://[::1]/"):
+        assert settings_of(Path("unused"), key_file=None, jwks_url=url).jwks_url == url
 
 
 @pytest.mark.parametrize("content", ["", "short", '{"keys": []}', "[]", "{", '{"keys": [{"kty": "RSA"}]}'])
@@ -520,12 +510,10 @@ async def test_proxy_identifies_users_only_from_its_own_address(
         assert (await client.get("/v1/groups", headers=headers)).status_code == status
 
 
-@pytest.mark.parametrize(
-    "network", ["proxy.example", "0.0.0.0/0", "::/0", "0.0.0.0/1", "128.0.0.0/1", "2000::/3", "::ffff:0:0/0"]
-)
-def test_address_of_a_proxy_is_checked(network: str) -> None:
-    with pytest.raises(ValueError, match="trusted_proxies"):
-        ApiSettings(trusted_proxies=(network,))
+def test_address_of_a_proxy_is_checked() -> None:
+    for network in ("proxy.example", "0.0.0.0/0", "::/0", "0.0.0.0/1", "128.0.0.0/1", "2000::/3", "::ffff:0:0/0"):
+        with pytest.raises(ValueError, match="trusted_proxies"):
+            ApiSettings(trusted_proxies=(network,))
     assert ApiSettings(trusted_proxies=("10.0.0.0/8", "fc00::/7", "::1")).identifies
 
 
