@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 """An option of the JVM: optimising code for later takes more processor time than these tests are there."""
-SMALL_SPARK = {
+SMALL_SPARK: dict[str, Any] = {
     "master": "local[2]",
     "conf": {
         "spark.driver.memory": "768m",

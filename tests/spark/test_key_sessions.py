@@ -171,7 +171,8 @@ def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[One
             session.catalog.cacheTable("data")
             session.table("data").count()
             session.range(start, start + 20).cache().count()
-            session.range(1000, 1010).cache()  # the plans of both keys are equal: one entry
+            session.range(1000, 1010).createOrReplaceTempView("shared")
+            session.catalog.cacheTable("shared")  # the plans of both keys are equal: one entry
 
         key.run(fill)
     assert cached(spark) == before + 5
@@ -179,7 +180,7 @@ def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[One
     assert cached(spark) == before + 3
     assert [table.name for table in a.session.catalog.listTables() if table.isTemporary] == []
     assert b.sql("select count(*) from data") == [(10,)]
-    assert b.run(lambda session: session.catalog.isCached("data"))
+    assert b.run(lambda session: [session.catalog.isCached(view) for view in ("data", "shared")]) == [True, True]
     a.close()  # once more, after threads that were left behind
     b.close()
     assert cached(spark) == before
