@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,10 @@ from osrdyne.cli.manifests.commands import opened
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, load, remote
 from osrdyne.cli.output import hours_and_minutes, print_json, print_table
 from osrdyne.config.loading import problems_of
+from osrdyne.config.types import duration_text, size_text
 from osrdyne.config.yaml_file import parse_yaml
 from osrdyne.errors import ConfigurationError
+from osrdyne.ingress.quotas.kept import kept_by_pool
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 
 if TYPE_CHECKING:
@@ -80,7 +83,9 @@ def capacity(
         ]
         # Each phase of a recorded day has the same options.
         raise ConfigurationError("\n".join(dict.fromkeys(problems))) from None
-    found = answer(question, load(config, None).settings.prices.by_tier())
+    settings = load(config, None).settings
+    found = answer(question, settings.prices.by_tier())
+    found["pool"] = [asdict(kept) for kept in kept_by_pool(settings, question.to_load())]
     if output is Output.JSON:
         print_json(found)
     else:
@@ -157,6 +162,7 @@ def _print(found: dict[str, Any]) -> None:
         typer.echo(
             f"Cheapest that holds: {best['hub_units']} × {best['hub']}{store}, {_number(best['price'])} a month."
         )
+    _print_kept(found["pool"])
     for note in found["notes"]:
         typer.echo(f"note: {note}", err=True)
     typer.echo("The load fits." if found["fits"] else "The load does not fit.")
@@ -178,6 +184,20 @@ def _print_storage(storage: dict[str, Any]) -> None:
     days = "" if storage["days"] is None else f", {_number(storage['days'])} days of this load"
     needed = "" if storage["needed"] is None else f"; the retention needs {_number(storage['needed'])}"
     typer.echo(f"Storage: {_number(storage['events'])} events{days}{needed}.")
+
+
+def _print_kept(kept: list[dict[str, Any]]) -> None:
+    rows = (
+        (
+            one["name"],
+            "-" if one["max_age"] is None else duration_text(one["max_age"]),
+            "-" if one["max_bytes"] is None else size_text(one["max_bytes"]),
+            "-" if one["max_count"] is None else _number(one["max_count"]),
+            "-" if one["days"] is None else f"{_number(one['days'])} days",
+        )
+        for one in kept
+    )
+    print_table(("kept by the pool", "age", "size", "number", "of this load"), rows, empty="")
 
 
 def _number(value: float) -> str:

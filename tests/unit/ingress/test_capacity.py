@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from osrdyne.config.models import PriceSettings
+from osrdyne.config.models import PriceSettings, Settings
 from osrdyne.ingress.quotas.capacity import Hub, Load, Phase, Plan, Store, plan
+from osrdyne.ingress.quotas.kept import kept_by_pool
 from osrdyne.ingress.quotas.question import CapacityQuestion, answer
 from osrdyne.ingress.quotas.tiers import HUB_TIERS, STORE_TIERS, HubTier, StoreTier
 
@@ -165,3 +166,24 @@ def test_a_store_keeps_what_it_has_room_for(
     assert found["storage"] == {"events": 30_000_000, "days": days, "needed": needed}
     assert found["fits"] == (units == 1)
     assert units is None or (found["cheapest"]["store"], found["cheapest"]["store_units"]) == ("store-s1", units)
+
+
+@pytest.mark.parametrize(
+    ("table", "load", "days"),
+    [
+        ({"retention_days": 90, "max_rows": 80_000}, {"rate": "1000/day", "events": 2}, (5, 40)),
+        ({"retention_days": 9}, {"rate": "1/day"}, (7, 9)),
+        ({"retention_days": 9, "max_bytes": 10**9}, {"rate": "0/day"}, (7, None)),
+        ("typo", {"rate": "1/day"}, (7, None)),
+        ({"retention_days": 9}, {"rate": "1/day", "duration": "1h"}, (None, None)),
+    ],
+    ids=["full", "old", "bytes", "invalid", "once"],
+)  # fmt: skip
+def test_pool_keeps_a_load_until_it_is_full_or_old(table: object, load: dict[str, Any], days: tuple[Any, ...]) -> None:
+    log = {"name": "sensors", "max_age": "7d", "max_bytes": 5 * 1000 * 2**20, "partitions": 1}
+    worker = {"config": {"tables": {"warm": table}}}
+    settings = Settings.model_validate({"pool": {"kind": "managed"}, "telemetry": log, "worker": worker})
+    question = CapacityQuestion.model_validate({"load": [{**load, "message_size": "1MiB"}]})
+    found = {kept.name: kept.days for kept in kept_by_pool(settings, question.to_load())}
+    assert [*found.items()][2:] == [("poison inventory", None), ("audit", None)]
+    assert (found["log sensors"], found["table warm"]) == days
