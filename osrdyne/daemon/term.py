@@ -204,6 +204,8 @@ class Term:
             "resync": self.groups.resync.run(),
             "worker liveness": self.groups.liveness.run(),
         }
+        if self.groups.reattached is not None:
+            loops["reattached workers"] = self.groups.reattached.run()
         if self.workers.pooled is not None:
             loops["pooled processes"] = self.workers.pooled.upkeep.run()
             loops["memory of processes"] = self.groups.memory.run()

@@ -79,6 +79,7 @@ from osrdyne.pool.workers.liveness import WorkerLiveness
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.pool.workers.pooled import PooledLink, PooledTerm
 from osrdyne.pool.workers.progress import StartForecast
+from osrdyne.pool.workers.reattached import ReattachedWorkers
 from osrdyne.pool.workers.specs import choose_credentials, scaling_rules, spec_factory, worker_shape
 from osrdyne.processors import activity
 from osrdyne.processors.audit import AuditTrail
@@ -193,11 +194,12 @@ class Routing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The slow loops over all groups: eviction, the end of idle groups, liveness of workers, the memory of pooled
-    processes, the resync."""
+    processes, the resync. `reattached`: None if RabbitMQ attaches no consumer to another queue."""
 
     eviction: GroupEviction
     idle: IdleReaper
     liveness: WorkerLiveness
+    reattached: ReattachedWorkers | None
     memory: MemoryRelief
     lags: GroupLags
     resync: Resync
@@ -616,7 +618,13 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
         control=workers.control,
         worker_loop=workers.loop,
         paused=state.paused,
-        found_unbound=queues.loop.found_unbound if resources.session.version.reattaches_consumers else None,
+    )
+    reattached = ReattachedWorkers(
+        context,
+        listings=queues.listing,
+        worker_reports=state.worker_reports,
+        control=workers.control,
+        found_unbound=queues.loop.found_unbound,
     )
     lags = GroupLags(context.clock, state.backlog)
     resync = Resync(
@@ -641,7 +649,16 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
         at_rest=eviction.is_at_rest,
         rank=state.profiles.eviction_rank,
     )
-    return Groups(eviction=eviction, idle=idle, liveness=liveness, memory=memory, lags=lags, resync=resync)
+    return Groups(
+        eviction=eviction,
+        idle=idle,
+        liveness=liveness,
+        # Later versions cancel the consumers of a deleted queue.
+        reattached=reattached if resources.session.version.reattaches_consumers else None,
+        memory=memory,
+        lags=lags,
+        resync=resync,
+    )
 
 
 def wire_processors(

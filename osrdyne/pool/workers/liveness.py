@@ -14,12 +14,10 @@ worker itself.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from osrdyne.aio.signals import ChangeFeed, Subscription
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
@@ -121,17 +119,13 @@ class WorkerLiveness:
         control: WorkerControl,
         worker_loop: WorkerGroupsLoop,
         paused: PausedGroups,
-        found_unbound: ChangeFeed[Key] | None = None,
     ) -> None:
-        """`found_unbound`: the groups whose queue another client may have declared again, so that its consumers get
-        nothing any more (broker: reattached-consumers); None if RabbitMQ cancels such consumers."""
         self._tracker = tracker
         self._worker_reports = worker_reports
         self._instances = instances
         self._control = control
         self._worker_loop = worker_loop
         self._paused = paused
-        self._found_unbound = found_unbound
         self._patience = context.settings.worker.silence_timeout
         self._clock = context.clock
         self._suspicions: dict[Key, Suspicion] = {}
@@ -140,19 +134,9 @@ class WorkerLiveness:
 
     async def run(self) -> None:
         """Check at intervals. Runs until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            if self._found_unbound is not None:
-                group.create_task(self._reconnect(self._found_unbound.subscribe()), name="workers that reconnect")
-            while True:
-                await self._clock.sleep(self._patience / 2)
-                await self.check()
-
-    async def _reconnect(self, unbound: Subscription[Key]) -> None:
         while True:
-            for key in await unbound.wait():
-                # A lost message costs time only: a worker that takes no requests is replaced.
-                await self._control.ask_to_reconnect(key)
-                self._log.info("workers asked to reconnect", key=key)
+            await self._clock.sleep(self._patience / 2)
+            await self.check()
 
     def take_listing(self, listed: Iterable[ListedQueue]) -> None:
         """Take a listing of the request queues: a group with requests and no recent work becomes suspicious."""

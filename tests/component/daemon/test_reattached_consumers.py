@@ -10,6 +10,7 @@ import pytest
 from osrdyne.amqp import Message
 from osrdyne.broker.queues.request_queues import REATTACH_TIME
 from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command as ControlCommand
 from osrdyne.protocol.control import control_from_wire
 from osrdyne.protocol.names import Key, PoolNames
@@ -49,6 +50,18 @@ def declare_again(stack: Stack, queue: str) -> None:
             for consumed, _, consumer in channel._holders.values():
                 if consumed.name == queue:
                     consumer.put = lambda _: None  # type: ignore[method-assign]
+
+
+def watch_control(broker: FakeBroker) -> None:
+    """Keep what is sent to the workers of the key `a`."""
+    broker.declare_queue("seen", {})
+    broker.bind("seen", NAMES.control_exchange, NAMES.control_group_routing_key(Key("a")))
+
+
+def reconnects(broker: FakeBroker) -> int:
+    """How often these workers were asked to connect anew."""
+    messages = [control_from_wire(body) for body in broker.bodies("seen")]
+    return [one.command for one in messages if one].count(ControlCommand.RECONNECT)
 
 
 async def publish(broker: FakeBroker, queue: str) -> None:
@@ -122,12 +135,34 @@ async def test_workers_of_a_queue_that_lost_its_binding_connect_again(
     """Another program may have declared the queue again, with consumers that get nothing."""
     await stack.publish("a")
     await clock.advance(1.0)
-    seen, key = "seen", Key("a")
-    broker.declare_queue(seen, {})
-    broker.bind(seen, NAMES.control_exchange, NAMES.control_group_routing_key(key))
+    watch_control(broker)
+    key = Key("a")
     broker.unbind(NAMES.request_queue(key), NAMES.requests_exchange, key)
     await stack.publish("a", b"again")
     await clock.advance(1.0)
-    messages = [control_from_wire(body) for body in broker.bodies(seen)]
-    assert [one.command for one in messages if one].count(ControlCommand.RECONNECT) == asked
+    assert reconnects(broker) == asked
     assert stack.waiting("a") == [b"", b"again"]
+
+
+@pytest.mark.parametrize(
+    ("version", "works", "asked"),
+    [("3.10.8", False, 1), ("3.10.8", True, 0), ("4.0.0", False, 0)],
+    ids=["no worker has it", "a worker reports it", "later version"],
+)
+@pytest.mark.proves("broker/request-queue-declared-again")
+async def test_workers_that_do_not_get_what_rabbitmq_delivers_connect_again(
+    stack: Stack, clock: VirtualClock, broker: FakeBroker, works: bool, asked: int
+) -> None:
+    """Asked within ten seconds, and once: a client that is no worker may hold the request."""
+    watch_control(broker)
+    await stack.publish("a", b"1")
+    await clock.advance(1.0)
+    await (await stack.take("a")).ack()
+    await stack.report("a", Event.READY, in_flight=0)
+    await clock.advance(60.0)
+    await stack.publish("a", b"2")  # delivered to the same consumer
+    if works:
+        await stack.report("a", Event.REQUEST_RECEIVED, in_flight=1)
+    for seconds in (NOTICED, 60.0):
+        await clock.advance(seconds)
+        assert reconnects(broker) == asked
