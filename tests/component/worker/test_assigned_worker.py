@@ -1,10 +1,8 @@
 """One worker of a pooled process, without RabbitMQ: its end, and what it leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -15,19 +13,16 @@ from worker_bench import PATIENCE, environment
 from worker_bench import until_in_time as until
 
 from osrdyne.protocol.activity import Event, text_fingerprint
-from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import Request, Status
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.pooled import AssignmentExit
 from osrdyne.protocol.rates import EventRate
-from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call, Context, RequestError
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.pooled import assigned_worker as module
 from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
 from osrdyne_worker.pooled.handler_loop import HandlerLoop
 from osrdyne_worker.requests.dispatch import HandlerExitError
-from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.scheduling.suspects import SuspectGate
 from osrdyne_worker.runtime.exit import ExitCode, LoopBlocked
 from osrdyne_worker.runtime.reports import Reporter
@@ -57,20 +52,17 @@ class Sessions:
         self.closed.append(session)
 
 
-Assigned = Callable[..., AssignedWorker]
-
-
 @pytest.fixture
-def sessions() -> Sessions:
+def sessions():
     return Sessions()
 
 
 @pytest.fixture
-def assigned(sessions: Sessions, clock: VirtualClock) -> Iterator[Assigned]:
+def assigned(sessions, clock):
     """Makes the worker of an application."""
     with ThreadPoolExecutor(2) as side_threads:
 
-        def assigned(app: App | None = None, made: WorkerEnvironment | None = None) -> AssignedWorker:
+        def assigned(app=None, made=None):
             return AssignedWorker(
                 app or App(),
                 made or environment(),
@@ -84,9 +76,7 @@ def assigned(sessions: Sessions, clock: VirtualClock) -> Iterator[Assigned]:
 
 
 @pytest.mark.proves("pooled/requests-released-worker-end")
-async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_closed_later(
-    assigned: Assigned, sessions: Sessions, clock: VirtualClock
-) -> None:
+async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_closed_later(assigned, sessions, clock):
     app, loading, go_on = App(), threading.Event(), threading.Event()
 
     @app.on_start
@@ -107,9 +97,7 @@ async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_cl
     assert (sessions.closed, bool(sessions.threads)) == (["session of k"], True)
 
 
-async def test_worker_that_cannot_be_built_ends_alone_and_gives_the_reason(
-    assigned: Assigned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_worker_that_cannot_be_built_ends_alone_and_gives_the_reason(assigned, monkeypatch):
     how = await assigned(made=environment(config={"runtime": {"concurrency": 0}})).run()
     assert how.code == ExitCode.INVALID_CONFIGURATION
     assert "WORKER_CONFIG.runtime.concurrency" in str(how.reason)
@@ -120,7 +108,7 @@ async def test_worker_that_cannot_be_built_ends_alone_and_gives_the_reason(
     assert len(logs) == 1
 
 
-async def test_parts_of_the_start_of_a_key_are_complete(assigned: Assigned) -> None:
+async def test_parts_of_the_start_of_a_key_are_complete(assigned):
     app = App()
     app.on_start(lambda context: "loaded")
     worker = assigned(app)
@@ -132,11 +120,11 @@ async def test_parts_of_the_start_of_a_key_are_complete(assigned: Assigned) -> N
     await running
 
 
-async def test_rate_of_a_key_limits_this_key_of_the_process_only(assigned: Assigned, clock: VirtualClock) -> None:
+async def test_rate_of_a_key_limits_this_key_of_the_process_only(assigned, clock):
     rate = EventRate(60, 1024)
     async with asyncio.TaskGroup() as group:
 
-        def processor_of(key: str, rate: EventRate | None) -> Processor:
+        def processor_of(key, rate):
             made = environment(key=key, rate=rate)
             parts = build_parts(App(), made, clock=clock, host=assigned(made=made))
             runtime = RuntimeContext(parts.settings, clock, group.create_task, lambda reason: None)
@@ -161,13 +149,7 @@ async def test_rate_of_a_key_limits_this_key_of_the_process_only(assigned: Assig
     ],
     ids=["request-error", "details-without-json", "other-error"],
 )
-async def test_start_that_refuses_the_key_is_reported_with_its_code(
-    assigned: Assigned,
-    clock: VirtualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    refusal: dict[str, Any] | None,
-) -> None:
+async def test_start_that_refuses_the_key_is_reported_with_its_code(assigned, clock, monkeypatch, error, refusal):
     app, reports = App(), []
 
     @app.on_start
@@ -186,9 +168,7 @@ async def test_start_that_refuses_the_key_is_reported_with_its_code(
 
 
 @pytest.mark.proves("pooled/coroutine-blocks")
-async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(
-    assigned: Assigned, clock: VirtualClock
-) -> None:
+async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(assigned, clock):
     app, blocking, go_on = App(), threading.Event(), threading.Event()
 
     @app.handler("/block")
@@ -200,7 +180,7 @@ async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(
     async def ask(call: Call) -> str:
         return call.context.key
 
-    async def send(worker: AssignedWorker, path: str, key: str) -> Any:
+    async def send(worker, path, key):
         made = environment(key=key, config={"runtime": {"blocked_timeout": 0.2}})
         parts = worker._parts = build_parts(app, made, clock=clock, host=worker)
         call = Call(Context(Key(key), session=f"session of {key}"), Request(key=key, body=b"", path=path))
@@ -225,15 +205,15 @@ async def test_coroutine_that_blocks_its_key_ends_this_worker_and_no_other(
 
 class TestHandlerLoop:
     @pytest.fixture
-    def loop(self) -> Iterator[HandlerLoop]:
+    def loop(self):
         loop = HandlerLoop(enter=lambda: None, on_blocked=lambda reason: None)
         yield loop
         loop.close()
 
-    async def test_cancelled_coroutine_is_waited_for(self, loop: HandlerLoop) -> None:
+    async def test_cancelled_coroutine_is_waited_for(self, loop):
         started, cleaned = threading.Event(), threading.Event()
 
-        async def clean_up() -> None:
+        async def clean_up():
             started.set()
             try:
                 await asyncio.sleep(PATIENCE)
@@ -250,11 +230,11 @@ class TestHandlerLoop:
         assert cleaned.is_set()
         assert loop.running == 0
 
-    async def test_exit_of_a_handler_is_its_own_error_and_the_loop_goes_on(self, loop: HandlerLoop) -> None:
-        async def leave() -> None:
+    async def test_exit_of_a_handler_is_its_own_error_and_the_loop_goes_on(self, loop):
+        async def leave():
             raise SystemExit(3)
 
-        async def answer() -> asyncio.AbstractEventLoop:
+        async def answer():
             return asyncio.get_running_loop()
 
         with pytest.raises(HandlerExitError):

@@ -1,8 +1,6 @@
 """Coalescing: identical requests in flight run once, and each has its own answer, deadline, cancel and
 acknowledgement."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -18,7 +16,7 @@ from osrdyne.protocol.messages import COALESCE_HEADER, PRINCIPAL_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne_worker import App, Call, Context, DataChangedError, RequestError
 from osrdyne_worker.requests.data_versions import DataVersions
-from osrdyne_worker.requests.inflight import InFlight, Phase
+from osrdyne_worker.requests.inflight import Phase
 
 
 class SharingBench(Bench):
@@ -106,7 +104,7 @@ class DirectBench(SharingBench):
 bench = bench_fixture(SharingBench, concurrency=2)
 
 
-async def test_requests_that_differ_do_not_share(bench: SharingBench) -> None:
+async def test_requests_that_differ_do_not_share(bench):
     bench.go.set()
     await bench.ask("a", b"x")
     await bench.ask("b", b"y")
@@ -121,7 +119,7 @@ async def test_requests_that_differ_do_not_share(bench: SharingBench) -> None:
 
 
 @pytest.mark.proves("workers/first-caller-shared-run")
-async def test_cancel_of_one_leaves_the_run_and_that_of_the_last_one_ends_it(bench: SharingBench) -> None:
+async def test_cancel_of_one_leaves_the_run_and_that_of_the_last_one_ends_it(bench):
     await bench.ask_all(("first", "second", "third"))
     await until(lambda: len(bench.runs) == 1)
     bench.processor.cancel("first", REPLIES)
@@ -138,7 +136,7 @@ async def test_cancel_of_one_leaves_the_run_and_that_of_the_last_one_ends_it(ben
     assert bench.by_name()["new"] == "ok"
 
 
-async def test_requests_that_leave_while_they_wait_give_no_run(bench: SharingBench) -> None:
+async def test_requests_that_leave_while_they_wait_give_no_run(bench):
     await bench.fill_slots()
     await bench.ask_all("ab")
     for name in "ab":
@@ -148,7 +146,7 @@ async def test_requests_that_leave_while_they_wait_give_no_run(bench: SharingBen
     assert (bench.runs, bench.by_name()["a"]) == ([], "cancelled")
 
 
-async def test_deadline_of_one_is_its_own_and_the_handler_has_the_last_one(bench: SharingBench) -> None:
+async def test_deadline_of_one_is_its_own_and_the_handler_has_the_last_one(bench):
     await bench.ask("soon", **{"x-deadline": now_ms(bench.clock) + 300})
     await bench.ask("later", **{"x-deadline": now_ms(bench.clock) + 60_000})
     await until(lambda: bench.by_name() == {"soon": "expired"})
@@ -157,7 +155,7 @@ async def test_deadline_of_one_is_its_own_and_the_handler_has_the_last_one(bench
     assert bench.by_name()["later"] == "ok"
 
 
-async def test_error_is_the_answer_of_all(bench: SharingBench) -> None:
+async def test_error_is_the_answer_of_all(bench):
     bench.fail = RequestError("no", code=403, error_code="refused")
     bench.go.set()
     await bench.ask_all("ab")
@@ -167,7 +165,7 @@ async def test_error_is_the_answer_of_all(bench: SharingBench) -> None:
 
 
 @pytest.mark.parametrize("bench", [LostSession], indirect=True)
-async def test_lost_session_returns_all_requests(bench: LostSession) -> None:
+async def test_lost_session_returns_all_requests(bench):
     for name in "abc":
         await bench.take("/lose_together", correlation_id=name)
     await bench.processor.until_idle()
@@ -175,7 +173,7 @@ async def test_lost_session_returns_all_requests(bench: LostSession) -> None:
 
 
 @pytest.mark.proves("workers/worker-dies-shared-run")
-async def test_lost_channel_between_the_replies_loses_no_request(bench: SharingBench) -> None:
+async def test_lost_channel_between_the_replies_loses_no_request(bench):
     """Each request is acknowledged after its own reply: those that are not acknowledged are delivered again."""
     await bench.ask_all("abc")
     await until(lambda: len(bench.runs) == 1)
@@ -185,7 +183,7 @@ async def test_lost_channel_between_the_replies_loses_no_request(bench: SharingB
     assert (bench.answers(), bench.unfinished()) == ({}, 3)
 
 
-async def test_progress_reaches_those_that_want_it(bench: SharingBench) -> None:
+async def test_progress_reaches_those_that_want_it(bench):
     await bench.ask("wants", path="/steps", **{"x-progress": True})
     await bench.ask("does not", path="/steps")
     await bench.ask("wants too", path="/steps", **{"x-progress": True})
@@ -195,7 +193,7 @@ async def test_progress_reaches_those_that_want_it(bench: SharingBench) -> None:
     assert stored == [("does not", b"whole"), *of_each]
 
 
-async def test_urgent_request_does_not_wait_behind_an_identical_one_of_a_lower_priority(bench: SharingBench) -> None:
+async def test_urgent_request_does_not_wait_behind_an_identical_one_of_a_lower_priority(bench):
     await bench.fill_slots()
     for name, body, priority in (("low", b"q", 5), ("other", b"z", 3), ("high", b"q", 0), ("lowest", b"q", 9)):
         await bench.ask(name, body, priority=priority)
@@ -204,10 +202,10 @@ async def test_urgent_request_does_not_wait_behind_an_identical_one_of_a_lower_p
     assert set(bench.by_name().values()) == {"ok"}
 
 
-async def test_changed_data_is_reloaded_once_for_all(bench: SharingBench) -> None:
+async def test_changed_data_is_reloaded_once_for_all(bench):
     loads = []
 
-    async def reload(version: int | None) -> Context:
+    async def reload(version):
         loads.append(version)
         bench.fail = None
         return Context(Key("k"), state="new")
@@ -221,7 +219,7 @@ async def test_changed_data_is_reloaded_once_for_all(bench: SharingBench) -> Non
     assert (loads, len(bench.runs)) == ([None], 2)
 
 
-async def test_identical_requests_come_from_the_queue_while_one_runs_and_share_it(bench: SharingBench) -> None:
+async def test_identical_requests_come_from_the_queue_while_one_runs_and_share_it(bench):
     """And different ones wait in the queue, where other workers find them."""
     async with bench.consuming("shared"):
         for _ in range(20):
@@ -255,9 +253,7 @@ async def test_identical_requests_come_from_the_queue_while_one_runs_and_share_i
         ("/decided", b"broken", True, 3),
     ],
 )
-async def test_handler_decides_and_otherwise_the_route(
-    bench: SharingBench, path: str, body: bytes, route_says: object, runs: int
-) -> None:
+async def test_handler_decides_and_otherwise_the_route(bench, path, body, route_says, runs):
     said = {} if route_says is None else {COALESCE_HEADER: route_says}
     bench.go.set()
     await bench.ask_all("abc", body=body, path=path, **said)
@@ -267,7 +263,7 @@ async def test_handler_decides_and_otherwise_the_route(
 
 
 @pytest.mark.parametrize("bench", [DirectBench], indirect=True)
-async def test_headers_of_the_ingress_are_ignored_in_a_direct_pool(bench: SharingBench) -> None:
+async def test_headers_of_the_ingress_are_ignored_in_a_direct_pool(bench):
     """There nothing removes what a client writes."""
     bench.go.set()
     forged = {PRINCIPAL_HEADER: "forged", "authorization": "Bearer secret", COALESCE_HEADER: True}
@@ -277,7 +273,7 @@ async def test_headers_of_the_ingress_are_ignored_in_a_direct_pool(bench: Sharin
     assert {name for call in bench.runs for name in call.headers} & {PRINCIPAL_HEADER, "authorization"} == set()
 
 
-async def test_abandoned_run_frees_its_slot_while_its_handler_goes_on(bench: SharingBench) -> None:
+async def test_abandoned_run_frees_its_slot_while_its_handler_goes_on(bench):
     """As for a request that runs by itself: a query that Spark cannot cancel holds up no other caller."""
     await bench.ask_all("ab", path="/deaf_same")
     await until(lambda: len(bench.runs) == 1)
@@ -308,23 +304,23 @@ async def test_abandoned_run_frees_its_slot_while_its_handler_goes_on(bench: Sha
     ),
     concurrency=st.integers(1, 2),
 )
-def test_results_equal_those_of_one_by_one(steps: list[tuple[str, int, int, bool]], concurrency: int) -> None:
+def test_results_equal_those_of_one_by_one(steps, concurrency):
     """Whatever is asked, written, cancelled and expires in whatever order: each request gets exactly one answer, the
     one that it would get alone, from data that is not older than it demands."""
 
-    async def run() -> None:
+    async def run():
         asked: dict[str, tuple[bytes, int]] = {}
         stopped: dict[str, str] = {}
         version = 0
 
-        async def reload(wanted: int | None) -> Context:
+        async def reload(wanted):
             await asyncio.sleep(0)
             return Context(Key("k"), state=version, data_version=wanted)
 
         async with serving(SharingBench, concurrency=concurrency) as bench:
             bench.use_data(0, reload)
 
-            def one(number: int) -> InFlight | None:
+            def one(number):
                 jobs = list(bench.processor._jobs.values())
                 return jobs[number % len(jobs)] if jobs else None
 

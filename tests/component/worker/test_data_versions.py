@@ -1,7 +1,5 @@
 """Data versions: a request that needs later data waits for a reload, and the others are answered meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
@@ -155,7 +153,7 @@ named = pytest.mark.parametrize("bench", [NamingBench], indirect=True)
     [("/data", 3), ("/batch", 2), ("/data", str(MAX_DATA_VERSION))],
     ids=["one", "batch", "largest"],
 )
-async def test_request_waits_for_the_version_that_it_needs(bench: DataBench, path: str, version: int | str) -> None:
+async def test_request_waits_for_the_version_that_it_needs(bench, path, version):
     bench.source.published = 7
     assert await bench.ask(path, **{"x-data-version": version}) == ("ok", "7", int(version))
     for satisfied in (version, b"1", "0"):
@@ -163,10 +161,10 @@ async def test_request_waits_for_the_version_that_it_needs(bench: DataBench, pat
     assert bench.source.loads == [None, int(version)]
 
 
-async def test_requests_without_a_later_version_come_from_the_queue_during_the_reload(bench: DataBench) -> None:
+async def test_requests_without_a_later_version_come_from_the_queue_during_the_reload(bench):
     """With a prefetch of one, a request that waits for a reload would otherwise block its queue."""
 
-    async def send(name: str, **headers: object) -> None:
+    async def send(name, **headers):
         await bench.publish("/data", queue="shared", correlation_id=name, **headers)
 
     await bench.ask(name="first", **{"x-data-version": 1})
@@ -190,7 +188,7 @@ async def test_requests_without_a_later_version_come_from_the_queue_during_the_r
     assert bench.unfinished("shared") == 0
 
 
-async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench: DataBench) -> None:
+async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench):
     bench.source.released.clear()
     for version in (5, 3, 5):
         await bench.take("/data", correlation_id=f"first {version}", **{"x-data-version": version})
@@ -205,7 +203,7 @@ async def test_concurrent_versions_share_the_reloads_that_satisfy_them(bench: Da
 
 
 @pytest.mark.proves("workers/worker-cannot-load-version")
-async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stays(bench: DataBench) -> None:
+async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stays(bench):
     assert await bench.ask(**{"x-data-version": 1}) == ("ok", "0", 1)
     bench.source.error, bench.source.published = ValueError("no such table"), 2
     status, body, _ = await bench.ask(name="new", **{"x-data-version": 2})
@@ -217,14 +215,14 @@ async def test_failed_reload_answers_those_that_need_it_and_the_former_data_stay
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "0x1", "１", " 1", -1, 1.5, True, 2**63, "9" * 20, [1], b"\xff"])
 @pytest.mark.proves("workers/header-x-data-version")
-async def test_malformed_version_is_an_error_that_names_the_header(bench: DataBench, value: Any) -> None:
+async def test_malformed_version_is_an_error_that_names_the_header(bench, value):
     status, body, _ = await bench.ask(**{"x-data-version": value})
     assert (status, "invalid_data_version" in body, "x-data-version" in body) == ("error", True, True)
     assert bench.source.loads == [None]
 
 
 @pytest.mark.proves("workers/worker-dies-reloads-data")
-async def test_request_that_waits_for_a_reload_is_reported_and_can_be_cancelled_and_expire(bench: DataBench) -> None:
+async def test_request_that_waits_for_a_reload_is_reported_and_can_be_cancelled_and_expire(bench):
     """If the reload ends the worker, the controller knows which requests have caused it."""
     bench.source.released.clear()
     await bench.take("/data", correlation_id="cancelled", **{"x-data-version": 1})
@@ -244,7 +242,7 @@ async def test_request_that_waits_for_a_reload_is_reported_and_can_be_cancelled_
     assert bench.source.loads == [None, 1]
 
 
-async def test_former_data_is_unloaded_after_its_last_request(bench: DataBench) -> None:
+async def test_former_data_is_unloaded_after_its_last_request(bench):
     await bench.begin("/held", correlation_id="held")
     bench.source.published = 1
     await bench.take("/data", correlation_id="new", **{"x-data-version": 1})
@@ -257,9 +255,7 @@ async def test_former_data_is_unloaded_after_its_last_request(bench: DataBench) 
 
 
 @pytest.mark.parametrize(("path", "names"), [("/changed", ["a"]), ("/batch_changed", ["a", "b", "c"])])
-async def test_data_that_changed_below_a_handler_is_reloaded_once_and_the_handler_runs_again(
-    bench: DataBench, path: str, names: list[str]
-) -> None:
+async def test_data_that_changed_below_a_handler_is_reloaded_once_and_the_handler_runs_again(bench, path, names):
     bench.source.published = 1
     for name in names:
         await bench.take(path, correlation_id=name)
@@ -278,16 +274,14 @@ async def test_data_that_changed_below_a_handler_is_reloaded_once_and_the_handle
     [("/data", {"x-data-version": 1}, 0), ("/changed", {}, 1), ("/batch_changed", {}, 1)],
     ids=["needs a version", "changed", "changed in a batch"],
 )
-async def test_refusal_of_the_application_to_load_is_the_answer(
-    bench: DataBench, path: str, headers: dict[str, object], tries: int
-) -> None:
+async def test_refusal_of_the_application_to_load_is_the_answer(bench, path, headers, tries):
     bench.source.published = 1
     bench.source.error = RequestError("It is being written.", code=503, error_code="dataset_incomplete")
     status, body, _ = await bench.ask(path, **headers)
     assert (status, "dataset_incomplete" in body, bench.tries) == ("error", True, tries)
 
 
-async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench: DataBench) -> None:
+async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench):
     bench.source.released.clear()
     await bench.take("/data", **{"x-data-version": 1})
     await until(lambda: len(bench.source.loads) == 2)
@@ -302,9 +296,7 @@ async def test_waiting_requests_are_requeued_when_the_worker_pauses(bench: DataB
 
 
 @named
-async def test_named_version_is_checked_for_each_request_that_needs_one_and_otherwise_once_in_the_interval(
-    bench: DataBench,
-) -> None:
+async def test_named_version_is_checked_for_each_request_that_needs_one_and_otherwise_once_in_the_interval(bench):
     assert await bench.ask(name="a", **{"x-data-version": 0}) == ("ok", "0", 0)
     bench.newest, bench.source.published = 5, 50
     assert await bench.ask(name="b", **{"x-data-version": 2}) == ("ok", "50", 5)
@@ -315,7 +307,7 @@ async def test_named_version_is_checked_for_each_request_that_needs_one_and_othe
 
 
 @named
-async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loaded(bench: DataBench) -> None:
+async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loaded(bench):
     await bench.ask(name="first")
     bench.newest, bench.source.error = 1, ValueError("no such table")
     for name in "ab":
@@ -330,7 +322,7 @@ async def test_request_without_a_version_is_answered_if_later_data_cannot_be_loa
 
 @named
 @pytest.mark.proves("workers/client-names-version-data")
-async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench: DataBench) -> None:
+async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench):
     status, body, _ = await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
     assert (status, "data_version_unavailable" in body) == ("error", True)
     assert bench.source.loads == [0], "no reload can help"
@@ -339,7 +331,7 @@ async def test_version_beyond_the_newest_is_an_error_and_changes_nothing(bench: 
 
 
 @pytest.mark.proves("workers/client-names-version-data")
-async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: DataBench) -> None:
+async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench):
     """A number that is too large would otherwise hide all later versions."""
     await bench.ask(**{"x-data-version": MAX_DATA_VERSION})
     bench.source.published = 1
@@ -351,7 +343,7 @@ async def test_reload_on_demand_drops_versions_that_clients_have_claimed(bench: 
 
 
 @pytest.mark.proves("workers/reload-data-end")
-async def test_reload_that_does_not_end_ends_the_worker() -> None:
+async def test_reload_that_does_not_end_ends_the_worker():
     async with serving(DataBench, processing_timeout=0.05) as bench:
         bench.source.released.clear()
         await bench.take("/data", **{"x-data-version": 1})
@@ -371,24 +363,24 @@ async def test_reload_that_does_not_end_ends_the_worker() -> None:
         max_size=30,
     )
 )
-def test_no_answer_is_older_than_its_version(steps: list[tuple[str, int]]) -> None:
+def test_no_answer_is_older_than_its_version(steps):
     """A publisher publishes version n and then asks for it, in any order with reloads that succeed or fail."""
 
-    async def turn(times: int) -> None:
+    async def turn(times):
         for _ in range(times):
             await asyncio.sleep(0)
 
-    async def run() -> None:
+    async def run():
         published, fails = 0, False
 
-        async def reload(version: int | None) -> Context:
+        async def reload(version):
             found = published  # read at the beginning: what is published meanwhile may be missing
             await turn(4)
             if fails:
                 raise ValueError("no data")
             return Context(Key("k"), state=found, data_version=version)
 
-        async def ask(version: int) -> None:
+        async def ask(version):
             try:
                 if not data.has(version):
                     await data.prepare(version)
@@ -413,7 +405,7 @@ def test_no_answer_is_older_than_its_version(steps: list[tuple[str, int]]) -> No
     asyncio.run(run())
 
 
-def test_second_hook_of_a_kind_is_refused() -> None:
+def test_second_hook_of_a_kind_is_refused():
     app = App()
     for register in (app.on_reload, app.on_unload, app.newest_version):
         register(lambda context: None)
@@ -446,8 +438,8 @@ class RecordedGroups:
 )
 @pytest.mark.proves("spark/start-key-pooled-process")
 async def test_reload_gets_the_state_in_use_in_a_group_of_its_own_as_any_load_that_could_fill_the_heap_of_others(
-    shares_heap: bool, groups: list[str]
-) -> None:
+    shares_heap, groups
+):
     sessions = RecordedGroups(shares_heap=shares_heap)
     app = App(sessions=cast(Any, sessions))
     app.on_start(lambda context: "first")
@@ -462,7 +454,7 @@ async def test_reload_gets_the_state_in_use_in_a_group_of_its_own_as_any_load_th
 
 @named
 @pytest.mark.proves("workers/check-newest-version-hangs")
-async def test_checks_that_hang_hold_one_thread(bench: DataBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checks_that_hang_hold_one_thread(bench, monkeypatch):
     """In a file system that does not answer. Otherwise the threads of all handlers would hang in such checks."""
     monkeypatch.setattr(data_versions, "CHECK_TIMEOUT", 0.05)
     before = bench.checks

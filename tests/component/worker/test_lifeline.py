@@ -1,12 +1,9 @@
 """The life line of a worker, in a process that stands for the worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def lifeline() -> Iterator[list[int]]:
+def lifeline():
     ends = list(os.pipe())
     yield ends
     for end in ends:
@@ -48,7 +45,7 @@ def start(how: str, value: str, descriptor: int) -> subprocess.Popen[str]:
 
 @pytest.mark.proves("workers/dev-killed")
 @pytest.mark.parametrize(("how", "number"), [("ready", signal.SIGTERM), ("stuck", signal.SIGKILL)])
-def test_worker_ends_with_its_daemon(lifeline: list[int], how: str, number: signal.Signals) -> None:
+def test_worker_ends_with_its_daemon(lifeline, how, number):
     process = start(how, str(lifeline[0]), lifeline[0])
     assert process.poll() is None
     os.close(lifeline.pop())
@@ -56,7 +53,7 @@ def test_worker_ends_with_its_daemon(lifeline: list[int], how: str, number: sign
 
 
 @pytest.mark.parametrize("value", ["", "x", "987654", "1"])
-def test_variable_that_names_no_pipe_is_ignored(value: str) -> None:
+def test_variable_that_names_no_pipe_is_ignored(value):
     with Path(os.devnull).open("wb") as null:
         process = subprocess.Popen(
             [sys.executable, "-c", WORKER.replace("600", "0.5"), "ready"],

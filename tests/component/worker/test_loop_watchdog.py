@@ -1,10 +1,7 @@
 """What the watchdog says about code that blocks the event loop: which handler it is, of which key, and where."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,12 +54,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench():
     with ThreadPoolExecutor(2) as threads:
         yield Bench(threads)
 
 
-async def test_handler_is_named_with_its_request_and_its_stack(bench: Bench) -> None:
+async def test_handler_is_named_with_its_request_and_its_stack(bench):
     @bench.app.handler("/slow")
     async def slow(call: Call) -> None:
         await asyncio.sleep(0)
@@ -79,7 +76,7 @@ async def test_handler_is_named_with_its_request_and_its_stack(bench: Bench) -> 
     assert (line["key"], line["worker_id"], line["frames"]) == ("k", "w", list(blocked.stack))
 
 
-async def test_no_single_request_of_a_batch_is_blamed(bench: Bench) -> None:
+async def test_no_single_request_of_a_batch_is_blamed(bench):
     @bench.app.batch_handler("/many")
     async def many(calls: list[Call]) -> list[None]:
         bench.block()
@@ -90,7 +87,7 @@ async def test_no_single_request_of_a_batch_is_blamed(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("hook", ["on_start", "newest_version", "on_stop"])
-async def test_hook_is_named(bench: Bench, hook: str) -> None:
+async def test_hook_is_named(bench, hook):
     """In a pooled process the hooks of a key run beside the handlers of others."""
 
     async def blocking(context: Context) -> Any:
@@ -105,7 +102,7 @@ async def test_hook_is_named(bench: Bench, hook: str) -> None:
     assert ("blocking" in str(blocked.name), blocked.worker_id, blocked.path) == (True, "w", None)
 
 
-async def test_other_code_is_shown_by_its_place(bench: Bench) -> None:
+async def test_other_code_is_shown_by_its_place(bench):
     await bench.watch()
     bench.block()
     await asyncio.sleep(0)

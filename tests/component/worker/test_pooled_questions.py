@@ -1,9 +1,7 @@
 """A pooled process and the leader's questions, in virtual time: the test ends the workers, and there is no RabbitMQ."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -216,10 +214,10 @@ class Bench:
 
 
 @pytest.fixture
-async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def idle(monkeypatch):
     """A process whose session is not up yet, and that is not connected."""
 
-    async def never(_: object) -> None:
+    async def never(_):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(module, "connect", never)
@@ -232,12 +230,12 @@ async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
-async def bench(idle: Bench) -> Bench:
+async def bench(idle):
     await idle.start()
     return idle
 
 
-async def test_forged_messages_fill_no_log(bench: Bench) -> None:
+async def test_forged_messages_fill_no_log(bench):
     """Their term is years ahead. Clients can send any number of them to the control queue."""
     forged = question_to_control(ReportState("q"), Generation(2**40, 1))
     with capture_logs() as logs:
@@ -248,7 +246,7 @@ async def test_forged_messages_fill_no_log(bench: Bench) -> None:
     assert [entry["messages"] for entry in logs if "forged" in entry["event"]] == [1, 4]
 
 
-async def test_process_reports_that_it_is_ready_with_its_memory_and_the_parts_of_its_start(bench: Bench) -> None:
+async def test_process_reports_that_it_is_ready_with_its_memory_and_the_parts_of_its_start(bench):
     assert bench.events()[0] is Event.STARTED
     state = await bench.ask(ReportState("q1"))
     assert (state.ready, state.draining, state.answers, state.term) == (True, False, ("q1",), TERM)
@@ -261,7 +259,7 @@ async def test_process_reports_that_it_is_ready_with_its_memory_and_the_parts_of
     assert [state.sequence for state in bench.states] == list(range(1, before + 4))
 
 
-async def test_assigned_worker_is_reported_until_it_is_released_within_its_grace_and_forgotten(bench: Bench) -> None:
+async def test_assigned_worker_is_reported_until_it_is_released_within_its_grace_and_forgotten(bench):
     state = await bench.assign("a", "k", slot=2)
     [one] = state.assignments
     assert (one.key, one.slot, one.spec_hash, one.generation) == ("k", 2, "hash", (TERM, 1))
@@ -279,7 +277,7 @@ async def test_assigned_worker_is_reported_until_it_is_released_within_its_grace
 
 @pytest.mark.parametrize("graces", [[20.0], [100.0, 20.0]], ids=["one release", "a later one with less"])
 @pytest.mark.proves("pooled/requests-released-worker-end")
-async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench, graces: list[float]) -> None:
+async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench, graces):
     bench.host.willing = False
     await bench.assign_all("a", "b")
     for grace in graces:
@@ -291,7 +289,7 @@ async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench
     assert bench.exit_of(A).code == ExitCode.UNRECOVERABLE
 
 
-async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench) -> None:
+async def test_message_of_an_older_term_is_ignored_and_not_answered(bench):
     await bench.assign("a", term=7)
     before = len(bench.states)
     for question in (Release("old", A, 1.0), ReportState("old")):
@@ -301,7 +299,7 @@ async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench
     assert (await bench.ask(ReportState("new"), term=8)).term == 8
 
 
-async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(bench: Bench) -> None:
+async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(bench):
     details = {"id": "q", "worker": {"worker_id": "a", "key": "k", "variables": {"WORKER_AMQP_URI": "s3cret"}}}
     bench.process.handle(ControlMessage(Command.ASSIGN, Generation(TERM, 1), details))
     await bench.clock.settle()
@@ -312,7 +310,7 @@ async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(be
 
 
 @pytest.mark.proves("pooled/worker-one-key-start")
-async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(bench: Bench) -> None:
+async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(bench):
     await bench.assign_all("broken", "a", "b")
     await bench.end(A, AssignmentExit(ExitCode.START_FAILED, "no data"))
     assert bench.listed == {"broken": "exited", A: "exited", B: "running"}
@@ -324,13 +322,11 @@ async def test_worker_that_cannot_be_made_or_started_ends_alone_with_the_reason(
 
 class TestBeforeTheSessionIsUp:
     @pytest.fixture
-    async def bench(self, idle: Bench) -> Bench:
+    async def bench(self, idle):
         await idle.start(is_up=False)
         return idle
 
-    async def test_worker_waits_for_the_session_and_one_that_is_released_meanwhile_never_runs(
-        self, bench: Bench
-    ) -> None:
+    async def test_worker_waits_for_the_session_and_one_that_is_released_meanwhile_never_runs(self, bench):
         await bench.assign_all("a", "b")
         assert (bench.state.ready, bench.host.made, bench.listed) == (False, {}, {A: "running", B: "running"})
         await bench.release("a")
@@ -339,7 +335,7 @@ class TestBeforeTheSessionIsUp:
         await bench.clock.settle()
         assert list(bench.host.made) == [B]
 
-    async def test_session_that_cannot_be_built_ends_the_process_with_the_reason(self, bench: Bench) -> None:
+    async def test_session_that_cannot_be_built_ends_the_process_with_the_reason(self, bench):
         await bench.assign("a")
         bench.host.failure = ValueError("no Java")
         bench.host.started.set()
@@ -349,7 +345,7 @@ class TestBeforeTheSessionIsUp:
 
 
 class TestEnd:
-    async def test_drained_process_takes_nothing_more_and_ends_after_its_last_worker(self, bench: Bench) -> None:
+    async def test_drained_process_takes_nothing_more_and_ends_after_its_last_worker(self, bench):
         await bench.assign("a")
         state = await bench.ask(Drain("drain"))
         assert (state.draining, state.answers, bench.listed) == (True, ("drain",), {A: "running"})
@@ -360,14 +356,12 @@ class TestEnd:
         assert bench.listed == {A: "exited"}
         assert bench.host.closed
 
-    async def test_empty_process_that_is_drained_ends(self, bench: Bench) -> None:
+    async def test_empty_process_that_is_drained_ends(self, bench):
         bench.process.handle(ControlMessage(Command.DRAIN, Generation(TERM, 1)))
         assert await bench.until_exit() == Stop(None)
 
     @pytest.mark.parametrize("willing", [True, False])
-    async def test_stopped_process_stops_all_workers_and_cuts_off_what_does_not_stop(
-        self, bench: Bench, willing: bool
-    ) -> None:
+    async def test_stopped_process_stops_all_workers_and_cuts_off_what_does_not_stop(self, bench, willing):
         bench.host.willing = willing
         await bench.assign_all("a", "b")
         bench.process.stop()
@@ -378,7 +372,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("when", ["a report of the state is due", "a worker fails"])
     @pytest.mark.proves("pooled/jvm-process-ends-during")
-    async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench, when: str) -> None:
+    async def test_lost_session_ends_the_process_and_all_its_workers(self, bench, when):
         await bench.assign_all("a", "b")
         bench.host.lost = "The JVM is gone."
         if when == "a worker fails":
@@ -390,7 +384,7 @@ class TestEnd:
         assert Event.FAILED in bench.events()
 
     @pytest.mark.proves("pooled/handler-blocks-event-loop")
-    async def test_end_of_a_blocked_loop_is_reported_for_the_key_that_blocks(self, bench: Bench) -> None:
+    async def test_end_of_a_blocked_loop_is_reported_for_the_key_that_blocks(self, bench):
         await bench.assign_all("a", "b")
         blocked = Blocked("blocked by a", (), key="a", worker_id=A)
         with pytest.raises(ProcessEnded):
@@ -400,7 +394,7 @@ class TestEnd:
         assert bench.exits == [Unrecoverable("blocked by a")]
 
     @pytest.mark.proves("pooled/more-8-threads-ended")
-    async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench: Bench) -> None:
+    async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench):
         await bench.assign_all("a", "b")
         bench.host.made[A].left_behind = module.MAX_LEFT_BEHIND
         await bench.end(A, AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))

@@ -1,7 +1,5 @@
 """The rate of a worker in virtual time: what it serves, what waits in the queue, since when, and in which order."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any
@@ -85,9 +83,7 @@ bench = bench_fixture(RatedBench, stuck_grace=0.0)
     ids=["277 messages x 2.5 events", "720 messages x 1 event", "200 messages x 4 events"],
 )
 @pytest.mark.proves("quotas/clients-send-more-events")
-async def test_load_above_the_rate_falls_behind_by_what_is_too_much(
-    bench: RatedBench, a_minute: int, events: list[int], behind: int
-) -> None:
+async def test_load_above_the_rate_falls_behind_by_what_is_too_much(bench, a_minute, events, behind):
     """One unit of the store takes 720 events a minute."""
     for minute in range(1, 6):
         await bench.offer(a_minute, events)
@@ -95,7 +91,7 @@ async def test_load_above_the_rate_falls_behind_by_what_is_too_much(
         await bench.clock.advance(0.001)
 
 
-async def test_queue_of_a_peak_drains_at_the_rate_and_in_order(bench: RatedBench) -> None:
+async def test_queue_of_a_peak_drains_at_the_rate_and_in_order(bench):
     """Six times the rate for a while, and five times as long until the queue is empty."""
     await bench.offer(6 * 720, [1])
     assert (len(bench.served), bench.waiting) == (720, 5 * 720)
@@ -106,7 +102,7 @@ async def test_queue_of_a_peak_drains_at_the_rate_and_in_order(bench: RatedBench
     assert Counter(bench.statuses()) == {"ok": 6 * 720}
 
 
-async def test_units_change_live_and_what_is_owed_is_paid_at_the_new_rate(bench: RatedBench) -> None:
+async def test_units_change_live_and_what_is_owed_is_paid_at_the_new_rate(bench):
     for _ in range(40):
         await bench.send(72)
     await bench.clock.advance(5.9)  # 72 events last for 6 seconds
@@ -122,7 +118,7 @@ async def test_units_change_live_and_what_is_owed_is_paid_at_the_new_rate(bench:
 
 
 @pytest.mark.proves("quotas/clients-send-more-events")
-async def test_deadline_and_cancel_of_a_request_that_waits_hold(bench: RatedBench) -> None:
+async def test_deadline_and_cancel_of_a_request_that_waits_hold(bench):
     await bench.send(720, name="first")
     await bench.clock.settle()
     await bench.send(name="late", **{"x-deadline": now_ms(bench.clock) + 100})
@@ -137,7 +133,7 @@ async def test_deadline_and_cancel_of_a_request_that_waits_hold(bench: RatedBenc
     assert [(round(at, 6), name) for at, name in bench.served] == [(0.0, "first"), (60.0, "last")]
 
 
-async def test_higher_priority_is_served_first_when_the_budget_allows_it(bench: RatedBench) -> None:
+async def test_higher_priority_is_served_first_when_the_budget_allows_it(bench):
     bench.queues.set((HIGH, QueueName(QUEUE)))
     for name in ("first", "low"):
         await bench.clock.settle()
@@ -149,14 +145,14 @@ async def test_higher_priority_is_served_first_when_the_budget_allows_it(bench: 
 
 
 @pytest.mark.proves("quotas/one-request-more-events")
-async def test_request_with_more_events_than_a_minute_serves_is_refused(bench: RatedBench) -> None:
+async def test_request_with_more_events_than_a_minute_serves_is_refused(bench):
     await bench.send(721)
     await bench.clock.settle()
     assert bench.statuses() == ["error"]
     assert b"too_many_events" in bench.replies()[0].body
 
 
-async def test_worker_that_stops_returns_what_waits(bench: RatedBench) -> None:
+async def test_worker_that_stops_returns_what_waits(bench):
     await bench.send(720)
     await bench.send(1)
     await bench.clock.settle()
@@ -189,7 +185,7 @@ async def test_worker_that_stops_returns_what_waits(bench: RatedBench) -> None:
         (b'{"events":' + b"[" * 100_000, 32),
     ],
 )
-def test_events_of_a_body_count_in_blocks(body: bytes, events: int) -> None:
+def test_events_of_a_body_count_in_blocks(body, events):
     assert count_events(body, 1024) == events
 
 
@@ -197,7 +193,7 @@ def test_events_of_a_body_count_in_blocks(body: bytes, events: int) -> None:
     st.lists(st.tuples(st.floats(0, 30), st.integers(1, 720)), min_size=1, max_size=60),
     st.integers(1, 7200),
 )
-def test_no_span_of_time_serves_more_than_the_rate_and_a_burst(steps: list[tuple[float, int]], rate: int) -> None:
+def test_no_span_of_time_serves_more_than_the_rate_and_a_burst(steps, rate):
     clock = VirtualClock()
     budget, begun = EventBudget(clock, EventRate(rate, 1024)), []
     for pause, wanted in steps:
@@ -214,7 +210,7 @@ def test_no_span_of_time_serves_more_than_the_rate_and_a_burst(steps: list[tuple
 
 
 @pytest.mark.parametrize("first", ["take", "use"])
-def test_a_much_lower_rate_delays_the_next_request_by_a_minute_at_most(first: str) -> None:
+def test_a_much_lower_rate_delays_the_next_request_by_a_minute_at_most(first):
     budget = EventBudget(VirtualClock(), EventRate(100_000, 1024))
     steps = {"take": lambda: budget.take(100_000), "use": lambda: budget.use(EventRate(1, 1024))}
     steps.pop(first)()
@@ -224,7 +220,7 @@ def test_a_much_lower_rate_delays_the_next_request_by_a_minute_at_most(first: st
 
 
 @given(st.lists(st.integers(1, 720), min_size=2, max_size=60))
-def test_a_worker_with_much_to_do_serves_exactly_the_rate(requests: list[int]) -> None:
+def test_a_worker_with_much_to_do_serves_exactly_the_rate(requests):
     clock = VirtualClock()
     budget = EventBudget(clock, STORE_S1)
     for events in requests:

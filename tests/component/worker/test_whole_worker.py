@@ -1,10 +1,8 @@
 """A whole worker on a fake broker: probes while it is paused, its cancellation, and connections that are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 from worker_bench import PATIENCE, environment, until_in_time
@@ -37,7 +35,7 @@ CONTROL_KEY = NAMES.control_group_routing_key(KEY)
 
 
 @pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
+def broker(clock):
     """With what the controller has declared; the queue `reports` holds what workers have reported."""
     broker = FakeBroker(clock)
     for queue in (QUEUE, REPORTS):
@@ -96,7 +94,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(broker: FakeBroker, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def bench(broker, clock, monkeypatch):
     bench = Bench(broker, clock)
     monkeypatch.setattr(module, "open_broker_connection", bench.connect)
     yield bench
@@ -108,9 +106,7 @@ async def bench(broker: FakeBroker, clock: VirtualClock, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("probe_ids", "completed"), [("ab", ["a", "b"]), ("aba", ["a", "b"])], ids=["two", "one repeated"]
 )
-async def test_probes_that_arrive_together_take_a_request_each(
-    bench: Bench, probe_ids: str, completed: list[str]
-) -> None:
+async def test_probes_that_arrive_together_take_a_request_each(bench, probe_ids, completed):
     """A group may be held by the circuits of two routes."""
     bench.go_on.set()
     await bench.start(paused=True)
@@ -123,7 +119,7 @@ async def test_probes_that_arrive_together_take_a_request_each(
     assert len(bench.broker.look_up(QUEUE).ready) == 2
 
 
-async def test_probe_without_a_waiting_request_is_reported(bench: Bench) -> None:
+async def test_probe_without_a_waiting_request_is_reported(bench):
     await bench.start(paused=True)
     await bench.control(Command.PROBE, id="a")
     [report] = await bench.reported(lambda report: EMPTY_PROBE_FIELD in report.details)
@@ -131,7 +127,7 @@ async def test_probe_without_a_waiting_request_is_reported(bench: Bench) -> None
 
 
 @pytest.mark.proves("pooled/requests-released-worker-end")
-async def test_cancelled_worker_marks_its_calls_and_gives_back_its_requests(bench: Bench) -> None:
+async def test_cancelled_worker_marks_its_calls_and_gives_back_its_requests(bench):
     """As at a cut-off in a pooled process. No task can be started any more, not even the one that settles an
     interrupted request; and asyncio logs no exception of it."""
     logged: list[str] = []
@@ -149,7 +145,7 @@ async def test_cancelled_worker_marks_its_calls_and_gives_back_its_requests(benc
 
 @pytest.mark.proves("workers/rabbitmq-cancels-worker-s")
 @pytest.mark.proves("broker/request-queue-declared-again")
-async def test_worker_connects_again_on_request_when_no_request_runs(bench: Bench) -> None:
+async def test_worker_connects_again_on_request_when_no_request_runs(bench):
     """broker: reattached-consumers: what RabbitMQ has dropped returns with the connection."""
     await bench.start(paused=False)
     await bench.publish_requests(1)
@@ -163,7 +159,7 @@ async def test_worker_connects_again_on_request_when_no_request_runs(bench: Benc
     assert len(bench.calls) == 1
 
 
-async def test_consumers_that_rabbitmq_cancels_leave_no_channel_open(broker: FakeBroker, clock: VirtualClock) -> None:
+async def test_consumers_that_rabbitmq_cancels_leave_no_channel_open(broker, clock):
     """RabbitMQ cancels a consumer when its queue is deleted, and keeps the channel."""
     connection = FakeConnection(broker, ConnectionOptions("amqp://fake"))
     listens = listen(
@@ -188,14 +184,12 @@ async def test_consumers_that_rabbitmq_cancels_leave_no_channel_open(broker: Fak
         await clock.advance(2.0)
 
 
-async def test_report_that_can_name_no_more_requests_is_sent_before_it_is_due(
-    broker: FakeBroker, clock: VirtualClock
-) -> None:
+async def test_report_that_can_name_no_more_requests_is_sent_before_it_is_due(broker, clock):
     """Circuits count every request that a report names."""
     reporter = Reporter(key=KEY, worker_id=WORKER, exchange=NAMES.activity_exchange, clock=clock)
     sending = asyncio.create_task(reporter.send(FakeConnection(broker, ConnectionOptions("amqp://fake"))))
 
-    async def complete(count: int) -> list[object]:
+    async def complete(count):
         """The counts of requests in all reports."""
         for number in range(count):
             reporter.received()

@@ -1,7 +1,5 @@
 """Import paths of the former layout: each works for one release, with a warning."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 
@@ -19,7 +17,7 @@ from osrdyne_worker.main import main
         ("osrdyne_worker.runtime.main", "main", main),
     ],
 )
-def test_former_import_path_works_with_a_warning(alias: str, name: str, value: object) -> None:
+def test_former_import_path_works_with_a_warning(alias, name, value):
     sys.modules.pop(alias, None)
     with pytest.warns(DeprecationWarning, match=alias):
         module = importlib.import_module(alias)

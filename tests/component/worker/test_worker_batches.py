@@ -1,7 +1,5 @@
 """Batch handlers: many requests in one call, each with its own answer, deadline, cancel, retry and acknowledgement."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -17,7 +15,6 @@ from test_worker_retries import TERMS
 from worker_bench import QUEUE, REPLIES, WAIT, Bench, bench_fixture, until, until_in_time
 
 from osrdyne.aio.clock import now_ms
-from osrdyne.amqp import Message
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import Key
@@ -81,7 +78,7 @@ bench = bench_fixture(BatchBench)
 
 
 @pytest.mark.proves("spark/one-request-batch-makes")
-async def test_one_poison_call_among_256_fails_alone(bench: BatchBench) -> None:
+async def test_one_poison_call_among_256_fails_alone(bench):
     await bench.hold_slot()
     names = [f"request {number}" for number in range(255)]
     await bench.take_all("/batch", *names[:100], "poison", *names[100:])
@@ -96,17 +93,17 @@ async def test_one_poison_call_among_256_fails_alone(bench: BatchBench) -> None:
     assert {name: body for name, body in bench.bodies().items() if name in names} == {name: name for name in names}
 
 
-async def test_only_requests_of_batches_are_taken_in_advance(bench: BatchBench) -> None:
+async def test_only_requests_of_batches_are_taken_in_advance(bench):
     """Others wait in the queue: there they expire, and other workers can take them."""
 
-    async def take(path: str, count: int, *, in_flight: int) -> None:
+    async def take(path, count, *, in_flight):
         for _ in range(count):
             await bench.publish(path, queue="shared")
         await until(lambda: bench.processor.in_flight == in_flight)
         await asyncio.sleep(0.01)
         assert bench.processor.in_flight == in_flight
 
-    async def go_on() -> None:
+    async def go_on():
         bench.released.set()
         bench.go.set()
         await until(lambda: bench.unfinished("shared") == 0 and not bench.processor.in_flight)
@@ -124,7 +121,7 @@ async def test_only_requests_of_batches_are_taken_in_advance(bench: BatchBench) 
     assert bench.statuses() == ["ok"] * (5 + 2 * 56)
 
 
-async def test_batch_begins_when_it_is_full_or_after_its_time(bench: BatchBench) -> None:
+async def test_batch_begins_when_it_is_full_or_after_its_time(bench):
     bench.go.set()
     await bench.take_all("/patient", "a", "b", "c", "d", "e")
     await until(lambda: bench.processor.in_flight == 1)
@@ -136,9 +133,7 @@ async def test_batch_begins_when_it_is_full_or_after_its_time(bench: BatchBench)
 
 
 @pytest.mark.parametrize(("last", "ended"), [("ok", []), ("cancelled", ["cancelled"])])
-async def test_request_of_a_running_batch_leaves_alone_and_the_last_one_ends_it(
-    bench: BatchBench, last: str, ended: list[str]
-) -> None:
+async def test_request_of_a_running_batch_leaves_alone_and_the_last_one_ends_it(bench, last, ended):
     await bench.take("/patient", correlation_id="soon", **{"x-deadline": now_ms(bench.clock) + 300})
     await bench.take("/patient", correlation_id="a")
     await bench.running.wait()
@@ -153,7 +148,7 @@ async def test_request_of_a_running_batch_leaves_alone_and_the_last_one_ends_it(
     assert (bench.by_name(), bench.ended) == ({"soon": "expired", "a": last}, ended)
 
 
-async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(bench: BatchBench) -> None:
+async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(bench):
     """Those of the same batch run, and a batch without requests gives its slot back."""
     await bench.hold_slot()
     await bench.take_all("/patient", "alone")
@@ -166,11 +161,11 @@ async def test_requests_that_leave_while_their_batch_waits_hold_up_no_other(benc
     assert (bench.by_name(), bench.sizes) == (left | served, [2])
 
 
-async def test_request_is_acknowledged_after_its_own_reply_and_not_that_of_another(bench: BatchBench) -> None:
+async def test_request_is_acknowledged_after_its_own_reply_and_not_that_of_another(bench):
     """If the worker dies before a reply is confirmed, its request is still in RabbitMQ; others are not run again."""
     confirmed = asyncio.Event()
 
-    async def confirm(message: Message) -> None:
+    async def confirm(message):
         if message.correlation_id == "slow":
             await confirmed.wait()
 
@@ -186,10 +181,10 @@ async def test_request_is_acknowledged_after_its_own_reply_and_not_that_of_anoth
 
 
 @pytest.mark.proves("spark/worker-dies-batch-runs")
-async def test_connection_lost_between_the_replies_of_a_batch_loses_no_request(bench: BatchBench) -> None:
+async def test_connection_lost_between_the_replies_of_a_batch_loses_no_request(bench):
     published = list[str | None]()
 
-    async def cut(message: Message) -> None:
+    async def cut(message):
         published.append(message.correlation_id)
         if len(published) == 2:
             bench.connection.cut()
@@ -203,7 +198,7 @@ async def test_connection_lost_between_the_replies_of_a_batch_loses_no_request(b
     assert set(names) <= waiting | set(bench.by_name())
 
 
-async def test_one_request_of_a_batch_is_retried_and_the_others_are_answered(bench: BatchBench) -> None:
+async def test_one_request_of_a_batch_is_retried_and_the_others_are_answered(bench):
     bench.declare_wait()
     await bench.hold_slot()
     await bench.take_all("/batch", "a", "busy", "b", **{TERMS_HEADER: TERMS})
@@ -212,7 +207,7 @@ async def test_one_request_of_a_batch_is_retried_and_the_others_are_answered(ben
     assert [one.message.correlation_id for one in bench.broker.look_up(WAIT).ready] == ["busy"]
 
 
-async def test_priority_levels_are_not_mixed_and_the_higher_one_is_first(bench: BatchBench) -> None:
+async def test_priority_levels_are_not_mixed_and_the_higher_one_is_first(bench):
     await bench.hold_slot()
     for number in range(4):
         await bench.take("/batch", correlation_id=f"{'low' if number % 2 else 'high'} {number}", priority=number % 2)
@@ -221,7 +216,7 @@ async def test_priority_levels_are_not_mixed_and_the_higher_one_is_first(bench: 
     assert [name_of(call) for call in bench.calls[1:]] == ["high 0", "high 2", "low 1", "low 3"]
 
 
-async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(bench: BatchBench) -> None:
+async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(bench):
     await bench.take_all("/patient", "a", "b", "c")
     await bench.running.wait()
     await bench.channel.cancel(bench.consumer)
@@ -230,7 +225,7 @@ async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(
     assert (bench.by_name(), bench.returned()) == ({"a": "ok", "b": "ok"}, [0])
 
 
-async def test_two_queues_fill_a_batch_each(bench: BatchBench) -> None:
+async def test_two_queues_fill_a_batch_each(bench):
     """Without batch handlers, one request of each of several queues may wait in a worker."""
     await bench.hold_slot()
     async with bench.consuming("high_Pri0", "low"):
@@ -290,8 +285,8 @@ def fail() -> None:
 @given(
     st.lists(st.sampled_from([b"1", b"2", b"3", b'"no number"', b"{", b"85", b"91", b"97"]), min_size=1, max_size=40)
 )
-def test_answers_of_a_batch_are_those_of_its_calls_one_by_one(bodies: list[bytes]) -> None:
-    async def ask() -> None:
+def test_answers_of_a_batch_are_those_of_its_calls_one_by_one(bodies):
+    async def ask():
         app = app_of(handle)
         together = await run_batch(app, [call_of(body) for body in bodies])
         with ThreadPoolExecutor(1) as threads:
@@ -302,17 +297,17 @@ def test_answers_of_a_batch_are_those_of_its_calls_one_by_one(bodies: list[bytes
 
 
 @pytest.mark.parametrize("result", [None, [], ["one", "two"], "ab"], ids=repr)
-async def test_batch_handler_without_an_answer_for_each_call_is_not_called_again(result: Any) -> None:
+async def test_batch_handler_without_an_answer_for_each_call_is_not_called_again(result):
     wrong = Recorded(lambda: result)
     responses = await run_batch(app_of(wrong), [call_of(b"") for _ in range(3)])
     errors = [json.loads(response.body)["error"]["code"] for response in responses if response is not None]
     assert (errors, wrong.sizes) == (["invalid_answer"] * 3, [3])
 
 
-async def test_cancelled_call_is_left_out_of_the_halves() -> None:
+async def test_cancelled_call_is_left_out_of_the_halves():
     calls = [call_of(b"") for _ in range(4)]
 
-    def cancel_and_fail() -> None:
+    def cancel_and_fail():
         calls[0].cancel()
         raise ValueError
 
@@ -322,7 +317,7 @@ async def test_cancelled_call_is_left_out_of_the_halves() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 40_000])
-async def test_large_bodies_are_decoded_beside_the_event_loop(size: int) -> None:
+async def test_large_bodies_are_decoded_beside_the_event_loop(size):
     """The worker sends no heartbeat while the event loop decodes."""
 
     def lengths(calls: list[Call], requests: list[Noted]) -> list[int]:
@@ -336,7 +331,7 @@ async def test_large_bodies_are_decoded_beside_the_event_loop(size: int) -> None
     assert (threading.current_thread().name in THREADS) == (size == 10)
 
 
-async def test_lost_session_is_not_the_fault_of_a_call() -> None:
+async def test_lost_session_is_not_the_fault_of_a_call():
     failing, sessions = Recorded(fail), FakeSessions()
     sessions.alive = False
     with pytest.raises(SessionLostError):
@@ -349,12 +344,12 @@ async def test_lost_session_is_not_the_fault_of_a_call() -> None:
     [{"max_size": 0}, {"max_size": 10_001}, {"max_wait": "soon"}, {"max_wait": -1}, {"max_wait": "11s"}],
     ids=str,
 )
-def test_invalid_options_of_a_batch_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_of_a_batch_are_refused(options):
     with pytest.raises(ConfigurationError, match="batch handler of '/p'"):
         App().batch_handler("/p", **options)
 
 
-def test_requests_of_a_batch_must_be_a_list() -> None:
+def test_requests_of_a_batch_must_be_a_list():
     def handler(calls: list[Call], requests: dict[str, int]) -> None: ...
 
     app = App()

@@ -1,9 +1,6 @@
 """`osrdyne-worker --check`: errors of an application that it reports before a worker starts."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,13 +28,7 @@ PLAIN_CLASS = "class Plain: ...\n@app.handler('/p')\ndef p(call, request: Plain)
         pytest.param("import sys\nsys.exit(3)", ["SystemExit: 3", "checked.py, line 4"], id="exit"),
     ],
 )
-def test_check_reports_an_invalid_handler(
-    handler: str,
-    names: list[str] | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_check_reports_an_invalid_handler(handler, names, tmp_path, monkeypatch, capsys):
     """`names`: what the error names; None: there is none."""
     (tmp_path / "checked.py").write_text(f"{HEAD}{handler}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -54,6 +45,6 @@ def check(reference: str, capsys: pytest.CaptureFixture[str]) -> tuple[object, s
 
 
 @pytest.mark.parametrize("reference", ["./echo:app", "apps/echo:app", ".echo:app", "./echo.py"])
-def test_check_reports_a_path_in_place_of_a_module(reference: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_a_path_in_place_of_a_module(reference, capsys):
     code, error = check(reference, capsys)
     assert (code, "write echo:app" in error) == (ExitCode.INVALID_CONFIGURATION, True)

@@ -1,7 +1,5 @@
 """A caller is answered at its deadline, whatever its handler does; and what the worker does with such a handler."""
 
-from __future__ import annotations
-
 import pytest
 from worker_bench import REPLIES, Bench, bench_fixture, serving, until_in_time
 
@@ -41,7 +39,7 @@ class DirectBench(DeafBench):
 
 
 @pytest.mark.parametrize("kind", [DeafBench, DirectBench], ids=["managed", "direct"])
-async def test_allowed_skew_prolongs_no_time_out(kind: type[DeafBench]) -> None:
+async def test_allowed_skew_prolongs_no_time_out(kind):
     async with serving(kind, max_clock_skew=60.0) as bench:
         await bench.take("/deaf_thread", expiration="20", **bench.soon())
         await bench.until_answered("expired")
@@ -49,7 +47,7 @@ async def test_allowed_skew_prolongs_no_time_out(kind: type[DeafBench]) -> None:
 
 @pytest.mark.parametrize("path", ["/deaf_thread", "/deaf", "/abandonable"])
 @pytest.mark.proves("workers/handler-never-ends")
-async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(bench: DeafBench, path: str) -> None:
+async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(bench, path):
     await bench.take(path, **bench.soon())
     await bench.until_answered("expired")
     assert bench.processor.in_flight == 1, "its handler is still there"
@@ -60,7 +58,7 @@ async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(b
 
 
 @pytest.mark.proves("workers/cancelled-handler-continues-requests")
-async def test_handler_that_runs_on_keeps_its_slot(bench: DeafBench) -> None:
+async def test_handler_that_runs_on_keeps_its_slot(bench):
     """With `concurrency` 1 an application may rely on running alone."""
     await bench.take("/deaf_thread", **bench.soon())
     await bench.until_answered("expired")
@@ -72,7 +70,7 @@ async def test_handler_that_runs_on_keeps_its_slot(bench: DeafBench) -> None:
 
 
 @pytest.mark.proves("workers/cancelled-handler-continues-requests")
-async def test_abandoned_handler_holds_up_no_other_until_there_are_too_many(bench: DeafBench) -> None:
+async def test_abandoned_handler_holds_up_no_other_until_there_are_too_many(bench):
     for expected in (["expired"], ["expired", "ok", "expired"]):
         await bench.take("/abandonable", **bench.soon())
         await bench.until_answered(*expected)
@@ -85,7 +83,7 @@ async def test_abandoned_handler_holds_up_no_other_until_there_are_too_many(benc
     await bench.until_answered("expired", "ok", "expired", "ok")
 
 
-async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler_goes_on(bench: DeafBench) -> None:
+async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler_goes_on(bench):
     await bench.take("/abandonable", **bench.soon())
     await bench.until_answered("expired")
     await bench.begin("/wait")
@@ -94,7 +92,7 @@ async def test_cancel_reaches_a_later_request_with_the_name_of_one_whose_handler
 
 
 @pytest.mark.proves("workers/handler-never-ends")
-async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
+async def test_worker_ends_when_a_handler_goes_on_for_the_grace():
     async with serving(DeafBench, stuck_grace=0.05) as bench, bench.reporting() as reports:
         await bench.take("/abandonable", **bench.soon())
         await bench.until_answered("expired")

@@ -1,12 +1,10 @@
 """Calling handlers: threads, sessions, failures, cancellation. No broker."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -16,7 +14,7 @@ from worker_bench import Bench
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
-from osrdyne_worker import App, Call, Context, SessionFactory
+from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 
 
@@ -82,17 +80,14 @@ class LostSession(Bench):
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads():
     with ThreadPoolExecutor(2) as executor:
         yield executor
 
 
-Run = Callable[..., Any]
-
-
 @pytest.fixture
-def dispatcher(threads: ThreadPoolExecutor) -> Callable[..., Dispatcher]:
-    def make(*handlers: Callable[..., Any], sessions: SessionFactory | None = None, debug: bool = False) -> Dispatcher:
+def dispatcher(threads):
+    def make(*handlers, sessions=None, debug=False):
         app = App(sessions=sessions)
         for handler in handlers:
             app.handler(f"/{handler.__name__}")(handler)
@@ -105,7 +100,7 @@ def call_of(path: str, body: bytes = b"") -> Call:
     return Call(Context(Key("k"), session="session"), Request("k", body, path=path))
 
 
-async def test_plain_function_runs_in_a_thread_and_its_job_group_and_a_coroutine_does_not(dispatcher: Run) -> None:
+async def test_plain_function_runs_in_a_thread_and_its_job_group_and_a_coroutine_does_not(dispatcher):
     def plain(call: Call) -> str:
         return threading.current_thread().name
 
@@ -134,15 +129,13 @@ class Noted(BaseModel):
 
 
 @pytest.fixture
-def noted() -> list[str]:
+def noted():
     THREADS.clear()
     return THREADS
 
 
 @pytest.mark.parametrize(("size", "on_the_loop"), [(1000, True), (100_000, False)], ids=["small", "large"])
-async def test_only_large_texts_of_a_coroutine_are_decoded_and_encoded_in_a_thread(
-    dispatcher: Run, noted: list[str], size: int, on_the_loop: bool
-) -> None:
+async def test_only_large_texts_of_a_coroutine_are_coded_in_a_thread(dispatcher, noted, size, on_the_loop):
     here, ran_in = threading.current_thread().name, list[str]()
 
     async def coroutine(call: Call, request: Noted) -> Noted:
@@ -162,10 +155,10 @@ def text_of(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(("size", "pauses"), [(1000, False), (100_000, True)], ids=["small", "large"])
-async def test_collector_pauses_while_a_large_body_is_decoded(dispatcher: Run, size: int, pauses: bool) -> None:
+async def test_collector_pauses_while_a_large_body_is_decoded(dispatcher, size, pauses):
     enabled = []
 
-    def note_collector(text: str) -> str:
+    def note_collector(text):
         enabled.append(gc.isenabled())
         return text
 
@@ -178,9 +171,7 @@ async def test_collector_pauses_while_a_large_body_is_decoded(dispatcher: Run, s
 
 
 @pytest.mark.parametrize("deaf", [0, 2], ids=["at once", "the third time"])
-async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
-    dispatcher: Run, monkeypatch: pytest.MonkeyPatch, deaf: int
-) -> None:
+async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(dispatcher, monkeypatch, deaf):
     """Spark runs a stage that it had not submitted yet when its group was cancelled."""
     monkeypatch.setattr("osrdyne_worker.requests.dispatch.CANCEL_INTERVAL", 0.01)
     started = threading.Event()
@@ -201,7 +192,7 @@ async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
 
 
 @pytest.mark.parametrize("error", [StopIteration("x"), SystemExit(3), KeyboardInterrupt(), KeyError("x")], ids=repr)
-async def test_whatever_a_thread_raises_is_an_error_reply(dispatcher: Run, error: BaseException) -> None:
+async def test_whatever_a_thread_raises_is_an_error_reply(dispatcher, error):
     def plain(call: Call) -> None:
         raise error
 
@@ -212,7 +203,7 @@ async def test_whatever_a_thread_raises_is_an_error_reply(dispatcher: Run, error
 
 
 @pytest.mark.parametrize("alive", [False, ConnectionError("py4j")], ids=["dead", "does not answer"])
-async def test_failure_without_a_session_is_not_an_answer(dispatcher: Run, alive: bool | Exception) -> None:
+async def test_failure_without_a_session_is_not_an_answer(dispatcher, alive):
     def fail(call: Call) -> None:
         raise ValueError("x")
 
@@ -229,25 +220,23 @@ async def test_failure_without_a_session_is_not_an_answer(dispatcher: Run, alive
         assert ("It ran out of memory." in reason) == isinstance(sessions, Explained)
 
 
-async def test_progress_adds_up_over_the_groups(dispatcher: Run) -> None:
+async def test_progress_adds_up_over_the_groups(dispatcher):
     progress = await dispatcher(sessions=FakeSessions()).progress("session", ["a", "b"])
     assert progress == {"jobs": 2, "tasks_done": 4, "tasks_total": 8}
 
 
 @pytest.mark.parametrize("name", ["authorization", "Authorization"])
-def test_handler_does_not_see_the_credentials_of_the_caller(name: str) -> None:
+def test_handler_does_not_see_the_credentials_of_the_caller(name):
     request = Request("k", b"", headers={name: "Bearer hidden", "traceparent": "00-1"})
     assert Call(Context(Key("k")), request).headers == {"traceparent": "00-1"}
 
 
-async def test_request_without_a_path_is_answered_with_that_reason(dispatcher: Run) -> None:
+async def test_request_without_a_path_is_answered_with_that_reason(dispatcher):
     response = await dispatcher().run(call_of(""), group_id="g")
     assert (response.status, b"x-rpc-path" in response.body) == ("error", True)
 
 
-async def test_handler_that_runs_again_gets_a_copy_of_the_new_session(
-    dispatcher: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_handler_that_runs_again_gets_a_copy_of_the_new_session(dispatcher, monkeypatch):
     """Otherwise it would read the former data, and its answer would name the version of the new data."""
     seen = []
 

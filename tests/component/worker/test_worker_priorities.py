@@ -1,9 +1,6 @@
 """Strict priority in the worker: which request runs next when several classes hold some."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +12,6 @@ from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.fakes.amqp import FakeConnection
-from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import App, Call
 from osrdyne_worker.requests.scheduling.priorities import PriorityLevels, Slots
 
@@ -78,19 +74,19 @@ class Scene(Bench):
 
 
 @pytest.fixture
-def concurrency() -> int:
+def concurrency():
     return 1
 
 
 @pytest.fixture
-async def scene(concurrency: int) -> AsyncIterator[Scene]:
+async def scene(concurrency):
     async with serving(Scene, concurrency=concurrency) as scene:
         yield scene
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.parametrize("order", [QUEUES, QUEUES[::-1]], ids=["high first", "low first"])
-async def test_backlog_is_served_by_priority_then_by_arrival(scene: Scene, order: tuple[QueueName, ...]) -> None:
+async def test_backlog_is_served_by_priority_then_by_arrival(scene, order):
     for number in range(20):
         for queue in (LOW, HIGH, MIDDLE):
             await scene.put(queue, f"{queue} {number}")
@@ -99,7 +95,7 @@ async def test_backlog_is_served_by_priority_then_by_arrival(scene: Scene, order
     assert scene.served == [f"{queue} {number}" for queue in QUEUES for number in range(20)]
 
 
-async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene) -> None:
+async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene):
     await scene.hold(low=["low 1", "low 2", "low 3"])
     await scene.put(MIDDLE, "middle")
     await scene.put(HIGH, "high 1", "high 2")
@@ -108,8 +104,8 @@ async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene
 
 
 @pytest.mark.parametrize("obstacle", ["missing", "without a leader", "without an answer"])
-async def test_queue_that_cannot_be_asked_delays_no_other_for_long(scene: Scene, obstacle: str) -> None:
-    async def fail(command: Command) -> None:
+async def test_queue_that_cannot_be_asked_delays_no_other_for_long(scene, obstacle):
+    async def fail(command):
         if command.name == "look_up" and command.target == HIGH and scene.served:
             raise BrokerUnavailableError("no answer")
 
@@ -126,7 +122,7 @@ async def test_queue_that_cannot_be_asked_delays_no_other_for_long(scene: Scene,
     assert [name for name in scene.served if name != "high"] == ["low 1", "low 2"]
 
 
-async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene: Scene) -> None:
+async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene):
     await scene.hold(high=["high 1", "high 2"], low=["low"])
     scene.broker.set_running(HIGH, False)
     scene.go.set()
@@ -137,7 +133,7 @@ async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene
     assert scene.served == ["high 1", "high 2", "low"]
 
 
-async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) -> None:
+async def test_level_that_is_no_longer_consumed_delays_no_other(scene):
     await scene.hold(high=["high 1", "high 2"], low=["low"])
     scene.queues.set((MIDDLE, LOW))
     await scene.go_on()
@@ -145,9 +141,7 @@ async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) ->
 
 
 @pytest.mark.parametrize(("concurrency", "waits"), [(1, 0), (2, 1), (4, 1)])
-async def test_at_most_one_request_of_a_level_waits_while_others_run(
-    scene: Scene, concurrency: int, waits: int
-) -> None:
+async def test_at_most_one_request_of_a_level_waits_while_others_run(scene, concurrency, waits):
     """`waits`: how many of the level of the running ones."""
     names = [str(number) for number in range(concurrency + 3)]
     await scene.hold(high=names, middle=names, low=names)
@@ -157,7 +151,7 @@ async def test_at_most_one_request_of_a_level_waits_while_others_run(
 
 
 @pytest.mark.parametrize("concurrency", [3])
-async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene: Scene) -> None:
+async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene):
     names = [f"high {number}" for number in range(6)]
     await scene.hold(high=names)
     scene.queues.set(())
@@ -170,8 +164,8 @@ async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene: 
     assert scene.served == names
 
 
-async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_begin(scene: Scene) -> None:
-    async def arrive(command: Command) -> None:
+async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_begin(scene):
+    async def arrive(command):
         if command.name == "cancel" and command.target == HIGH and not command.done:
             scene.broker.hook = None
             await scene.put(HIGH, "late")
@@ -185,12 +179,12 @@ async def test_request_that_arrives_between_the_stop_and_its_confirm_does_not_be
     assert (scene.served, len(scene.broker.look_up(HIGH).ready)) == ([], 1)
 
 
-async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
+async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked():
     """Nor when another request of a lower class comes meanwhile."""
     levels, asked = PriorityLevels(VirtualClock()), asyncio.Event()
     answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def ask() -> int:
+    async def ask():
         asked.set()
         return await answer
 
@@ -211,14 +205,12 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> No
 
 @pytest.mark.parametrize("concurrency", [2])
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
-async def test_suspect_returns_no_request_where_rabbitmq_would_count_it(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+async def test_suspect_returns_no_request_where_rabbitmq_would_count_it(scene, monkeypatch, version):
     """Requests that were returned so that a suspect could run alone became suspects themselves, and then poison."""
     monkeypatch.setattr(FakeConnection, "server_version", version)
     returned = []
 
-    async def note(command: Command) -> None:
+    async def note(command):
         if command.name in {"nack", "reject"} and command.done:
             returned.append(command.target)
 

@@ -1,9 +1,6 @@
 """The way of a request through the worker, on a fake broker: answers, requests given back, and the races between."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from worker_bench import LONG_PATH, QUEUE, REPLIES, Bench, bench_fixture, until
@@ -14,7 +11,6 @@ from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import PoolNames, QueueName, ReplyAddresses
 from osrdyne.protocol.progress import JOB_PROGRESS_INTERVAL, JobProgress
-from osrdyne.testing.fakes.broker import Command
 from osrdyne_worker import Answer, App, Call, RequestError
 from osrdyne_worker.requests.probe import ProbeIntake
 from osrdyne_worker.requests.replies import UNTIL_NO_DEADLINE
@@ -75,14 +71,14 @@ bench = bench_fixture(AnswersBench, stuck_grace=0.0)
 
 
 @pytest.fixture
-async def probes(bench: Bench) -> AsyncIterator[ProbeIntake]:
+async def probes(bench):
     await bench.channel.cancel(bench.consumer)
     intake = ProbeIntake(bench.broker_connection, bench.processor)
     yield intake
     intake.close()
 
 
-async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench: Bench) -> None:
+async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench):
     await bench.take("/wait")
     await bench.finish()
     assert bench.statuses() == ["ok"]
@@ -95,7 +91,7 @@ async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench: B
     indirect=["bench"],
     ids=["direct pool", "managed pool"],
 )
-async def test_long_name_of_a_route_makes_no_long_report(bench: Bench, length: int | None) -> None:
+async def test_long_name_of_a_route_makes_no_long_report(bench, length):
     """In a direct pool it is the caller's word. A report that is too large would end the worker."""
     bench.go.set()
     await bench.take("/wait", **{ROUTE_HEADER: b"\xff" * 100_000})
@@ -103,7 +99,7 @@ async def test_long_name_of_a_route_makes_no_long_report(bench: Bench, length: i
     assert (route and len(str(route))) == length
 
 
-async def test_cancel_of_a_running_request_is_answered_once(bench: Bench) -> None:
+async def test_cancel_of_a_running_request_is_answered_once(bench):
     await bench.begin("/wait")
     bench.processor.cancel("c", "another client")
     await asyncio.sleep(0)
@@ -117,9 +113,7 @@ async def test_cancel_of_a_running_request_is_answered_once(bench: Bench) -> Non
 @pytest.mark.parametrize("bench", [OtherAddresses], indirect=True)
 @pytest.mark.parametrize(("reason", "settled"), [("cancel", ["ack"]), ("requeue", ["nack"])])
 @pytest.mark.proves("hostile/message-reaches-queue-pool")
-async def test_interrupted_request_with_a_refused_reply_address_is_not_answered(
-    bench: Bench, reason: str, settled: list[str]
-) -> None:
+async def test_interrupted_request_with_a_refused_reply_address_is_not_answered(bench, reason, settled):
     """A cancel that arrives before the first step must not send its answer to a queue of the pool's own."""
     await bench.take("/wait")
     if reason == "cancel":
@@ -131,7 +125,7 @@ async def test_interrupted_request_with_a_refused_reply_address_is_not_answered(
 
 
 @pytest.mark.parametrize("statuses", [["cancelled", "ok"], ["ok", "ok"]], ids=["before it", "after its answer"])
-async def test_cancel_counts_for_one_request(bench: Bench, statuses: list[str]) -> None:
+async def test_cancel_counts_for_one_request(bench, statuses):
     if statuses[0] == "ok":
         await bench.take("/wait")
         await bench.finish()
@@ -142,7 +136,7 @@ async def test_cancel_counts_for_one_request(bench: Bench, statuses: list[str]) 
     assert bench.statuses() == statuses
 
 
-async def test_cancel_of_a_request_that_is_being_requeued_is_for_its_next_delivery(bench: Bench) -> None:
+async def test_cancel_of_a_request_that_is_being_requeued_is_for_its_next_delivery(bench):
     await bench.begin("/wait")
     bench.processor.requeue(also_running=True)
     bench.processor.cancel("c", REPLIES)
@@ -151,8 +145,8 @@ async def test_cancel_of_a_request_that_is_being_requeued_is_for_its_next_delive
     assert (bench.statuses(), len(bench.calls)) == (["cancelled"], 1)
 
 
-async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench: Bench) -> None:
-    async def cancel(message: Message) -> None:
+async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench):
+    async def cancel(message):
         bench.processor.cancel("c", REPLIES)
         await asyncio.sleep(0)
 
@@ -167,9 +161,7 @@ async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench: Bench
     [(False, ["ok"], [0]), (True, [], [0, 0])],
     ids=["that waits", "that runs"],
 )
-async def test_request_is_requeued_without_a_failed_delivery(
-    bench: Bench, also_running: bool, statuses: list[str], returned: list[int]
-) -> None:
+async def test_request_is_requeued_without_a_failed_delivery(bench, also_running, statuses, returned):
     await bench.begin("/wait")
     await bench.take("/wait", correlation_id="second")
     await asyncio.sleep(0)
@@ -179,7 +171,7 @@ async def test_request_is_requeued_without_a_failed_delivery(
     assert (bench.statuses(), bench.returned()) == (statuses, returned)
 
 
-async def test_queue_that_is_no_longer_consumed_requeues_only_its_requests(bench: Bench) -> None:
+async def test_queue_that_is_no_longer_consumed_requeues_only_its_requests(bench):
     await bench.take("/wait")
     await until(bench.running.is_set)
     async with bench.consuming("first", "second") as queues:
@@ -193,7 +185,7 @@ async def test_queue_that_is_no_longer_consumed_requeues_only_its_requests(bench
     assert bench.broker.count("nack", "second") == 0
 
 
-async def test_lost_channel_ends_the_work_without_an_answer(bench: Bench) -> None:
+async def test_lost_channel_ends_the_work_without_an_answer(bench):
     await bench.begin("/wait")
     await bench.channel.close()
     bench.processor.lose(bench.channel)
@@ -202,7 +194,7 @@ async def test_lost_channel_ends_the_work_without_an_answer(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("path", ["/deaf", LONG_PATH], ids=["short", "long"])
-async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(bench: Bench, path: str) -> None:
+async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(bench, path):
     await bench.begin(path)
     bench.processor.cancel("c", REPLIES)
     await until(lambda: bench.exits)
@@ -213,15 +205,15 @@ async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(b
 
 
 @pytest.mark.parametrize(("path", "code"), [("/large", 413), ("/large_code", 500)])
-async def test_report_has_the_status_and_code_that_the_caller_got(bench: Bench, path: str, code: int) -> None:
+async def test_report_has_the_status_and_code_that_the_caller_got(bench, path, code):
     """A report with a code that AMQP cannot carry would end the worker."""
     await bench.take(path)
     completed = await bench.completed()
     assert (bench.statuses(), completed.headers["x-status"], completed.headers["x-code"]) == (["error"], b"error", code)
 
 
-async def test_failed_report_does_not_settle_the_request_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object, **named: object) -> None:
+async def test_failed_report_does_not_settle_the_request_again(bench, monkeypatch):
+    def fail(*arguments, **named):
         bench.reporter.dropped()
         raise RuntimeError("the report failed")
 
@@ -243,13 +235,13 @@ async def test_failed_report_does_not_settle_the_request_again(bench: Bench, mon
     ],
     ids=["odd headers", "large headers", "long refusal", "half a character", "long path"],
 )
-async def test_only_headers_that_amqp_cannot_carry_replace_answers(bench: Bench, path: str, replaced: bool) -> None:
+async def test_only_headers_that_amqp_cannot_carry_replace_answers(bench, path, replaced):
     await bench.run(path)
     assert (bench.statuses(), bench.unfinished()) == (["error"], 0)
     assert ("headers of the answer" in bench.bodies()["c"]) == replaced
 
 
-async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(bench: Bench) -> None:
+async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(bench):
     await bench.run("/large_progress", **{"x-progress": True})
     assert bench.statuses() == ["error", "ok"]
     assert bench.replies()[0].headers["x-non-terminating-response"] is True
@@ -280,9 +272,7 @@ async def work_for(bench: Bench, seconds: int, **headers: object) -> None:
     await bench.clock.advance(10 * JOB_PROGRESS_INTERVAL)
 
 
-async def test_progress_of_jobs_reaches_the_caller_every_second_and_before_the_answer(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_progress_of_jobs_reaches_the_caller_every_second_and_before_the_answer(bench, monkeypatch):
     jobs = JobsOfSession(bench, monkeypatch)
     jobs.failures.append(RuntimeError("the session is busy"))
     await work_for(bench, 8, **{"x-job-progress": True})
@@ -295,16 +285,14 @@ async def test_progress_of_jobs_reaches_the_caller_every_second_and_before_the_a
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-progress": True}, {"x-job-progress": 7}], ids=str)
-async def test_other_callers_get_no_progress_of_jobs(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, headers: dict[str, object]
-) -> None:
+async def test_other_callers_get_no_progress_of_jobs(bench, monkeypatch, headers):
     """They would take it for the answer, or for a part of it."""
     jobs = JobsOfSession(bench, monkeypatch)
     await work_for(bench, 3, **headers)
     assert ([reply.body for reply in bench.replies()], jobs.groups) == ([b"done"], [])
 
 
-async def test_cancelled_request_gets_no_more_progress_of_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_request_gets_no_more_progress_of_jobs(bench, monkeypatch):
     JobsOfSession(bench, monkeypatch)
     await bench.begin("/deaf", **{"x-job-progress": True})
     await bench.clock.advance(JOB_PROGRESS_INTERVAL)
@@ -317,10 +305,10 @@ async def test_cancelled_request_gets_no_more_progress_of_jobs(bench: Bench, mon
     await bench.clock.advance(JOB_PROGRESS_INTERVAL)
 
 
-async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_as_a_failure(bench: Bench) -> None:
+async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_as_a_failure(bench):
     attempts = []
 
-    async def refuse(message: Message) -> None:
+    async def refuse(message):
         attempts.append(message.correlation_id)
         raise QueueFullError("full")
 
@@ -335,13 +323,13 @@ async def test_full_reply_queue_is_tried_for_minutes_then_the_request_goes_back_
     assert (set(attempts), bench.returned()) == ({"c"}, [1])
 
 
-async def test_expired_request_is_answered_and_not_run(bench: Bench) -> None:
+async def test_expired_request_is_answered_and_not_run(bench):
     await bench.run("/wait", **{"x-deadline": 1})
     assert (bench.statuses(), bench.calls) == (["expired"], [])
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_cancel_at_every_step_settles_the_request_once(bench: Bench, steps: int) -> None:
+async def test_cancel_at_every_step_settles_the_request_once(bench, steps):
     """Whenever a cancel comes, the request is answered exactly once and leaves the queue."""
     bench.go.set()
     await bench.take("/wait")
@@ -354,10 +342,10 @@ async def test_cancel_at_every_step_settles_the_request_once(bench: Bench, steps
     assert bench.unfinished() == 0
 
 
-async def test_handler_that_was_answered_for_does_not_answer_a_second_time(bench: Bench) -> None:
+async def test_handler_that_was_answered_for_does_not_answer_a_second_time(bench):
     """Also when it ends while the answer is on its way."""
 
-    async def end_meanwhile(command: Command) -> None:
+    async def end_meanwhile(command):
         if command == ("publish", REPLIES, False):
             bench.go.set()
             for _ in range(20):
@@ -370,7 +358,7 @@ async def test_handler_that_was_answered_for_does_not_answer_a_second_time(bench
     assert (bench.statuses(), bench.broker.count("ack")) == (["cancelled"], 1)
 
 
-async def test_probe_takes_exactly_one_request_and_its_report_repeats_the_id(bench: Bench, probes: ProbeIntake) -> None:
+async def test_probe_takes_exactly_one_request_and_its_report_repeats_the_id(bench, probes):
     assert not await probes.take_one("p", [QueueName(QUEUE)]), "there is no request"
     for name in "ab":
         await bench.publish("/wait", correlation_id=name)
@@ -381,7 +369,7 @@ async def test_probe_takes_exactly_one_request_and_its_report_repeats_the_id(ben
     assert (completed.headers["x-probe"], completed.details["count"]) == ("p", 1)
 
 
-async def test_probe_of_a_lost_connection_returns_to_its_queue(bench: Bench, probes: ProbeIntake) -> None:
+async def test_probe_of_a_lost_connection_returns_to_its_queue(bench, probes):
     await bench.publish("/wait")
     assert await probes.take_one("p", [QueueName(QUEUE)])
     await bench.running.wait()

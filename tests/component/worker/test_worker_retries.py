@@ -1,7 +1,5 @@
 """Failed requests that are tried again, in the worker: into the wait queue with a confirm, and what a crash leaves."""
 
-from __future__ import annotations
-
 import pytest
 from worker_bench import QUEUE, REPLIES, RETRIES, WAIT, Bench, bench_fixture
 
@@ -57,7 +55,7 @@ class RetryBench(Bench):
 bench = bench_fixture(RetryBench, stuck_grace=0.0)
 
 
-async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: RetryBench) -> None:
+async def test_failed_request_goes_to_wait_instead_of_being_answered(bench):
     await bench.fail(**{HOPS_HEADER: 7, FAILED_DELIVERIES_HEADER: 4, "x-own": "kept"})
     [message] = bench.waiting()
     headers = {name: value for name, value in message.headers.items() if name not in {TERMS_HEADER, PATH_HEADER}}
@@ -68,7 +66,7 @@ async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: Retr
     assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-2:] == ["publish", "ack"]
 
 
-async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench: RetryBench) -> None:
+async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench):
     await bench.fail(**{ATTEMPTS_HEADER: 2})
     [reply] = bench.replies()
     assert (reply.headers["x-code"], reply.headers[ATTEMPTS_HEADER]) == (503, 3)
@@ -77,7 +75,7 @@ async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench: Re
 
 @pytest.mark.parametrize("missing", ["exchange", "queue"])
 @pytest.mark.proves("managed/queue-delay-retry-exchange")
-async def test_request_that_nothing_takes_is_answered(bench: RetryBench, missing: str) -> None:
+async def test_request_that_nothing_takes_is_answered(bench, missing):
     if missing == "exchange":
         del bench.broker.exchanges[RETRIES]
     else:
@@ -88,8 +86,8 @@ async def test_request_that_nothing_takes_is_answered(bench: RetryBench, missing
 
 
 @pytest.mark.proves("managed/queue-delay-retry-exchange")
-async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alone(bench: RetryBench) -> None:
-    async def hook(command: Command) -> None:
+async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alone(bench):
+    async def hook(command):
         if command.name == "publish" and command.target == RETRIES and command.done:
             raise BrokerSilentError("No confirm came.")
 
@@ -100,16 +98,14 @@ async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alon
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the publish", "before the confirm"])
 @pytest.mark.proves("managed/worker-dies-rabbitmq-confirmed")
-async def test_connection_lost_at_the_publish_brings_the_request_back(bench: RetryBench, done: bool) -> None:
+async def test_connection_lost_at_the_publish_brings_the_request_back(bench, done):
     bench.break_at("publish", RETRIES, done=done)
     await bench.fail()
     assert (bench.returned(), bench.statuses(), len(bench.waiting())) == ([1], [], int(done))
 
 
 @pytest.mark.proves("managed/worker-dies-acknowledges-request")
-async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicate_that_is_marked(
-    bench: RetryBench,
-) -> None:
+async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicate_that_is_marked(bench):
     bench.break_at("ack", QUEUE, done=False)
     await bench.fail()
     assert (bench.returned(), len(bench.waiting())) == ([1], 1)
@@ -126,9 +122,7 @@ async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicat
     ids=["after the first attempt", "after the second", "sent to an absent worker"],
 )
 @pytest.mark.proves("managed/worker-ends-request-tried")
-async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
-    bench: RetryBench, before: dict[str, object] | None, attempts: int, delay: float
-) -> None:
+async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(bench, before, attempts, delay):
     if before is not None:
         await bench.fail(**before)
     bench.processor.cancel("c", REPLIES, keep_for=600.0)
@@ -137,15 +131,15 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
     assert bench.statuses() == ["cancelled"]
 
 
-async def test_cancel_of_a_request_that_waits_leaves_a_later_one_of_its_name_alone(bench: RetryBench) -> None:
+async def test_cancel_of_a_request_that_waits_leaves_a_later_one_of_its_name_alone(bench):
     bench.processor.cancel("c", REPLIES, keep_for=600.0)
     await bench.clock.advance(61.0)
     await bench.fail()
     assert (bench.statuses(), len(bench.waiting())) == ([], 1)
 
 
-async def test_cancel_that_comes_while_a_request_goes_to_wait_is_kept(bench: RetryBench) -> None:
-    async def hook(command: Command) -> None:
+async def test_cancel_that_comes_while_a_request_goes_to_wait_is_kept(bench):
+    async def hook(command):
         if command.name == "publish" and command.target == RETRIES and command.done:
             bench.processor.cancel("c", REPLIES)
 

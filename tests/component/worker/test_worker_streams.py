@@ -1,7 +1,5 @@
 """Streamed answers on a fake broker: credit, slots, silence, and what the caller gets in the end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worker_bench import PATIENCE, REPLIES, Bench, bench_fixture, until
 
-from osrdyne.amqp import Message
 from osrdyne.errors import QueueFullError
 from osrdyne.protocol.messages import ARROW_TYPE
 from osrdyne.protocol.streams import MAX_CREDIT, SILENCE_TIMEOUT
@@ -108,7 +105,7 @@ bench = bench_fixture(StreamBench)
 
 @given(steps=st.lists(st.one_of(st.just("send"), st.integers(-5, 300)), max_size=60), first=st.integers(1, MAX_CREDIT))
 @pytest.mark.proves("requests/client-reads-streamed-answer")
-def test_no_more_is_sent_than_was_granted(steps: list[str | int], first: int) -> None:
+def test_no_more_is_sent_than_was_granted(steps, first):
     """Messages of credit may be lost, doubled and late, and a client may grant any number."""
     credit, granted = Credit(first), first
     for step in steps:
@@ -121,7 +118,7 @@ def test_no_more_is_sent_than_was_granted(steps: list[str | int], first: int) ->
         assert credit.granted - credit.sent <= MAX_CREDIT
 
 
-async def test_parts_follow_the_credit(bench: StreamBench) -> None:
+async def test_parts_follow_the_credit(bench):
     await bench.ask(credit=2)
     await until(lambda: bench.numbers() == [1, 2])
     bench.grant(5)
@@ -131,7 +128,7 @@ async def test_parts_follow_the_credit(bench: StreamBench) -> None:
     assert {one.headers["x-stream-attempt"] for one in bench.replies()} == {1}
 
 
-async def test_request_is_acknowledged_after_its_final_reply(bench: StreamBench) -> None:
+async def test_request_is_acknowledged_after_its_final_reply(bench):
     await bench.ask("/few")
     await bench.processor.until_idle()
     assert bench.numbers() == [1, 2, 3, -3]
@@ -143,7 +140,7 @@ async def test_request_is_acknowledged_after_its_final_reply(bench: StreamBench)
 
 
 @pytest.mark.parametrize("credit", [None, 0, "4"])
-async def test_caller_that_asks_for_no_stream_gets_one_answer(bench: StreamBench, credit: object) -> None:
+async def test_caller_that_asks_for_no_stream_gets_one_answer(bench, credit):
     await bench.ask("/few", credit=credit)
     await bench.processor.until_idle()
     [reply] = bench.replies()
@@ -152,7 +149,7 @@ async def test_caller_that_asks_for_no_stream_gets_one_answer(bench: StreamBench
 
 
 @pytest.mark.proves("requests/client-reads-streamed-answer")
-async def test_stream_without_credit_gives_its_slot_to_other_requests(bench: StreamBench) -> None:
+async def test_stream_without_credit_gives_its_slot_to_other_requests(bench):
     async with bench.consuming("shared"):
         await bench.publish("/rows", queue="shared", **{"x-stream-credit": 1, **ASK})
         await bench.publish("/wait", queue="shared", correlation_id="other")
@@ -170,7 +167,7 @@ async def test_stream_without_credit_gives_its_slot_to_other_requests(bench: Str
     assert (bench.by_name(), bench.closed) == ({"other": "ok", "c": "cancelled"}, 1)
 
 
-async def test_credit_messages_that_grant_nothing_do_not_keep_the_slot(bench: StreamBench) -> None:
+async def test_credit_messages_that_grant_nothing_do_not_keep_the_slot(bench):
     await bench.ask_for_one()
     for _ in range(10):
         await bench.clock.advance(PAUSE_AFTER / 4)
@@ -180,7 +177,7 @@ async def test_credit_messages_that_grant_nothing_do_not_keep_the_slot(bench: St
     await until(lambda: bench.numbers() == [1, 2])
 
 
-async def test_only_some_streams_may_be_without_a_slot(bench: StreamBench) -> None:
+async def test_only_some_streams_may_be_without_a_slot(bench):
     for number in range(MAX_PAUSED + 1):
         await bench.ask(credit=1, correlation_id=str(number))
         await until(lambda number=number: bench.numbers(str(number)) == [1])
@@ -194,7 +191,7 @@ async def test_only_some_streams_may_be_without_a_slot(bench: StreamBench) -> No
 
 
 @pytest.mark.proves("requests/client-streamed-answer-goes")
-async def test_silent_client_ends_the_stream_with_an_error(bench: StreamBench) -> None:
+async def test_silent_client_ends_the_stream_with_an_error(bench):
     await bench.ask_for_one()
     for _ in range(3 * int(SILENCE_TIMEOUT)):  # a client that is only slow repeats its credit
         await bench.clock.advance(1)
@@ -207,7 +204,7 @@ async def test_silent_client_ends_the_stream_with_an_error(bench: StreamBench) -
 
 
 @pytest.mark.proves("spark/streamed-query-cancelled-reaches")
-async def test_stream_is_closed_if_its_request_is_cancelled_while_the_handler_opens_it(bench: StreamBench) -> None:
+async def test_stream_is_closed_if_its_request_is_cancelled_while_the_handler_opens_it(bench):
     """Otherwise the job of a DataFrame would go on, and its rows would stay on the disk until the worker ends."""
     await bench.ask("/opening")
     await bench.running.wait()
@@ -217,7 +214,7 @@ async def test_stream_is_closed_if_its_request_is_cancelled_while_the_handler_op
     assert (bench.yielded, bench.closed) == (1, 1)
 
 
-async def test_stopped_worker_returns_the_request(bench: StreamBench) -> None:
+async def test_stopped_worker_returns_the_request(bench):
     await bench.ask_for_one()
     await bench.channel.cancel(bench.consumer)
     bench.processor.requeue(also_running=True)
@@ -225,8 +222,8 @@ async def test_stopped_worker_returns_the_request(bench: StreamBench) -> None:
     assert (bench.statuses(), bench.returned()) == (["ok"], [0])
 
 
-async def test_part_that_the_reply_queue_refuses_returns_the_request_as_failed(bench: StreamBench) -> None:
-    async def refuse(message: Message) -> None:
+async def test_part_that_the_reply_queue_refuses_returns_the_request_as_failed(bench):
+    async def refuse(message):
         if message.headers.get("x-stream-part") == 2:
             raise QueueFullError("full")
 
@@ -238,7 +235,7 @@ async def test_part_that_the_reply_queue_refuses_returns_the_request_as_failed(b
     assert (bench.returned(), bench.closed) == ([1], 1)
 
 
-async def test_pool_without_credit_messages_answers_at_once(bench: StreamBench) -> None:
+async def test_pool_without_credit_messages_answers_at_once(bench):
     bench.processor.streams.listening(None)
     await bench.ask("/few")
     await bench.clock.advance(1)

@@ -1,9 +1,6 @@
 """The running requests in a worker's reports, by which its death is attributed."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from unittest.mock import Mock
 
 import pytest
@@ -33,13 +30,13 @@ def print_of(**changes: object) -> str:
      {"body": b"x" * 5000}, {"correlation_id": "cr", "reply_to": ""}, {"key": "\udcff"}],
     ids=str,
 )  # fmt: skip
-def test_every_part_of_a_request_counts(changes: dict[str, object]) -> None:
+def test_every_part_of_a_request_counts(changes):
     assert print_of(**changes) != print_of()
     assert print_of(**changes) == print_of(**changes)
 
 
 @pytest.mark.parametrize("value", [None, 1, {}, "abc", [1, None, ["x"], "y" * 65]], ids=str)
-def test_nonsense_names_no_request(value: object) -> None:
+def test_nonsense_names_no_request(value):
     assert named_requests(value) == ()
     assert len(named_requests(["a"] * 1000)) == MAX_NAMED_REQUESTS
 
@@ -47,9 +44,6 @@ def test_nonsense_names_no_request(value: object) -> None:
 def sent(path: str) -> str:
     """The fingerprint of the bench's request."""
     return fingerprint(key=QUEUE, path=path, correlation_id="c", reply_to=REPLIES, message_id=None, body=b"")
-
-
-Reports = Callable[[], list[ActivityReport]]
 
 
 def named(reports: list[ActivityReport]) -> list[tuple[Event, tuple[str, ...]]]:
@@ -60,12 +54,12 @@ bench = bench_fixture(Bench, stuck_grace=0.0)
 
 
 @pytest.fixture
-async def reports(bench: Bench) -> AsyncIterator[Reports]:
+async def reports(bench):
     async with bench.reporting() as reports:
         yield reports
 
 
-async def test_report_names_what_runs_and_not_what_waits_or_is_done(bench: Bench, reports: Reports) -> None:
+async def test_report_names_what_runs_and_not_what_waits_or_is_done(bench, reports):
     await bench.take("/wait")
     await bench.take("/wait", correlation_id="waits")
     await bench.clock.settle()
@@ -76,7 +70,7 @@ async def test_report_names_what_runs_and_not_what_waits_or_is_done(bench: Bench
     assert named(reports())[-1] == (Event.IDLE, ())
 
 
-async def test_redelivered_request_is_named_before_its_handler_begins(bench: Bench, reports: Reports) -> None:
+async def test_redelivered_request_is_named_before_its_handler_begins(bench, reports):
     at_start: list[object] = []
     bench.calls = Mock(append=lambda call: at_start.extend(named(reports())))
     await bench.take_again()
@@ -100,7 +94,7 @@ def entering(gate: SuspectGate) -> asyncio.Task[None]:
 
 
 @pytest.mark.proves("pooled/request-ends-each-process")
-async def test_suspects_of_workers_in_one_process_run_one_at_a_time(bench: Bench, reports: Reports) -> None:
+async def test_suspects_of_workers_in_one_process_run_one_at_a_time(bench, reports):
     """If the process ends, only the suspect that ran can have caused it."""
     async with bench.suspect_gate.one_at_a_time():  # the suspect of another worker runs
         await bench.take_again()
@@ -117,7 +111,7 @@ async def test_suspects_of_workers_in_one_process_run_one_at_a_time(bench: Bench
     assert bench.statuses() == ["ok"]
 
 
-async def test_suspect_does_not_wait_without_end_for_that_of_another_worker() -> None:
+async def test_suspect_does_not_wait_without_end_for_that_of_another_worker():
     gate = SuspectGate()
     async with gate.one_at_a_time():
         async with gate.one_at_a_time(patience=0.01):
@@ -130,7 +124,7 @@ async def test_suspect_does_not_wait_without_end_for_that_of_another_worker() ->
 
 
 @pytest.mark.parametrize("was_connected", [False, True])
-async def test_redelivered_request_runs_without_a_connection_for_reports(bench: Bench, was_connected: bool) -> None:
+async def test_redelivered_request_runs_without_a_connection_for_reports(bench, was_connected):
     if was_connected:
         async with bench.reporting():
             await bench.reporter.confirm_running()
@@ -140,7 +134,7 @@ async def test_redelivered_request_runs_without_a_connection_for_reports(bench: 
 
 
 @pytest.mark.parametrize("bench", [LostSession], indirect=True)
-async def test_request_that_took_the_session_along_is_named_to_the_end(bench: Bench, reports: Reports) -> None:
+async def test_request_that_took_the_session_along_is_named_to_the_end(bench, reports):
     await bench.take("/lose")
     await until_in_time(lambda: bench.exits)
     bench.reporter.report(Event.FAILED)

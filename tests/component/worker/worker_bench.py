@@ -1,7 +1,5 @@
 """A worker's processor on a fake broker: it takes requests from one queue and answers to another."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable

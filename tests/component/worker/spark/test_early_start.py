@@ -1,7 +1,5 @@
 """A worker starts its JVM before it imports what takes long. The JVM is a script here."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +40,7 @@ print(early.is_taken, "pyspark" in sys.modules)
 """
 
 
-def test_nothing_heavy_is_imported_before_the_jvm_of_the_sql_pipeline() -> None:
+def test_nothing_heavy_is_imported_before_the_jvm_of_the_sql_pipeline():
     command = [sys.executable, "-c", IMPORTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stderr, done.stdout.splitlines()) == ("", ["[]", "local[1] True", "True True"])
@@ -79,7 +77,7 @@ class Starts:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Starts:
+def starts(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return Starts(monkeypatch)
 
@@ -97,7 +95,7 @@ def sessions_in(early: EarlyStart | None) -> SparkSessions:
         importing.reset(token)
 
 
-def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts, tmp_path: Path) -> None:
+def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts, tmp_path):
     early = import_of("local[1]")
     imported, own = sessions_in(early), sessions_in(early)
     assert len(starts.running) == 1  # one JVM, however many factories are made
@@ -114,7 +112,7 @@ def test_jvm_of_a_factory_that_the_application_does_not_use_ends(starts: Starts,
 
 
 @pytest.mark.parametrize("master", ["sc://server", "no master"])
-def test_session_without_a_jvm_of_the_worker_starts_none(starts: Starts, master: str) -> None:
+def test_session_without_a_jvm_of_the_worker_starts_none(starts, master):
     early = import_of(master)
     sessions_in(early)
     sessions_in(None)  # outside of a starting worker
@@ -126,9 +124,7 @@ MASTERS = ["local[1]", "local-cluster[1,1,512]", "spark://host:7077", "k8s://htt
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["dedicated", "pooled"])
 @pytest.mark.parametrize("master", MASTERS)
-def test_session_is_built_in_the_jvm_that_was_started_early(
-    starts: Starts, tmp_path: Path, master: str, is_shared: bool
-) -> None:
+def test_session_is_built_in_the_jvm_that_was_started_early(starts, tmp_path, master, is_shared):
     early = import_of(master, is_shared=is_shared)
     sessions = sessions_in(early)
     early.settle(sessions)
@@ -139,9 +135,7 @@ def test_session_is_built_in_the_jvm_that_was_started_early(
     assert (starts.count, starts.running, list(tmp_path.iterdir())) == (1, [], [])
 
 
-def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_itself(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_itself(starts, monkeypatch):
     session = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
     builder = SimpleNamespace(getOrCreate=lambda: session)
     builder.master = builder.config = lambda *_, **__: builder
@@ -155,7 +149,7 @@ def test_jvm_that_was_started_early_ends_if_the_application_has_started_spark_it
 
 
 @pytest.mark.usefixtures("processes")
-def test_jvm_that_exits_leaves_its_message_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jvm_that_exits_leaves_its_message_and_nothing_else(tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

@@ -1,7 +1,5 @@
 """An ingest that has committed is answered as such, also if what follows the commit fails."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,14 +10,13 @@ from structlog.testing import capture_logs
 from osrdyne_worker import Call
 from osrdyne_worker.pipelines import ingest as pipeline
 from osrdyne_worker.pipelines.ingest import Ingest
-from osrdyne_worker.pipelines.telemetry.ranges import Range
-from osrdyne_worker.pipelines.telemetry.table import Table, TableDamagedError
+from osrdyne_worker.pipelines.telemetry.table import TableDamagedError
 
 CALL = cast(Call, SimpleNamespace(context=SimpleNamespace(session=None), deadline=60.0))
 
 
 @pytest.fixture
-def worker(table: Table, monkeypatch: pytest.MonkeyPatch) -> Ingest:
+def worker(table, monkeypatch):
     """The worker of partition 0, which has one commit; the messages up to offset 5 are still to be stored."""
     ingest(table, end=2)
     monkeypatch.setattr(pipeline, "_plan", lambda *arguments, **named: (next_of(table, end=5), None))
@@ -34,10 +31,8 @@ def damage(worker: Ingest) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
-def test_committed_ingest_is_answered_although_other_commits_cannot_be_read(
-    worker: Ingest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_and_damage(session: object, worker: Ingest, wanted: Range, copies: object) -> list[str]:
+def test_committed_ingest_is_answered_although_other_commits_cannot_be_read(worker, monkeypatch):
+    def write_and_damage(session, worker, wanted, copies):
         damage(worker)
         return write(worker.table, wanted)
 
@@ -51,7 +46,7 @@ def test_committed_ingest_is_answered_although_other_commits_cannot_be_read(
     assert sum(entry["log_level"] == "warning" for entry in logs) == 3
 
 
-def test_ingest_without_a_commit_reports_that_commits_cannot_be_read(worker: Ingest) -> None:
+def test_ingest_without_a_commit_reports_that_commits_cannot_be_read(worker):
     ingest(worker.table, end=5)
     damage(worker)
     with pytest.raises(TableDamagedError):

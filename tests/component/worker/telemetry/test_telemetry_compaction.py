@@ -1,10 +1,7 @@
 """A compaction keeps every row, and replaces the files of an hour in one step."""
 
-from __future__ import annotations
-
 import math
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,14 +23,14 @@ HOUR = 60 * MINUTES
 
 
 @pytest.fixture
-def table(table: Table) -> Table:
+def table(table):
     """Four hours in small files, of which three are closed."""
     for end in (2, 4, 6, 8):
         ingest(table, end=end, step=30 * MINUTES)
     return table
 
 
-def test_closed_hours_have_one_sorted_file_each(table: Table) -> None:
+def test_closed_hours_have_one_sorted_file_each(table):
     before = set(table.files())
     commit = compact(table)
     assert commit is not None
@@ -61,12 +58,10 @@ def test_closed_hours_have_one_sorted_file_each(table: Table) -> None:
     ],
 )
 @pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
-def test_compaction_of_an_ingest_ends_before_its_time_is_over(
-    budget: float, seconds: float, hours: list[int], left: int
-) -> None:
+def test_compaction_of_an_ingest_ends_before_its_time_is_over(budget, seconds, hours, left):
     merged: list[int] = []
 
-    def merge(most: int) -> int:
+    def merge(most):
         merged.append(min(most, 10 - sum(merged)))
         return 10 - sum(merged)
 
@@ -75,13 +70,13 @@ def test_compaction_of_an_ingest_ends_before_its_time_is_over(
 
 
 @pytest.mark.proves("telemetry-tables/merging-all-closed-hours")
-def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_without_time_are_compacted_by_the_next_ingest(table, monkeypatch):
     worker = worker_of(table, compact_interval=3600)
 
-    def unsorted() -> int:
+    def unsorted():
         return plan_compaction(table.live(0), max_hours=9).hours
 
-    def compact_some(session: object, ingest: pipeline.Ingest, hours: int) -> dict[str, int]:
+    def compact_some(session, ingest, hours):
         compact(table, max_hours=hours)
         return {"remaining_hours": unsorted()}
 
@@ -96,7 +91,7 @@ def test_hours_without_time_are_compacted_by_the_next_ingest(table: Table, monke
 
 
 @pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
-def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> None:
+def test_ingest_that_commits_during_a_compaction_makes_it_fail(table):
     plan = plan_compaction(table.live(0), max_hours=9)
     results = merge(table, plan)
     ingest(table, end=10, step=30 * MINUTES)
@@ -108,7 +103,7 @@ def test_ingest_that_commits_during_a_compaction_makes_it_fail(table: Table) -> 
 
 
 @pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
-def test_compaction_that_commits_during_an_ingest_makes_it_fail(table: Table) -> None:
+def test_compaction_that_commits_during_an_ingest_makes_it_fail(table):
     wanted = next_of(table, end=10)
     results = write(table, wanted, step=30 * MINUTES)
     compact(table)
@@ -120,7 +115,7 @@ def test_compaction_that_commits_during_an_ingest_makes_it_fail(table: Table) ->
 
 
 @pytest.mark.proves("telemetry-tables/file-merged-lost-rows")
-def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
+def test_lost_rows_are_an_error_and_change_nothing(table):
     plan = plan_compaction(table.live(0), max_hours=9)
     results = merge(table, plan)
     before = table.live(0).number
@@ -142,9 +137,7 @@ def test_lost_rows_are_an_error_and_change_nothing(table: Table) -> None:
     ],
 )
 @pytest.mark.proves("telemetry-tables/compaction-ingest-one-partition")
-def test_request_during_another_one_of_the_partition_is_refused(
-    table: Table, handler: Callable[..., object], asked: object
-) -> None:
+def test_request_during_another_one_of_the_partition_is_refused(table, handler, asked):
     worker = worker_of(table)
     call = Call(Context(key=Key("cold/0"), state=worker), Request(key="cold/0", body=b""))
     with worker.busy, pytest.raises(RequestError) as refusal:
@@ -166,7 +159,7 @@ STEPS = st.lists(
 @settings(max_examples=30, deadline=None)
 @given(STEPS)
 @pytest.mark.proves("telemetry-tables/worker-dies-during-compaction")
-def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps) -> None:  # type: ignore[no-untyped-def]
+def test_any_order_of_ingests_and_compactions_keeps_each_row_once(steps):
     with tempfile.TemporaryDirectory() as name:
         table, end, hours = Table(Path(name)), 0, {}
         for kind, number, step in steps:

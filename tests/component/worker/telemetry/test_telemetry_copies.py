@@ -1,7 +1,5 @@
 """Copies of messages are found across ingests and within one, by key and message id."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -71,12 +69,12 @@ def pairs(copies: Copies) -> dict[int, int]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     return Log(tmp_path)
 
 
 @pytest.mark.proves("telemetry-tables/message-log-twice-one")
-def test_copy_is_dropped_whether_the_first_is_in_the_same_ingest_or_an_earlier_one(log: Log) -> None:
+def test_copy_is_dropped_whether_the_first_is_in_the_same_ingest_or_an_earlier_one(log):
     assert log.ingest((0, "a"), (1, "b"), (2, "a")) == {2: 0}
     assert log.ingest((3, "c"), (4, "b"), (5, "a"), (6, "a")) == {4: 1, 5: 0, 6: 0}
     assert log.rows() == {offset: [None, None] for offset in (0, 1, 3)}
@@ -84,7 +82,7 @@ def test_copy_is_dropped_whether_the_first_is_in_the_same_ingest_or_an_earlier_o
     assert Table(log.table.directory).live(0).copies == 4
 
 
-def test_copies_have_the_key_and_message_id_of_a_message_that_was_kept_within_the_window(log: Log) -> None:
+def test_copies_have_the_key_and_message_id_of_a_message_that_was_kept_within_the_window(log):
     assert log.ingest((0, "a"), (WINDOW, "a"), (WINDOW + 0.001, "a")) == {1: 0}
     assert log.ingest((2 * WINDOW, "a"), (2 * WINDOW, None), (2 * WINDOW, "")) == {3: 2}
     assert log.ingest((2 * WINDOW, None), (2 * WINDOW, ""), (2 * WINDOW, "A")) == {}
@@ -92,7 +90,7 @@ def test_copies_have_the_key_and_message_id_of_a_message_that_was_kept_within_th
     assert log.ingest((3 * WINDOW, "a")) == {}
 
 
-def test_copies_are_marked_with_the_offset_of_the_first(tmp_path: Path) -> None:
+def test_copies_are_marked_with_the_offset_of_the_first(tmp_path):
     log = Log(tmp_path, "mark")
     log.ingest((0, "a"), (0, "b"))
     log.ingest((WINDOW, "a"))
@@ -102,7 +100,7 @@ def test_copies_are_marked_with_the_offset_of_the_first(tmp_path: Path) -> None:
     assert log.rows(invalid=True) == {0: [None], 1: [None], 2: [0], 3: [None]}
 
 
-def test_invalid_messages_and_compacted_hours_are_known(log: Log) -> None:
+def test_invalid_messages_and_compacted_hours_are_known(log):
     log.ingest((3_000, "a"), (3_000, "!"))
     log.ingest((3_599, "b"))
     log.ingest((7_200, "c"))
@@ -112,7 +110,7 @@ def test_invalid_messages_and_compacted_hours_are_known(log: Log) -> None:
     assert again.ingest((3_600, "!"), (3_600, "a"), (3_601, "b")) == {4: 1, 5: 0, 6: 2}
 
 
-def test_only_hours_of_the_window_are_read(log: Log) -> None:
+def test_only_hours_of_the_window_are_read(log):
     log.ingest((0, "a"))
     (log.table.directory / next(iter(log.table.live(0).files))).unlink()
     assert log.ingest((3_600 + WINDOW, "a")) == {}
@@ -120,7 +118,7 @@ def test_only_hours_of_the_window_are_read(log: Log) -> None:
         log.ingest((3_600 + WINDOW - 1, "a"))
 
 
-def test_messages_without_a_time_are_no_copies(log: Log) -> None:
+def test_messages_without_a_time_are_no_copies(log):
     ids = pa.Table.from_pylist([{"key": "k", "message_id": "a", "offset": one} for one in range(2)], IDS)
     assert pairs(log.find(ids)) == {}
     times = [hour(0), hour(0) - timedelta(seconds=1)]

@@ -1,7 +1,5 @@
 """The Delta log of a table repeats each of its commits once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from typing import Any
@@ -24,7 +22,7 @@ def kinds(table: Table, number: int) -> list[str]:
     return [next(iter(action)) for action in version(table, number)]
 
 
-def test_each_commit_is_published_once(table: Table) -> None:
+def test_each_commit_is_published_once(table):
     log = DeltaLog(table)
     assert log.publish() == -1
     for end in (2, 4):
@@ -38,7 +36,7 @@ def test_each_commit_is_published_once(table: Table) -> None:
     assert file["size"] == (table.directory / file["path"]).stat().st_size
 
 
-def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table: Table) -> None:
+def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table):
     log = DeltaLog(table)
     ingest(table, end=2, step=30 * MINUTES)
     log.publish()
@@ -60,7 +58,7 @@ def test_compaction_changes_no_rows_and_has_a_version_of_its_own(table: Table) -
     assert changes == [{True}, {True}, {False}, {True}]
 
 
-def test_table_without_a_delta_log_is_published_whole(table: Table) -> None:
+def test_table_without_a_delta_log_is_published_whole(table):
     log = DeltaLog(table)
     for end in (2, 4, 6):
         ingest(table, end=end, step=30 * MINUTES)
@@ -74,14 +72,14 @@ def test_table_without_a_delta_log_is_published_whole(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/worker-dies-publishes-delta")
-def test_two_workers_publish_the_same_commits_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_publish_the_same_commits_once(table, monkeypatch):
     """The other worker publishes between the decision and the write of this one."""
     ingest(table, end=2, step=HOUR)
     table.commit(Commit(1, 1, 0, 9, [DataFile("date=2026-11-22/hour=10/other.parquet", 12, 100)]))
     ours, theirs = DeltaLog(table), DeltaLog(Table(table.directory))
     write = ours._write
 
-    def write_second(number: int, actions: list[dict[str, Any]]) -> None:
+    def write_second(number, actions):
         theirs.publish()
         write(number, actions)
 
@@ -94,7 +92,7 @@ def test_two_workers_publish_the_same_commits_once(table: Table, monkeypatch: py
 
 
 @pytest.mark.proves("telemetry-tables/log-delta-table-cannot")
-def test_delta_log_that_cannot_be_written_is_written_by_a_later_request(table: Table) -> None:
+def test_delta_log_that_cannot_be_written_is_written_by_a_later_request(table):
     worker = worker_of(table, format="delta")
     ingest(table, end=2, step=HOUR)
     obstacle = table.directory / "_delta_log"

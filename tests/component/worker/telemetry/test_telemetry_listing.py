@@ -1,7 +1,5 @@
 """Queries get the files of all commits that were made before them, and of no others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -18,7 +16,7 @@ def paths(listing: Listing, table: Table) -> set[str]:
 
 
 @pytest.mark.proves("telemetry-tables/commit-made-query-runs")
-def test_listing_has_each_commit_as_soon_as_it_is_made(table: Table) -> None:
+def test_listing_has_each_commit_as_soon_as_it_is_made(table):
     committed = CommittedFiles(table.directory)
     assert committed.current() is committed.current()
     assert committed.current().files == ()
@@ -30,7 +28,7 @@ def test_listing_has_each_commit_as_soon_as_it_is_made(table: Table) -> None:
     assert {size for *_, size in listing.files} == {Path(path).stat().st_size for path in table.files()}
 
 
-def test_uncommitted_and_removed_files_are_not_listed(table: Table) -> None:
+def test_uncommitted_and_removed_files_are_not_listed(table):
     committed = CommittedFiles(table.directory)
     ingest(table, end=4, step=HOUR)
     before = committed.current()
@@ -41,7 +39,7 @@ def test_uncommitted_and_removed_files_are_not_listed(table: Table) -> None:
     assert paths(committed.current(), table) == set(table.files()) < paths(before, table) < on_disk(table)
 
 
-def test_partition_that_begins_later_is_listed(table: Table) -> None:
+def test_partition_that_begins_later_is_listed(table):
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
     assert len(committed.current().files) == 2
@@ -53,7 +51,7 @@ def test_partition_that_begins_later_is_listed(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/table-restored-backup-workers")
-def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -> None:
+def test_table_that_was_restored_is_listed_again(table, tmp_path):
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
     shutil.copytree(table.directory, tmp_path / "backup")
@@ -71,7 +69,7 @@ def test_table_that_was_restored_is_listed_again(table: Table, tmp_path: Path) -
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "date=2026-11-22/hour=10/../../../x.parquet", "a b.parquet"])
 @pytest.mark.proves("telemetry-tables/commit-names-file-outside")
-def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> None:
+def test_commit_that_names_another_file_is_refused(table, path):
     ingest(table, end=4)
     commit = commit_file(table, 1)
     document = json.loads(commit.read_bytes())
@@ -82,7 +80,7 @@ def test_commit_that_names_another_file_is_refused(table: Table, path: str) -> N
 
 
 @pytest.mark.proves("telemetry-tables/directory-table-cannot-read")
-def test_directory_that_cannot_be_read_is_an_error_until_it_can(table: Table) -> None:
+def test_directory_that_cannot_be_read_is_an_error_until_it_can(table):
     committed = CommittedFiles(table.directory)
     ingest(table, end=4)
     with refusing_writes(table), pytest.raises(StorageError):

@@ -1,9 +1,6 @@
 """A replay stores a range of the log in a table of its own, however often it is requested."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from stored_telemetry import START, events, ingest, messages, stored, write
@@ -56,9 +53,7 @@ def replay(table: Table, begin: Bound, end: Bound, *, log: tuple[int, int] = LOG
     ],
 )
 @pytest.mark.proves("telemetry-tables/replay-interrupted-requested-twice")
-def test_range_is_stored_once_however_often_it_is_requested(
-    table: Table, begin: Bound, end: Bound, expected: tuple[int, int]
-) -> None:
+def test_range_is_stored_once_however_often_it_is_requested(table, begin, end, expected):
     while not replay(table, begin, end):
         pass
     last = table.last_commit(0)
@@ -67,7 +62,7 @@ def test_range_is_stored_once_however_often_it_is_requested(
     assert table.last_commit(0) == last != None  # noqa: E711
 
 
-def test_table_of_a_replay_ends_where_the_replay_ends(table: Table) -> None:
+def test_table_of_a_replay_ends_where_the_replay_ends(table):
     replay(table, 10, 20)
     table.expire(0, datetime(2020, 1, 1, tzinfo=UTC))
     for _ in range(3):
@@ -76,7 +71,7 @@ def test_table_of_a_replay_ends_where_the_replay_ends(table: Table) -> None:
     assert table.last_commit(0).replay == Replay(10, 20, 10, 20)  # type: ignore[union-attr]
 
 
-def test_expired_hours_of_a_replay_leave_its_range(table: Table) -> None:
+def test_expired_hours_of_a_replay_leave_its_range(table):
     replay(table, 10, 20)
     assert table.expire(0, datetime(2100, 1, 1, tzinfo=UTC)) is not None
     assert replay(table, 10, 20)
@@ -84,7 +79,7 @@ def test_expired_hours_of_a_replay_leave_its_range(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/replay-names-table-holds")
-def test_replay_needs_a_table_of_its_own(table: Table, tmp_path: Path) -> None:
+def test_replay_needs_a_table_of_its_own(table, tmp_path):
     ingest(table, end=20)
     with pytest.raises(ReplayConflictError, match=r"/ingest .* 20"):
         replay(table, 10, 30)
@@ -98,12 +93,12 @@ def test_replay_needs_a_table_of_its_own(table: Table, tmp_path: Path) -> None:
     ("begin", "end", "problem"),
     [("yesterday", None, "'yesterday'"), (61, None, "offset 61.* 60"), (30, 20, "offset 30.* 20")],
 )
-def test_invalid_range_is_refused(table: Table, begin: Bound, end: Bound, problem: str) -> None:
+def test_invalid_range_is_refused(table, begin, end, problem):
     with pytest.raises(ReplayError, match=problem):
         replay(table, begin, end)
 
 
-def test_lost_offsets_of_a_replay_are_an_error_unless_that_is_allowed(table: Table, tmp_path: Path) -> None:
+def test_lost_offsets_of_a_replay_are_an_error_unless_that_is_allowed(table, tmp_path):
     with pytest.raises(StreamDataLostError, match="0 to 2"):
         replay(table, 0, 3)
     assert replay(table, 0, 3, loss=False)

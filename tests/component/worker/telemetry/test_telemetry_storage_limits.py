@@ -1,8 +1,6 @@
 """A table that has reached its limit loses its oldest hours or stores nothing more, and one with a retention loses
 what is older. No error of that is an error of the ingest."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any
@@ -30,14 +28,14 @@ ROWS = 3
 
 
 @pytest.fixture
-def table(table: Table) -> Table:
+def table(table):
     """Six hours with one message each."""
     ingest(table, end=6, step=HOUR)
     return table
 
 
 @pytest.fixture
-def days(tmp_path: Path) -> Table:
+def days(tmp_path):
     """Four days with one message each."""
     table = Table(tmp_path / "days")
     ingest(table, end=4, step=DAY * 1_000)
@@ -52,9 +50,7 @@ def limit(**settings: Any) -> StorageLimit:
     ("max_rows", "first"), [(19, 0), (18, 1), (16, 1), (15, 2), (7, 4), (6, 5), (3, 5), (1, 5), (None, 0)]
 )
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
-def test_oldest_hours_are_purged_until_the_table_is_below_its_limit(
-    table: Table, max_rows: int | None, first: int
-) -> None:
+def test_oldest_hours_are_purged_until_the_table_is_below_its_limit(table, max_rows, first):
     rule = limit(max_rows=max_rows, on_storage_limit="purge")
     check_limit(table, rule)
     assert purge(table, rule, partition=0) == ROWS * first
@@ -64,7 +60,7 @@ def test_oldest_hours_are_purged_until_the_table_is_below_its_limit(
     assert Table(table.directory).live(0).purged == ROWS * first
 
 
-def test_bytes_are_limited(table: Table) -> None:
+def test_bytes_are_limited(table):
     usage = usage_of(table)
     assert usage == Usage(6 * ROWS, sum(path.stat().st_size for path in table.directory.rglob("*.parquet")))
     assert purge(table, limit(max_bytes=usage.bytes + 1, on_storage_limit="purge"), partition=0) == 0
@@ -72,7 +68,7 @@ def test_bytes_are_limited(table: Table) -> None:
     assert stored(table) == events(1, 6)
 
 
-def test_limit_is_of_all_partitions_together(table: Table) -> None:
+def test_limit_is_of_all_partitions_together(table):
     """The other partition has the hours after those of this one."""
     path = next(iter(table.live(0).files.values()))
     later = path.path.replace("date=2026-11-22", "date=2027-01-01")
@@ -84,7 +80,7 @@ def test_limit_is_of_all_partitions_together(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/purge-removes-hours-partition")
-def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) -> None:
+def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table):
     wanted = next_of(table, end=7)
     results = write(table, wanted, step=HOUR)
     assert purge(table, limit(max_rows=18, on_storage_limit="purge"), partition=0) == ROWS
@@ -94,7 +90,7 @@ def test_purge_leaves_an_ingest_that_is_at_work_to_the_next_one(table: Table) ->
     assert stored(table) == events(1, 7)
 
 
-def test_purge_that_another_commit_overtakes_removes_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_that_another_commit_overtakes_removes_nothing(table, monkeypatch):
     rule = limit(max_rows=18, on_storage_limit="purge")
     with monkeypatch.context() as patched:
         patched.setattr(Table, "replace_files", Mock(side_effect=CommitConflictError("another ingest was first")))
@@ -103,7 +99,7 @@ def test_purge_that_another_commit_overtakes_removes_nothing(table: Table, monke
 
 
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
-def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -> None:
+def test_paused_table_stores_nothing_until_it_is_below_its_limit(table):
     rule = limit(max_rows=18)
     with pytest.raises(StorageLimitError, match="18 rows"):
         check_limit(table, rule)
@@ -118,16 +114,14 @@ def test_paused_table_stores_nothing_until_it_is_below_its_limit(table: Table) -
 
 
 @pytest.mark.parametrize(("kept", "first"), [(None, 0), (2, 1), (1, 2)])
-def test_events_are_kept_for_the_retention(
-    days: Table, monkeypatch: pytest.MonkeyPatch, kept: int | None, first: int
-) -> None:
+def test_events_are_kept_for_the_retention(days, monkeypatch, kept, first):
     monkeypatch.setattr(time, "time", lambda: START / 1_000 + 3 * DAY + 3_599)
     remove_old_events(worker_of(days, retention_days=kept))
     assert stored(days) == events(first, 4)
 
 
 @pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
-def test_table_that_refuses_the_removal_is_no_error(days: Table) -> None:
+def test_table_that_refuses_the_removal_is_no_error(days):
     commit_file(days, 1).write_text("{}")
     worker = worker_of(days, retention_days=1)
     remove_old_events(worker)
@@ -135,7 +129,7 @@ def test_table_that_refuses_the_removal_is_no_error(days: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/table-reaches-storage-limit")
-def test_paused_table_continues_when_its_old_events_are_gone(days: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_table_continues_when_its_old_events_are_gone(days, monkeypatch):
     worker = worker_of(days, retention_days=2, max_rows=usage_of(days).rows)
     monkeypatch.setattr(time, "time", lambda: START / 1_000)
     with pytest.raises(StorageLimitError):

@@ -1,7 +1,5 @@
 """A table holds each event once, and only what a commit names."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -9,7 +7,7 @@ import pickle
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +33,7 @@ from osrdyne_worker.pipelines.telemetry.table import (
 )
 
 
-def test_ingests_continue_where_the_last_commit_ends(table: Table) -> None:
+def test_ingests_continue_where_the_last_commit_ends(table):
     assert (table.positions(), table.files()) == ({}, [])
     commits = [ingest(table, end=150), ingest(table, end=150)]
     assert [(one.number, one.start, one.stop, one.rows, one.invalid) for one in commits] == [
@@ -49,7 +47,7 @@ def test_ingests_continue_where_the_last_commit_ends(table: Table) -> None:
     assert committed(table) == on_disk(table)
 
 
-def test_task_maps_messages_and_counts_old_events(table: Table) -> None:
+def test_task_maps_messages_and_counts_old_events(table):
     body = b'{"a": 1, "b": 2, "ts": "1970-01-20"}'
     sent = StreamMessage(0, "", "P-log-0", body, {"x-osrdyne-key": "k", "x-osrdyne-enqueued": START})
     task = WriteRange(str(table.directory), 0, 1, mapping=mapping_from_settings({"preset": "flat"}))
@@ -58,7 +56,7 @@ def test_task_maps_messages_and_counts_old_events(table: Table) -> None:
     assert (found["old"], found["files"][0]["rows"]) == (2, 2)
 
 
-def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:
+def test_rows_are_in_the_directory_of_their_hour(table):
     ingest(table, end=2 * (MAX_OPEN + 2), step=HOUR)
     assert stored(table) == events(0, 2 * (MAX_OPEN + 2))
     for path in committed(table):
@@ -68,7 +66,7 @@ def test_rows_are_in_the_directory_of_their_hour(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/two-ingests-one-partition")
-def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
+def test_second_ingest_of_a_range_commits_nothing(table):
     ingest(table, end=10)
     wanted = next_of(table, end=20)
     ours, theirs = write(table, wanted), write(table, wanted)
@@ -82,11 +80,11 @@ def test_second_ingest_of_a_range_commits_nothing(table: Table) -> None:
 
 
 @pytest.mark.proves("telemetry-tables/nfs-reports-commit-worker")
-def test_commit_whose_link_is_reported_as_existing_is_a_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_whose_link_is_reported_as_existing_is_a_commit(table, monkeypatch):
     """As over NFS, when the kernel asks again after a lost answer."""
     link = os.link
 
-    def link_twice(unfinished: Path, path: Path) -> None:
+    def link_twice(unfinished, path):
         link(unfinished, path)
         link(unfinished, path)
 
@@ -96,9 +94,7 @@ def test_commit_whose_link_is_reported_as_existing_is_a_commit(table: Table, mon
     assert on_disk(table) == committed(table)
 
 
-def test_directory_that_a_killed_ingest_has_made_is_written_to_disk(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_that_a_killed_ingest_has_made_is_written_to_disk(table, monkeypatch):
     (table.directory / "_commits" / "0").mkdir(parents=True)
     synced: list[Path] = []
     monkeypatch.setattr(tables, "fsync_directory", synced.append)
@@ -106,7 +102,7 @@ def test_directory_that_a_killed_ingest_has_made_is_written_to_disk(
     assert {table.directory / "_commits", table.directory, table.directory.parent} <= set(synced)
 
 
-def test_files_of_an_ingest_at_work_are_kept_until_it_cannot_commit(table: Table) -> None:
+def test_files_of_an_ingest_at_work_are_kept_until_it_cannot_commit(table):
     ingest(table, end=10)
     wanted = next_of(table, end=20)
     write(table, wanted)
@@ -131,7 +127,7 @@ def full_disk() -> Iterator[None]:
 
 @pytest.mark.parametrize("full_at", ["data", "commit"])
 @pytest.mark.proves("telemetry-tables/disk-table-full-directory")
-def test_data_or_commit_that_cannot_be_written_does_not_count(table: Table, full_at: str) -> None:
+def test_data_or_commit_that_cannot_be_written_does_not_count(table, full_at):
     table.directory.write_text("a file")
     with pytest.raises(StorageError, match="Not a directory"):
         ingest(table, end=10)
@@ -151,7 +147,7 @@ def test_data_or_commit_that_cannot_be_written_does_not_count(table: Table, full
 
 
 @pytest.mark.proves("telemetry-tables/retention-table-cannot-remove")
-def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_hours_leave_the_table_and_later_the_disk(table, monkeypatch):
     ingest(table, end=6, step=HOUR)  # six hours, with one message each
     before = on_disk(table)
     removal = table.expire(0, hour(2))
@@ -176,11 +172,8 @@ def test_expired_hours_leave_the_table_and_later_the_disk(table: Table, monkeypa
     assert table.positions() == {0: 8}
 
 
-Checkpoints = Callable[[], list[Path]]
-
-
 @pytest.fixture
-def checkpoints(table: Table, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Path]]:
+def checkpoints(table, monkeypatch):
     """Those of a table with a checkpoint after the commits 3, 6 and 9, of ten."""
     monkeypatch.setattr(tables, "CHECKPOINT_INTERVAL", 3)
     for number in range(10):
@@ -190,7 +183,7 @@ def checkpoints(table: Table, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
     return lambda: sorted(commit_file(table, 1).parent.glob("*.checkpoint"))
 
 
-def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoints: Checkpoints) -> None:
+def test_readers_read_only_the_commits_after_a_checkpoint(table, checkpoints):
     assert [int(path.stem) for path in checkpoints()] == [6, 9]
     for number in range(1, 9):
         commit_file(table, number).write_text("not read")
@@ -210,9 +203,7 @@ def test_readers_read_only_the_commits_after_a_checkpoint(table: Table, checkpoi
     ],
 )
 @pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
-def test_damaged_and_missing_checkpoints_are_ignored_and_written_again(
-    table: Table, checkpoints: Checkpoints, damage: Callable[[bytes], bytes] | None
-) -> None:
+def test_damaged_and_missing_checkpoints_are_ignored_and_written_again(table, checkpoints, damage):
     for path in checkpoints():
         content = path.read_bytes()
         if damage is None:
@@ -228,9 +219,7 @@ def test_damaged_and_missing_checkpoints_are_ignored_and_written_again(
 
 
 @pytest.mark.proves("telemetry-tables/commit-table-missing-cannot")
-def test_missing_or_damaged_commit_is_an_error_unless_a_checkpoint_has_its_files(
-    table: Table, checkpoints: Checkpoints
-) -> None:
+def test_missing_or_damaged_commit_is_an_error_unless_a_checkpoint_has_its_files(table, checkpoints):
     commit_file(table, 2).unlink()
     assert stored(Table(table.directory)) == events(2, 20)
     for path in checkpoints():
@@ -243,7 +232,7 @@ def test_missing_or_damaged_commit_is_an_error_unless_a_checkpoint_has_its_files
 
 
 @pytest.mark.proves("telemetry-tables/checkpoint-table-damaged-deleted")
-def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Checkpoints) -> None:
+def test_checkpoint_of_other_commits_is_ignored(table, checkpoints):
     """The commits were taken back to an earlier state, and the checkpoints were not."""
     other = Table(table.directory.with_name("other"))
     for number in range(10):
@@ -256,7 +245,7 @@ def test_checkpoint_of_other_commits_is_ignored(table: Table, checkpoints: Check
 @pytest.mark.proves(
     "telemetry-tables/retention-removes-messages-ingest", "telemetry-tables/stream-deleted-declared-again"
 )
-def test_lost_offsets_are_an_error_unless_that_is_allowed(table: Table) -> None:
+def test_lost_offsets_are_an_error_unless_that_is_allowed(table):
     ingest(table, end=10)
     with pytest.raises(StreamDataLostError, match="10 to 24 of the stream P-log-0"):
         next_of(table, first=25, end=40)
@@ -265,7 +254,7 @@ def test_lost_offsets_are_an_error_unless_that_is_allowed(table: Table) -> None:
         next_of(table, end=5, loss=False)
 
 
-def test_stream_without_messages_has_nothing_to_store(table: Table) -> None:
+def test_stream_without_messages_has_nothing_to_store(table):
     options = {"stream": "P-log-0", "max_offsets": 100, "fail_on_data_loss": True}
     assert next_range(None, None, **options) == Range(1, 0, 0, 0)
     ingest(table, end=10)
